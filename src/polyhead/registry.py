@@ -1,0 +1,125 @@
+"""Parts by name. A part is a class or function; its keyword-only parameters are its options.
+
+Positional parameters are what the model gives (sizes, a position scheme); keyword-only ones are what
+a user may choose. So a new part is one new file, and its signature is its documentation and schema.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
+
+from polyhead.errors import UserError, unknown
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Choice(BaseModel):
+    """A part chosen by name, with its options: ``"rope"`` or ``{"name": "rope", "theta": 500000.0}``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    options: dict[str, Any] = {}
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(**{"name": name, "options": options})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"name": given, "options": {}}
+        if isinstance(given, dict) and set(given) != {"name", "options"}:
+            if "name" not in given:
+                raise ValueError(f"a part needs a 'name', got only {sorted(given)}")
+            return {"name": given["name"], "options": {k: v for k, v in given.items() if k != "name"}}
+        return given
+
+    @model_serializer
+    def _to_short_form(self) -> str | dict[str, Any]:
+        return {"name": self.name, **self.options} if self.options else self.name
+
+
+class Registry(Generic[T]):
+    """All parts of one kind, found by importing one package (or module) on the first question."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self.package = kind, package
+        self._parts: dict[str, T] = {}
+        self._discovered = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that files a part under its name."""
+
+        def file(part: T) -> T:
+            assert name not in self._parts, f"{self.kind} {name!r} is registered twice"
+            self._parts[name] = part
+            return part
+
+        return file
+
+    def names(self) -> list[str]:
+        """The names of all parts, sorted."""
+        self._discover()
+        return sorted(self._parts)
+
+    def get(self, name: str) -> T:
+        """The part of that name; an unknown one is a UserError with the nearest name."""
+        self._discover()
+        if name not in self._parts:
+            raise unknown(self.kind, name, self._parts)
+        return self._parts[name]
+
+    def options(self, name: str) -> dict[str, tuple[Any, Any]]:
+        """The options of a part: name -> (type, default)."""
+        part = self.get(name)
+        init = part.__init__ if inspect.isclass(part) else part
+        hints = typing.get_type_hints(init)
+        parameters = inspect.signature(part).parameters.values()
+        return {p.name: (hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    def check(self, choice: Choice) -> Choice:
+        """The same choice with every option converted to its declared type; UserError names what is wrong."""
+        options = self.options(choice.name)
+        checked = {}
+        for key, value in choice.options.items():
+            if key not in options:
+                raise unknown(f"option of {self.kind} {choice.name!r}", key, options)
+            try:
+                checked[key] = TypeAdapter(options[key][0]).validate_python(value, strict=False)
+            except ValidationError as error:
+                wanted = getattr(options[key][0], "__name__", str(options[key][0]))
+                raise UserError(f"{self.kind} {choice.name!r}: option {key!r} is {value!r}, wanted {wanted}: "
+                                f"{error.errors()[0]['msg']}") from None
+        return Choice(choice.name, **checked)
+
+    def build(self, choice: Choice, *given: Any) -> Any:
+        """Make the chosen part from what the model gives it and the options of the choice."""
+        return self.get(choice.name)(*given, **choice.options)
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{self.package}."):
+            importlib.import_module(module.name)
+
+
+ATTENTION: Registry[Any] = Registry("attention", "polyhead.nn.attention")
+POSITION: Registry[Any] = Registry("position", "polyhead.nn.position")
+NORM: Registry[Any] = Registry("norm", "polyhead.nn.norm")
+FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward")
+INIT: Registry[Any] = Registry("init", "polyhead.nn.init")
+CACHE: Registry[Any] = Registry("cache", "polyhead.cache")
+TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers")
+OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim")
+SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule")
+ALL: tuple[Registry[Any], ...] = (ATTENTION, POSITION, NORM, FEED_FORWARD, INIT, CACHE, TOKENIZER, OPTIMIZER, SCHEDULE)
