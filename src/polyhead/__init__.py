@@ -1,0 +1,32 @@
+"""Polyhead builds, trains, measures and serves Transformers; every part is chosen by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyhead.config import ModelConfig as ModelConfig
+    from polyhead.models import build as build
+    from polyhead.registry import Choice as Choice
+    from polyhead.run import load as load
+
+__version__ = "0.1.0"
+_HOMES = {
+    "ModelConfig": "polyhead.config",
+    "Choice": "polyhead.registry",
+    "build": "polyhead.models",
+    "load": "polyhead.run",
+}
+__all__ = ["Choice", "ModelConfig", "__version__", "build", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Each public name is imported when it is first used, so that `import polyhead` costs nothing (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'polyhead' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
