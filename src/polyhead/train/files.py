@@ -1,0 +1,137 @@
+"""Writing that survives a crash: every byte goes through these few functions, hashed on the way and synced before a name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from polyhead.errors import UserError
+
+BUFFER = 1 << 20
+# What may pass by itself: a hiccup of a disk or of a network file system. A full disk does not.
+TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
+
+
+class SaveError(UserError):
+    """A save that failed and was undone; what had been saved before is as it was."""
+
+
+class Writer:
+    """A new file that is hashed while it is written and synced when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._hash = hashlib.sha256()
+        self._buffer = bytearray()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append ``data``; small pieces are gathered, so that a thousand biases are not a thousand calls."""
+        self._hash.update(data)
+        self.size += len(data)
+        if len(self._buffer) + len(data) >= BUFFER:
+            self._flush()
+        if len(data) >= BUFFER:
+            _write_all(self._fd, memoryview(data))
+        else:
+            self._buffer += data
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        pending, self._buffer = self._buffer, bytearray()
+        _write_all(self._fd, memoryview(pending))
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._flush()
+                os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        # 16 MiB at a time: the kernel cuts off at 2 GiB anyway, and a signal is answered in between
+        data = data[os.write(fd, data[: 16 * BUFFER]) :]
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable: without this a rename may be lost with the power."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give ``path`` new content at once: readers see all of the old or all of the new."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    remove(temporary)
+    try:
+        with Writer(temporary) as out:
+            out.write(data)
+        os.rename(temporary, path)
+    except BaseException:
+        remove_quietly(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a directory with all that is in it; nothing happens if there is none. Links are not followed."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        os.unlink(path)
+        return
+    for name in os.listdir(path):
+        remove(path / name)
+    os.rmdir(path)
+
+
+def remove_quietly(path: Path) -> None:
+    """Clean up after an error, which is worth more than any error of the cleaning."""
+    with contextlib.suppress(OSError):
+        remove(path)
+
+
+def read_regular(path: Path, *, size: int | None = None, most: int | None = None) -> bytes:
+    """All bytes of a regular file that is not a link, after a look at its size: exactly ``size``, at most ``most``."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UserError(f"{path} is a link or not a file; a plain file was wanted") from None
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is not a plain file")
+        if size is not None and status.st_size != size:
+            raise UserError(f"{path} has {status.st_size} bytes; {size} were wanted")
+        if most is not None and status.st_size > most:
+            raise UserError(f"{path} has {status.st_size} bytes; at most {most} are read")
+        try:
+            return file.read()
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error

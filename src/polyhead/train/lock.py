@@ -1,0 +1,99 @@
+"""One writer to a run directory: a lock file that says who holds it and outlives no one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from polyhead.errors import UserError
+from polyhead.train.files import read_regular, remove, replace_file
+
+NAME = "run.lock"
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is no such process, 0 where it cannot be known.
+
+    A number that tells a process from a later one that was given the same pid.
+    """
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass
+    try:
+        # the name in parentheses may hold anything, also spaces and parentheses
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None if Path("/proc/self/stat").exists() else 0
+    except OSError:
+        return 0
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def alive(pid: int, start: int | None = None) -> bool:
+    """Whether this process still runs: the pid lives and, where both are known, its start time is the same."""
+    now = start_time(pid)
+    return now is not None and (not now or not start or now == start)
+
+
+class RunLock:
+    """``with RunLock(directory):`` holds the directory; a second one is refused while the first lives."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.path = Path(directory) / NAME
+        self._mine = b""
+
+    def __enter__(self) -> RunLock:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _guard(self.path.parent):
+            if self.path.exists():
+                _refuse_if_held(self.path)
+            me = {"pid": os.getpid(), "host": socket.gethostname(), "start": start_time(os.getpid())}
+            mine = json.dumps(me).encode() + b"\n"
+            replace_file(self.path, mine)
+            self._mine = mine
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _guard(self.path.parent):
+            # a forked child that leaves the block, or a lock that someone took over by hand, is not ours to remove
+            still_there = self.path.exists() and read_regular(self.path, most=4096) == self._mine
+            if still_there and json.loads(self._mine)["pid"] == os.getpid():
+                remove(self.path)
+
+
+def _refuse_if_held(path: Path) -> None:
+    """A lock whose holder is gone, or which nobody can read (torn by a crash of the machine), is stale."""
+    try:
+        holder = json.loads(read_regular(path, most=4096))
+        pid, host, start = int(holder["pid"]), str(holder["host"]), int(holder["start"])
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        return
+    if host != socket.gethostname():
+        raise UserError(f"{path.parent} is in use by process {pid} on {host}; from here it cannot be seen whether that "
+                        f"still runs: if it does not, delete {path}")  # fmt: skip
+    if alive(pid, start):
+        raise UserError(f"{path.parent} is in use by process {pid}; stop it, or choose another directory")
+
+
+@contextmanager
+def _guard(directory: Path) -> Iterator[None]:
+    """One process at a time looks at the lock file and changes it; the kernel lets go if that one dies."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

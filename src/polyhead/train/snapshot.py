@@ -1,0 +1,86 @@
+"""Things that are not plain tensors, taken apart into tensors and JSON, and put together again bit for bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
+    """``optimizer.state_dict()`` -> (tensors by path, JSON that says where each belongs).
+
+    Scalars and lists stand for themselves; {"dict": [[key, value], ...]}, {"tuple": [...]} and {"tensor": name}
+    for what JSON lacks (keys that are integers, above all).
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def pack(value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Tensor):
+            name = "/".join(path)
+            assert name not in tensors, f"two tensors are called {name!r}"
+            tensors[name] = value
+            return {"tensor": name}
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, Mapping):
+            assert all(type(key) in (int, str) for key in value), (
+                f"a key at {'/'.join(path)!r} is no int or str"
+            )
+            return {"dict": [[key, pack(item, (*path, str(key)))] for key, item in value.items()]}
+        if type(value) in (list, tuple):
+            items = [pack(item, (*path, str(i))) for i, item in enumerate(value)]
+            return items if type(value) is list else {"tuple": items}
+        raise UserError(f"cannot save {'/'.join(path)!r} of the optimizer: a {type(value).__name__}; "
+                        "tensors, numbers, strings, None, lists, tuples and dicts can be saved")  # fmt: skip
+
+    layout = pack(state, ())
+    return tensors, layout
+
+
+def unflatten_optimizer(tensors: Mapping[str, Tensor], layout: Any) -> Any:
+    """The inverse of ``flatten_optimizer``: what ``optimizer.load_state_dict`` takes."""
+    if isinstance(layout, list):
+        return [unflatten_optimizer(tensors, item) for item in layout]
+    if not isinstance(layout, dict):
+        return layout
+    match layout:
+        case {"tensor": str(name)} if name in tensors:
+            return tensors[name]
+        case {"tensor": name}:
+            raise UserError(f"the optimizer's tensor {name!r} is missing")
+        case {"tuple": list(items)}:
+            return tuple(unflatten_optimizer(tensors, item) for item in items)
+        case {"dict": list(items)}:
+            return {key: unflatten_optimizer(tensors, item) for key, item in items}
+    raise UserError(f"the optimizer's layout has {sorted(layout)}; 'tensor', 'tuple' or 'dict' was wanted")
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The state of torch's generators: "cpu" and one "cuda:i" for each GPU."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    return {"cpu": torch.get_rng_state()} | {f"cuda:{i}": torch.cuda.get_rng_state(i) for i in devices}
+
+
+def set_rng_state(state: Mapping[str, Tensor]) -> None:
+    """Put the generators back; those of GPUs that are not here are named in a warning."""
+    if "cpu" not in state:
+        raise UserError(f"the RNG state has {sorted(state)}; 'cpu' was wanted")
+    torch.set_rng_state(state["cpu"])
+    n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for name in sorted(state.keys() - {"cpu"}):
+        index = int(name.removeprefix("cuda:"))
+        if index < n_devices:
+            torch.cuda.set_rng_state(state[name], index)
+        else:
+            log.warning(
+                "the RNG state of %s is not restored: there is no such device, so the run goes on differently",
+                name,
+            )
