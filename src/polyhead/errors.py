@@ -3,17 +3,95 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 
 class UserError(ValueError):
     """A mistake the user can mend. The command line prints the message alone and exits with 2."""
 
 
+def nearest(name: object, allowed: Iterable[str]) -> str:
+    """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing."""
+    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def unknown(what: str, name: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not among those allowed, with the nearest one that is."""
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UserError(f"unknown {what} {name!r}{hint} Known: {', '.join(allowed) or 'none'}"
-                     if hint else f"unknown {what} {name!r}; known: {', '.join(allowed) or 'none'}")
+    hint, known = nearest(name, allowed), ", ".join(allowed) or "none"
+    return UserError(f"unknown {what} {show(name)}{hint} Known: {known}" if hint else
+                     f"unknown {what} {show(name)}; known: {known}")  # fmt: skip
+
+
+def show(value: object) -> str:
+    """The value as a person would type it in YAML, cut short when it is long."""
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else reprlib.repr(value)
+
+
+_NOT = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text (put it in quotes)",
+    "list": "a list",
+    "dict": "a section of keys",
+    "model": "a section of keys",
+    "path": "a path",
+}
+
+
+def explain(error: ValidationError, root: type[BaseModel] | None = None, under: str = "") -> UserError:
+    """What pydantic found, one line a problem: ``train.lr: 'fast' is not a number``.
+
+    ``root`` is the model that was read, for the names of its keys; ``under`` goes before each place.
+    """
+    lines = [_line(problem, root, under) for problem in error.errors(include_url=False)]
+    return UserError("\n".join(dict.fromkeys(lines)))
+
+
+def _line(problem: Any, root: type[BaseModel] | None, under: str) -> str:
+    place = ": ".join(filter(None, [under, path(problem["loc"])]))
+    said = _said(problem, root)
+    return f"{place}: {said}" if place else said
+
+
+def _said(problem: Any, root: type[BaseModel] | None) -> str:
+    kind, context, came = problem["type"], problem.get("ctx", {}), show(problem["input"])
+    if kind == "extra_forbidden" and root is not None:
+        allowed = _fields(root, problem["loc"][:-1])
+        return f"unknown key{nearest(problem['loc'][-1], allowed) or '; known: ' + ', '.join(allowed)}"
+    if kind == "missing":
+        return "missing; it has no default"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        allowed = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        return f"{came} is not one of {', '.join(allowed)}{nearest(problem['input'], allowed)}"
+    if {"ge", "gt", "le", "lt"} & set(context):
+        return f"{came} is out of range: {problem['msg'].removeprefix('Input ')}"
+    if kind.split("_")[0] in _NOT:
+        return f"{came} is not {_NOT[kind.split('_')[0]]}"
+    return f"{came}: {problem['msg']}"
+
+
+def path(loc: Iterable[str | int]) -> str:
+    """``("data", "train", 0)`` as a person would write it: ``data.train[0]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.removeprefix(".")
+
+
+def _fields(root: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
+    """The keys allowed in the section at that place."""
+    for part in loc:
+        section = root.model_fields[str(part)].annotation
+        assert isinstance(section, type), f"{part} is not a section"
+        root = section
+    return list(root.model_fields)

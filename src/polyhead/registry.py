@@ -11,40 +11,50 @@ import inspect
 import pkgutil
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_serializer, model_validator
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
-from polyhead.errors import UserError, unknown
+from polyhead.errors import UserError, explain, show, unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-class Choice(BaseModel):
+@dataclass(frozen=True, init=False, repr=False)
+class Choice:
     """A part chosen by name, with its options: ``"rope"`` or ``{"name": "rope", "theta": 500000.0}``."""
 
-    model_config = ConfigDict(frozen=True)
-
     name: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any]
 
-    def __init__(self, name: str, **options: Any) -> None:
-        super().__init__(**{"name": name, "options": options})
+    def __init__(self, name: str, /, **options: Any) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "options", options)
 
-    @model_validator(mode="before")
+    def __repr__(self) -> str:
+        return f"Choice({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+
     @classmethod
-    def _short_form(cls, given: Any) -> Any:
+    def read(cls, given: Any) -> Choice:
+        """The choice meant by a name, or by a mapping of a name and options."""
+        if isinstance(given, Choice):
+            return given
         if isinstance(given, str):
-            return {"name": given, "options": {}}
-        if isinstance(given, dict) and set(given) != {"name", "options"}:
-            if "name" not in given:
-                raise ValueError(f"a part needs a 'name', got only {sorted(given)}")
-            return {"name": given["name"], "options": {k: v for k, v in given.items() if k != "name"}}
-        return given
+            return cls(given)
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            raise UserError(f"{show(given)} is not a part: give a name, or {{name: ..., option: value}}")
+        return cls(given["name"], **{str(k): v for k, v in given.items() if k != "name"})
 
-    @model_serializer
-    def _to_short_form(self) -> str | dict[str, Any]:
+    def written(self) -> str | dict[str, Any]:
+        """The shortest form that ``read`` takes back."""
         return {"name": self.name, **self.options} if self.options else self.name
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(cls.written)
+        return core_schema.no_info_plain_validator_function(cls.read, serialization=written)
 
 
 class Registry(Generic[T]):
@@ -95,9 +105,7 @@ class Registry(Generic[T]):
             try:
                 checked[key] = TypeAdapter(options[key][0]).validate_python(value, strict=False)
             except ValidationError as error:
-                wanted = getattr(options[key][0], "__name__", str(options[key][0]))
-                raise UserError(f"{self.kind} {choice.name!r}: option {key!r} is {value!r}, wanted {wanted}: "
-                                f"{error.errors()[0]['msg']}") from None
+                raise explain(error, under=f"{key} of {self.kind} {choice.name!r}") from None
         return Choice(choice.name, **checked)
 
     def build(self, choice: Choice, *given: Any) -> Any:

@@ -1,0 +1,184 @@
+"""A recipe: everything a run needs, from the text to the decoding, in one YAML file. No torch here.
+
+``load_recipe`` turns every mistake into one line that names the key, what came and what is allowed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from polyhead import document
+from polyhead.config import ModelSection
+from polyhead.errors import UserError, explain, nearest, show
+from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TOKENIZER, Choice, Registry
+
+Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
+Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
+
+
+class Section(BaseModel):
+    """A part of a recipe: fixed once read, and no key that is not named here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Which text to learn from. Plain parallel files are ``[source, target]``; TSV and JSONL one file or more."""
+
+    root: Path = Field(Path("."), description="directory of the files; relative to where you stand")
+    train: Files = Field(min_length=1, description="files to learn from; .gz is read as it is")
+    valid: Files = Field(min_length=1, description="files to measure progress on")
+    test: Files | None = Field(None, description="files to measure the finished model on")
+    format: Literal["auto", "parallel", "tsv", "jsonl"] = Field("auto", description="auto: by the file names")
+    source_lang: str = Field("", description="language code of the source, e.g. de")
+    target_lang: str = Field("", description="language code of the target, e.g. en")
+    source: Column = Field(0, description="column of a TSV (0 is the first) or key of a JSONL")
+    target: Column = Field(1, description="column of a TSV or key of a JSONL")
+    max_len: int = Field(256, gt=0, description="tokens a side; longer pairs are skipped and counted")
+    cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
+
+    def paths(self, split: Literal["train", "valid", "test"]) -> list[Path]:
+        """The files of a split; a UserError names the one that is missing and the nearest that is there."""
+        if not self.root.is_dir():
+            raise UserError(f"data.root: no directory {str(self.root)!r}; give the right one: data.root=...")
+        names: list[str] = getattr(self, split) or []
+        for name in names:
+            if not (self.root / name).is_file():
+                there = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
+                hint = nearest(Path(name).name, there) or "; set its directory with data.root=..."
+                raise UserError(f"data.{split}: no file {name!r} in {str(self.root)!r}{hint}")
+        return [self.root / name for name in names]
+
+
+class TokenizerConfig(Section):
+    """How text becomes tokens; trained on both sides of the training text."""
+
+    kind: Choice = Choice("bpe")
+    vocab_size: int = Field(8000, gt=5, description="tokens, special ones included; small corpora give fewer")
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, choice: Choice) -> Choice:
+        return TOKENIZER.check(choice)
+
+
+class TrainConfig(Section):
+    """How the model learns. It stops at ``steps`` or ``epochs``, whichever comes first."""
+
+    steps: int | None = Field(None, gt=0, description="updates of the weights")
+    epochs: float | None = Field(None, gt=0, description="passes over the training text")
+    max_tokens: int = Field(4096, gt=0, description="tokens in a batch, padding counted")
+    accumulate: int = Field(1, gt=0, description="batches in one update")
+    optimizer: Choice = Choice("adamw")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    schedule: Choice = Choice("inverse_sqrt")
+    clip_norm: float = Field(1.0, ge=0, description="longest gradient; 0 leaves it as it is")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="share of the probability spread over all tokens")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast")
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
+    average: int = Field(0, ge=0, description="checkpoints averaged at the end; 0: none")
+    seed: int = Field(1, ge=0, lt=2**63, description="the same seed gives the same run")
+    log_every: int = Field(50, gt=0, description="steps")
+    eval_every: int = Field(500, gt=0, description="steps")
+    save_every: int = Field(500, gt=0, description="steps")
+    keep: int = Field(3, gt=0, description="checkpoints kept, besides the best one")
+    patience: int | None = Field(None, gt=0, description="evaluations without progress before stopping early")
+    metric: Literal["loss", "bleu", "chrf"] = Field("loss", description="what decides which checkpoint is best")
+    eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
+    tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
+    threads: int | None = Field(None, gt=0, description="CPU threads; all cores if not given")
+
+    @field_validator("optimizer", "schedule")
+    @classmethod
+    def _known(cls, choice: Choice, info: ValidationInfo) -> Choice:
+        registry: Registry[Any] = {"optimizer": OPTIMIZER, "schedule": SCHEDULE}[str(info.field_name)]
+        return registry.check(choice)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise UserError("give steps or epochs, e.g. train.steps=10000")
+        if self.average > self.keep:
+            raise UserError(f"average ({self.average}) is more than the checkpoints that are kept: keep ({self.keep})")
+        return self
+
+
+class GenerationConfig(Section):
+    """How translations are searched for."""
+
+    beam_size: int = Field(5, ge=1, le=64, description="hypotheses kept; 1 is greedy")
+    length_penalty: float = Field(1.0, description="exponent of the length: above 0 favours longer outputs")
+    n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
+    min_new_tokens: int = Field(0, ge=0, description="tokens")
+    max_length_ratio: float = Field(2.0, gt=0, description="an output has at most ratio x source + extra tokens")
+    max_length_extra: int = Field(20, ge=0, description="tokens")
+    early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
+    batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
+    cache: Choice = Choice("static")
+
+    @field_validator("cache")
+    @classmethod
+    def _known(cls, choice: Choice) -> Choice:
+        return CACHE.check(choice)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.n_best > self.beam_size:
+            raise UserError(f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})")
+        return self
+
+
+class Recipe(Section):
+    """One run, complete: data, tokenizer, model, training, decoding."""
+
+    task: Literal["translation"] = "translation"
+    data: DataConfig
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    model: ModelSection = Field(default_factory=ModelSection)
+    train: TrainConfig
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    out: Path = Field(Path("runs/run"), description="the run's directory; runs/<name of the recipe> if not given")
+
+    def dump_yaml(self) -> str:
+        """The recipe as resolved, every default written out; reading it gives the same recipe."""
+        return document.write(self.model_dump(mode="json"))
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe, with changes such as ``model.d_model=256``; every mistake is a UserError."""
+    path = Path(path)
+    tree = document.read(path)
+    for keys, value in document.parse_overrides(overrides or [], Recipe):
+        document.assign(tree, keys, value, Recipe)
+    tree = {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise explain(error, Recipe) from None
+
+
+def _column(given: Any) -> Any:
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise UserError(f"{show(given)} is not a column's number or a key's name")
+    return given
+
+
+def _early(given: Any) -> Any:
+    """Say what is allowed in one line, where a union would complain once for each member."""
+    words = {"true": True, "false": False, "never": "never"}
+    if str(given).lower() not in words:
+        raise UserError(f"{given!r} is not one of true, false, never")
+    return words[str(given).lower()]
