@@ -1,0 +1,18 @@
+"""From a config to a module."""
+
+from __future__ import annotations
+
+import torch
+
+from polyhead.config import ModelConfig
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.registry import INIT
+
+
+def build(config: ModelConfig, seed: int | None = None) -> Seq2Seq:
+    """The model that config describes, initialised as it says; the same seed gives the same weights."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    model = Seq2Seq(config)
+    INIT.get(config.init.name)(model, config, **config.init.options)
+    return model

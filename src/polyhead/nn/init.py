@@ -1,0 +1,37 @@
+"""Initial weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from polyhead.config import ModelConfig
+from polyhead.registry import INIT
+
+
+@INIT.register("xavier")
+def xavier(model: nn.Module, config: ModelConfig, *, gain: float = 1.0) -> None:
+    """Xavier-uniform matrices, zero biases, embeddings from N(0, 1/d_model): the recipe of the original
+    Transformer's implementations (Glorot & Bengio, 2010)."""
+    _fill(model, lambda w: nn.init.xavier_uniform_(w, gain), config.d_model**-0.5)
+
+
+@INIT.register("normal")
+def normal(model: nn.Module, config: ModelConfig, *, std: float = 0.02) -> None:
+    """Every matrix and embedding from N(0, std^2), zero biases, as in GPT-2 and BERT; the two projections that
+    feed the residual stream are divided by sqrt(2 n_layers) (Radford et al., 2019)."""
+    _fill(model, lambda w: nn.init.normal_(w, std=std), std)
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.data.div_((2 * config.n_layers) ** 0.5)
+
+
+def _fill(model: nn.Module, matrix: Callable[[nn.Parameter], object], embedding_std: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            matrix(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=embedding_std)

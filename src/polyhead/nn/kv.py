@@ -1,0 +1,142 @@
+"""The equation of the whole project: attention over keys and values that carry their positions.
+
+Shapes here and everywhere in the package: B batch rows, T queries, S key slots, H query heads, K key/value
+heads, D head_dim, C d_model, V vocab_size. ``pos`` None stands for whole rows 0..T-1 without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Watcher = Callable[[Tensor], None]
+"""Is shown the weights (B, H, T, S) of every attention it watches."""
+
+
+class KV(NamedTuple):
+    """All that attention may look at. Positions are data: causality, padding, windows, eviction,
+    paging and relative biases read this one tensor, and a slot at position -1 is never seen."""
+
+    k: Tensor  # (B, K, S, D)
+    v: Tensor  # (B, K, S, D)
+    pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
+    log_count: Tensor | None = None  # (B, K, S): a slot may stand for many tokens
+
+    def select(self, rows: Tensor) -> KV:
+        """The given batch rows, in that order."""
+        return KV(*(None if part is None else part.index_select(0, rows) for part in self))
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """(B, T, H * D) -> (B, H, T, D)."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, T, D) -> (B, T, H * D)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def whole(length: int, device: torch.device) -> Tensor:
+    """The positions of one whole row: (1, T)."""
+    return torch.arange(length, device=device)[None]
+
+
+def visible(q_pos: Tensor, k_pos: Tensor, causal: bool, window: int | None = None) -> Tensor:
+    """Which slots each query may see: (B, T), (B, 1|K, S) -> (B, 1|K, T or 1, S) bool.
+
+    ``window`` counts the query itself: a window of 1 sees one token. T is 1 where all queries see the same.
+    """
+    q, k = q_pos[:, None, :, None], k_pos[:, :, None, :]
+    seen = k >= 0
+    if causal:
+        seen = seen & (k <= q)
+    if window is not None:
+        near = q - k < window
+        seen = seen & (near if causal else near & (k - q < window))
+    return seen
+
+
+def sight(q_pos: Tensor | None, kv: KV, length: int, causal: bool, window: int | None) -> Tensor | None:
+    """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen."""
+    if window is None and kv.pos is None and (q_pos is None or not causal):
+        return None
+    q_pos = whole(length, kv.k.device) if q_pos is None else q_pos
+    k_pos = whole(kv.k.size(2), kv.k.device)[:, None] if kv.pos is None else kv.pos
+    return visible(q_pos, k_pos, causal, window)
+
+
+def attend(
+    q: Tensor,
+    kv: KV,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    watch: Sequence[Watcher] = (),
+) -> Tensor:
+    """softmax(q k^T * scale + bias) v over the slots that mask shows (Vaswani et al., 2017, eq. 1).
+
+    (N, H, T, D) over kv -> (N, H, T, D). A row that sees nothing gives 0. ``mask`` None with ``causal`` is the
+    plain triangle of whole rows; without it everything is seen. N may be n times the rows B of kv: row i reads
+    kv row i // n, so the beams of a sentence share one memory. A group of query heads is just more queries on
+    the same keys, and so are the beams of a sentence: both fold into T, and k and v are never repeated.
+    """
+    if mask is None and bias is None and kv.log_count is None and not watch and len(q) == len(kv.k):
+        return F.scaled_dot_product_attention(
+            q, kv.k, kv.v, is_causal=causal, scale=scale, dropout_p=dropout, enable_gqa=q.size(1) != kv.k.size(1)
+        )
+    (N, H, T, D), (B, K, S, _) = q.shape, kv.k.shape
+    assert N % B == 0 and H % K == 0, f"{N} rows over {B}, {H} heads over {K}"
+    n, group = N // B, H // K
+    if mask is None and causal:
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()[None, None]
+    scores = _fold_scores(mask, bias, kv, (n, group, T, q.dtype))
+    q = q.reshape(B, n, K, group * T, D).transpose(1, 2).reshape(B, K, n * group * T, D)
+    if watch:
+        scale = D**-0.5 if scale is None else scale
+        products = q @ kv.k.mT * scale
+        weights = (products if scores is None else products + scores).softmax(-1).nan_to_num()
+        for see in watch:
+            see(_unfold(weights, n, group))
+        out = F.dropout(weights, dropout) @ kv.v
+    else:
+        out = F.scaled_dot_product_attention(q, kv.k, kv.v, attn_mask=scores, scale=scale, dropout_p=dropout)
+    return _unfold(out, n, group)
+
+
+def _fold_scores(mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]) -> Tensor | None:
+    """Bias, counts and mask as one additive term, (B, 1|K, n * group * T or 1, S); -inf where nothing is seen."""
+    n, group, T, dtype = shape
+    scores: Tensor | None = None
+    if bias is not None:
+        scores = _fold(bias.to(dtype).expand(-1, -1, T, -1), n, group)
+    if kv.log_count is not None:
+        counts = kv.log_count[:, :, None, :].to(dtype)
+        scores = counts if scores is None else scores + counts
+    if mask is not None:
+        if mask.size(2) > 1 or (n > 1 and mask.size(0) == n * len(kv.k)):
+            mask = _fold(mask.repeat_interleave(group, 1) if mask.size(1) > 1 else mask, n, group, shared=mask.size(1) == 1)
+        zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
+        scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
+    return scores
+
+
+def _fold(x: Tensor, n: int, group: int, shared: bool = False) -> Tensor:
+    """(1|N, 1|H, T, S) -> (1|B, 1|K, n * group * T, S): the layout that attend gives its queries."""
+    if shared or x.size(1) == 1:
+        x = x.expand(-1, group, -1, -1)
+    (N, H, T, S), n = x.shape, n if x.size(0) > 1 else 1
+    return x.reshape(N // n, n, H // group, group * T, S).transpose(1, 2).reshape(N // n, H // group, n * group * T, S)
+
+
+def _unfold(x: Tensor, n: int, group: int) -> Tensor:
+    """(B, K, n * group * T, X) -> (N, H, T, X)."""
+    B, K, _, X = x.shape
+    return x.view(B, K, n, -1, X).transpose(1, 2).reshape(B * n, K * group, -1, X)

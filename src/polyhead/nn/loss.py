@@ -1,0 +1,72 @@
+"""Cross-entropy as sums, straight from features, so that the logits of a whole batch never exist."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # a label that does not count
+
+
+class Loss(NamedTuple):
+    """Sums, not means: the mean is taken once, over all micro-batches and ranks."""
+
+    total: Tensor  # what is minimised, summed over the labels that count
+    nll: Tensor  # -log p(label), summed likewise; exp(nll / count) is the perplexity
+    count: int
+
+
+def cross_entropy(features: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0, chunk: int = 512) -> Loss:
+    """Label-smoothed cross-entropy of softmax(features weight^T) (Szegedy et al., 2016).
+
+    features (..., C), weight (V, C), labels (...) with -100 where nothing is asked. Smoothing e gives the
+    label 1 - e + e/V and every other token e/V. Only ``chunk`` rows of logits exist at a time: the gradient
+    is taken in the forward pass, where the probabilities already are.
+    """
+    asked = labels.flatten() != IGNORED
+    features, labels = features.flatten(0, -2)[asked], labels.flatten()[asked]
+    total, nll = _Chunked.apply(features, weight, labels, smoothing, chunk, torch.is_grad_enabled())
+    return Loss(total, nll, len(labels))
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, labels: Tensor, smoothing: float, chunk: int, learning: bool
+    ) -> tuple[Tensor, Tensor]:
+        vocab_size, dtype = len(weight), _compute_dtype(features)
+        w = weight.detach().to(dtype)
+        wants = learning and any(ctx.needs_input_grad)
+        d_features = torch.empty_like(features) if wants else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants else None
+        total, nll = (torch.zeros((), dtype=torch.float32, device=features.device) for _ in range(2))
+        for at in range(0, len(labels), chunk):
+            x, y = features[at : at + chunk].to(dtype), labels[at : at + chunk, None]
+            log_p = (x @ w.T).float().log_softmax(-1)
+            missed = -log_p.gather(1, y).sum()
+            nll += missed
+            total += (1 - smoothing) * missed - (smoothing / vocab_size) * log_p.sum() if smoothing else missed
+            if d_features is not None and d_weight is not None:
+                d = log_p.exp_()
+                if smoothing:
+                    d -= smoothing / vocab_size
+                d.scatter_add_(1, y, d.new_full(y.shape, smoothing - 1))
+                d = d.to(dtype)
+                d_features[at : at + chunk] = d @ w
+                d_weight += d.T @ x
+        ctx.save_for_backward(d_features, d_weight)
+        ctx.mark_non_differentiable(nll)
+        return total, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        d_features, d_weight = ctx.saved_tensors
+        return d_features * grad, d_weight * grad, None, None, None, None
+
+
+def _compute_dtype(features: Tensor) -> torch.dtype:
+    """The matrix products follow autocast, as those of a Linear would; the softmax is always fp32."""
+    kind = features.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype

@@ -1,0 +1,37 @@
+"""Sinusoidal positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.nn.position.base import Position
+from polyhead.registry import POSITION
+
+
+@POSITION.register("sinusoidal")
+class Sinusoidal(Position):
+    """sin and cos of falling frequencies added to the embeddings, any length (Vaswani et al., 2017, sec. 3.5).
+
+    p[i, 2j] = sin(i / base^(2j / d_model)), p[i, 2j + 1] = cos of the same.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, base: float = 10000.0) -> None:
+        super().__init__(d_model, n_heads, head_dim, max_len)
+        self.base = base
+        self.register_buffer("table", sinusoids(max_len, d_model, base), persistent=False)
+        self.table: Tensor
+
+    def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which nobody sees."""
+        longest = x.size(1) if pos is None else int(pos.max()) + 1 if pos.numel() else 0
+        if longest > len(self.table):  # a preset length is a guess, not a limit
+            self.table = sinusoids(max(longest, 2 * len(self.table)), self.table.size(1), self.base).to(self.table)
+        return x + (self.table[: x.size(1)] if pos is None else self.table[pos.clamp(min=0)]).to(x.dtype)
+
+
+def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
+    """The table (length, width), computed in float64; an odd width ends with a sine."""
+    rate = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].float()
