@@ -1,0 +1,82 @@
+"""What a cache must offer: one protocol for the layer that writes, one for the program that decodes.
+
+Attention sees a ``LayerCache``, generation and serving see a ``Cache``, and neither learns which kind it holds.
+A step is ``cache.begin(rows, pos)``, then ``model.decode(tokens, pos, cache, memory)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from polyhead.nn.kv import KV, Watcher
+
+
+class CacheShape(NamedTuple):
+    """What a model's keys and values look like; with rows and a length it makes a cache."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    v_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class LayerCache(Protocol):
+    """What one layer remembers between steps. Nothing above attention knows which kind it holds."""
+
+    watcher: Watcher | None  # called with each step's weights; None: nobody looks
+
+    def update(self, kv: KV) -> KV:
+        """Store the new slots (B, K, T, D), return all that may be seen (B, K, S, D)."""
+        ...
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes what row ``rows[i]`` was: reorder, fork or drop sequences."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held, used or not."""
+        ...
+
+
+class Cache(Protocol):
+    """What all layers remember of some sequences, a row each."""
+
+    @property
+    def layers(self) -> Sequence[LayerCache]:
+        """One for each layer of the decoder."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of storage held by all layers."""
+        ...
+
+    def begin(self, rows: Sequence[int], pos: Tensor) -> None:
+        """Once a step, before any layer: make room for row ``rows[i]`` at positions ``pos[i]``, (B, T) int64.
+
+        A position of -1 is padding and is never seen. A position already held is written over.
+        """
+        ...
+
+    def room(self) -> int:
+        """Tokens that still fit, over all rows: all that a scheduler asks."""
+        ...
+
+    def fork(self, src: int, dst: int) -> None:
+        """Row ``dst`` becomes a copy of row ``src``."""
+        ...
+
+    def release(self, row: int) -> None:
+        """Forget one row; it may be filled anew from position 0."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row ``rows[i]`` was, and there are ``len(rows)`` rows from now on."""
+        ...

@@ -1,0 +1,173 @@
+"""From many source sentences to their outputs: batches by length, limits, the order restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from polyhead.errors import UserError
+from polyhead.generate.beam import beam_search
+from polyhead.generate.greedy import greedy
+from polyhead.generate.state import Decoder, Hypothesis
+from polyhead.recipe import GenerationConfig
+
+EMPTY = Hypothesis([], 0.0, 0.0)
+
+
+def search(
+    model: Decoder,
+    sources: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+    max_len: int,
+    truncate: bool = False,
+    prefix: Sequence[Sequence[int]] | None = None,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Outputs of encoded source lines (without end of sentence), as (line from 0, best first), batch after batch.
+
+    The longest come first, so that what does not fit into memory fails at once. An output has at most
+    ``max_length_ratio`` x source tokens + ``max_length_extra`` tokens, and never more than ``max_len``, the model's
+    greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
+    is a UserError before anything is decoded; with ``truncate`` its first tokens are used. One beam is greedy search.
+    """
+    lines = _fitting(sources, max_len, truncate)
+    prefix = [[]] * len(lines) if prefix is None else prefix
+    if len(prefix) != len(lines):
+        raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: one each is wanted")
+    for i, given in enumerate(prefix):
+        if len(given) >= max_len:
+            raise UserError(
+                f"the prefix of line {i + 1} has {len(given)} tokens; the model's greatest length is {max_len}"
+            )
+    for rows in _batches([len(line) for line in lines], config.batch_tokens // config.beam_size):
+        if not lines[rows[0]]:
+            yield from ((row, [EMPTY]) for row in rows)
+            continue
+        source, source_pos = pad([[*lines[row], eos_id] for row in rows], pad_id, model.cache_shape.device)
+        forced = [prefix[row] for row in rows]
+        limits = [min(max_len, max(limit(len(lines[row]), config), len(prefix[row]) + 1)) for row in rows]
+        yield from zip(
+            rows, _decode(model, source, source_pos, config, bos_id, eos_id, limits, forced), strict=True
+        )
+
+
+def search_all(
+    model: Decoder,
+    sources: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    bos_id: int,
+    eos_id: int,
+    pad_id: int,
+    max_len: int,
+    truncate: bool = False,
+    prefix: Sequence[Sequence[int]] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[Hypothesis]]:
+    """The same in the order of the lines; ``progress`` is told how many are done."""
+    found: list[list[Hypothesis]] = [[]] * len(sources)
+    stream = search(
+        model,
+        sources,
+        config,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        max_len=max_len,
+        truncate=truncate,
+        prefix=prefix,
+    )
+    for done, (line, hypotheses) in enumerate(stream, 1):
+        found[line] = hypotheses
+        if progress is not None:
+            progress(done)
+    return found
+
+
+def limit(length: int, config: GenerationConfig) -> int:
+    """The most tokens of the output of a source of ``length`` tokens, end of sentence included."""
+    return max(1, int(config.max_length_ratio * length) + config.max_length_extra)
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Token ids and positions (B, S) of rows of any lengths; positions are None where nothing is padded."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+    if min(map(len, rows)) == longest:
+        return tokens, None
+    pos = torch.arange(longest, device=device).expand(len(rows), -1)
+    return tokens, torch.where(pos < lengths, pos, -1)
+
+
+def _decode(
+    model: Decoder,
+    source: Tensor,
+    source_pos: Tensor | None,
+    config: GenerationConfig,
+    bos_id: int,
+    eos_id: int,
+    limits: list[int],
+    prefix: Sequence[Sequence[int]],
+) -> list[list[Hypothesis]]:
+    """One batch by greedy or beam search."""
+    if config.beam_size == 1:
+        found = greedy(
+            model,
+            source,
+            source_pos,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            max_new_tokens=limits,
+            prefix=prefix,
+            length_penalty=config.length_penalty,
+            min_new_tokens=config.min_new_tokens,
+            cache=config.cache,
+        )
+        return [[hypothesis] for hypothesis in found]
+    return beam_search(
+        model,
+        source,
+        source_pos,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        max_new_tokens=limits,
+        prefix=prefix,
+        beam_size=config.beam_size,
+        n_best=config.n_best,
+        early_stopping=config.early_stopping,
+        length_penalty=config.length_penalty,
+        min_new_tokens=config.min_new_tokens,
+        cache=config.cache,
+    )
+
+
+def _fitting(sources: Sequence[Sequence[int]], max_len: int, truncate: bool) -> list[Sequence[int]]:
+    """The lines, each short enough to be followed by the end of sentence within ``max_len``."""
+    for i, line in enumerate(sources):
+        if len(line) >= max_len and not truncate:
+            raise UserError(
+                f"line {i + 1} has {len(line)} tokens; with the end of sentence the model takes {max_len} "
+                f"at most. Split the line, or ask for truncation to its first {max_len - 1} tokens"
+            )
+    return [line[: max_len - 1] for line in sources]
+
+
+def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Line numbers by length, longest first, so many together that rows x longest stays within ``max_tokens``.
+
+    A line that is longer alone makes its own batch; empty lines come last, together.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    for empty, group in groupby(order, key=lambda row: lengths[row] == 0):
+        rows = list(group)
+        while rows:
+            n = len(rows) if empty else max(1, max_tokens // (lengths[rows[0]] + 1))
+            yield rows[:n]
+            rows = rows[n:]
