@@ -1,0 +1,187 @@
+"""Text to token ids and back. One object carries the vocabulary and knows which token plays which role."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from polyhead.errors import UserError
+from polyhead.registry import TOKENIZER, Choice
+from polyhead.text.specials import ROLES
+
+MAX_FILE = 64 * 1024 * 1024  # bytes of a tokenizer.json; larger ones are refused, not parsed
+MAX_TRAINING_CHARACTERS = 20_000  # of one text; what follows teaches the vocabulary nothing and may be garbage
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Special tokens are roles: a text that spells one is only text."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, roles: Mapping[str, str] = ROLES) -> None:
+        self._inner, self._roles = inner, dict(roles)
+        inner.no_padding()
+        inner.no_truncation()
+        inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
+        self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
+        if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
+            raise UserError(f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; "
+                            "they must differ, or the end of a sentence is never learned")
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Texts to ids, without any special token."""
+        if isinstance(texts, str):
+            raise UserError("encode wants a list of texts, got one text; write encode([text])")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise UserError(f"text {number} is {type(text).__name__}, wanted a string")
+        try:
+            return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except (TypeError, UnicodeEncodeError):
+            number = next(i for i, text in enumerate(texts) if has_lone_surrogate(text))
+            raise UserError(f"text {number} holds half of a surrogate pair, which is not Unicode text; "
+                            "was it cut in the middle of a character?") from None
+
+    def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """Ids to texts; special tokens are left out."""
+        return [str(text) for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The name of each id in the vocabulary, as attention maps label their axes."""
+        return [self._inner.id_to_token(int(i)) or "" for i in ids]
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._inner.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def pad_id(self) -> int:
+        return self._id("pad_token")
+
+    @property
+    def bos_id(self) -> int:
+        return self._id("bos_token")
+
+    @property
+    def eos_id(self) -> int:
+        return self._id("eos_token")
+
+    @property
+    def unk_id(self) -> int:
+        return self._id("unk_token")
+
+    @property
+    def mask_id(self) -> int:
+        return self._id("mask_token")
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the tokenizer.json that ``save`` writes: two tokenizers with the same one are the same."""
+        return hashlib.sha256(self._content()).hexdigest()
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._roles, "clean_up_tokenization_spaces": False,
+                  "model_max_length": 10**30}
+        _replace(directory / "tokenizer.json", self._content())
+        _replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Tokenizer:
+        """The tokenizer of a directory; a missing or damaged file is a UserError of one line."""
+        directory = Path(directory)
+        content = _read(directory / "tokenizer.json")
+        try:
+            inner = tokenizers.Tokenizer.from_str(content)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the Rust parser is no Exception
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}") from None
+        return cls(inner, _roles(directory / "tokenizer_config.json"))
+
+    def _content(self) -> bytes:
+        return str(self._inner.to_str(pretty=True)).encode()
+
+    def _role_id(self, role: str, token: str) -> int:
+        found = self._inner.token_to_id(token)
+        if found is None:
+            raise UserError(f"tokenizer_config.json: {role} is {token!r}, which is not in the vocabulary")
+        return int(found)
+
+    def _id(self, role: str) -> int:
+        if role not in self._ids:
+            raise UserError(f"this tokenizer has no {role}; name one in its tokenizer_config.json")
+        return self._ids[role]
+
+
+def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int) -> Tokenizer:
+    """Learn a vocabulary from raw text with the chosen part; the same texts give the same bytes."""
+    choice = TOKENIZER.check(choice)
+    read = [0]
+
+    def counted() -> Iterator[str]:
+        for text in texts:
+            if has_lone_surrogate(text):
+                raise UserError(f"text {read[0]} holds half of a surrogate pair, which is not Unicode text")
+            read[0] += bool(text)
+            yield text[:MAX_TRAINING_CHARACTERS]
+
+    inner = TOKENIZER.build(choice, counted(), vocab_size)
+    if not read[0]:
+        raise UserError("no text to train a tokenizer on: the training corpus is empty")
+    eos = ROLES["eos_token"]
+    inner.post_processor = TemplateProcessing(single=f"$A {eos}", pair=f"$A {eos} $B {eos}",
+                                              special_tokens=[(eos, inner.token_to_id(eos))])
+    return Tokenizer(inner)
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Whether a string holds half a surrogate pair, which no encoding of Unicode can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        there = ", ".join(sorted(p.name for p in path.parent.iterdir())[:8]) if path.parent.is_dir() else "no such folder"
+        raise UserError(f"no {path.name} in {path.parent} (there: {there or 'nothing'})")
+    size = path.stat().st_size
+    if size > MAX_FILE:
+        raise UserError(f"{path} has {size:,} bytes; a {path.name} of more than {MAX_FILE:,} is refused")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _roles(path: Path) -> dict[str, str]:
+    """Which token plays which role; Hugging Face writes a token as its text or as {"content": text}."""
+    try:
+        config: Any = json.loads(_read(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} must hold a JSON object, got {type(config).__name__}")
+    found = {role: config.get(role) for role in ROLES}
+    texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
