@@ -1,0 +1,78 @@
+"""The verbs, and the way from what was typed to the function of one verb.
+
+Only the verb that was typed is imported, so that ``polyhead --help`` costs no more than starting Python.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import polyhead
+from polyhead.errors import nearest
+
+# verb -> (its module in this package, what it does)
+VERBS = {
+    "train": ("train", "Train a model from raw text, as a recipe says."),
+    "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity."),
+    "translate": ("translate", "Translate a file or what is piped in, one line at a time."),
+    "score": ("score", "Say how likely given translations are."),
+    "parts": ("parts", "List the parts a model can be made of, with their options."),
+    "env": ("env", "Describe this installation, for reports of defects."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was typed and return the exit code: 0 done, 1 failed, 2 mistake of the user, 130 interrupted."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if not typed or typed[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if typed[0] in ("-V", "--version"):
+        print(f"polyhead {polyhead.__version__}")
+        return 0
+    if typed[0] not in VERBS:
+        hint = nearest(typed[0], VERBS) or f"; there are: {', '.join(VERBS)}"
+        print(f"polyhead: unknown verb {typed[0]!r}{hint}", file=sys.stderr)
+        return 2
+    return run_verb(typed[0], typed[1:])
+
+
+def overview() -> str:
+    """The text of ``polyhead --help``."""
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {what}" for verb, (_, what) in VERBS.items()]
+    return "\n".join(
+        [
+            "Usage: polyhead VERB [ARGUMENTS]",
+            "",
+            "Builds, trains, measures and serves Transformers; every part is chosen by name.",
+            "",
+            *lines,
+            "",
+            "polyhead VERB --help tells more; polyhead --version, the version.",
+        ]
+    )
+
+
+def run_verb(verb: str, arguments: list[str]) -> int:
+    """Import the verb, parse its arguments, run it inside the error boundary."""
+    import typer
+
+    from polyhead.cli.guard import guarded
+
+    module, what = VERBS[verb]
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    function = import_module(f"polyhead.cli.{module}").run
+    names = {"help_option_names": ["-h", "--help"]}
+    app.command(verb, context_settings=names)(guarded(function))
+    try:
+        app(arguments, prog_name=f"polyhead {verb}")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

@@ -1,0 +1,68 @@
+"""``polyhead env``: what a report of a defect should say about the machine. No host name, no path."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+
+import polyhead
+
+LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "sacrebleu", "pyyaml")
+EXTRAS = {"demo": "babel", "plot": "matplotlib", "board": "tensorboard", "hf": "transformers"}
+CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+
+
+def run() -> None:
+    """Describe this installation, for reports of defects."""
+    for name, value in report().items():
+        print(f"{name:<12} {value}")
+
+
+def report() -> dict[str, str]:
+    """Versions, processor, threads and extras, in the order they are printed."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "polyhead": polyhead.__version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": f"{torch.backends.cpu.get_cpu_capability()}; {' '.join(cpu_flags()) or 'flags unknown'}",
+        "memory": f"{memory_gib():.0f} GiB" if memory_gib() else "unknown",
+        "threads": f"{torch.get_num_threads()} used by torch, {cores} cores to run on"
+        + f", OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}",
+        "gpu": ", ".join(gpus) or "none",
+        "compiler": "g++" if shutil.which("g++") else "none (torch.compile stays off)",
+        "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
+        "extras": ", ".join(f"{extra} ({name} {version(name)})" for extra, name in EXTRAS.items()),
+    }
+
+
+def version(distribution: str) -> str:
+    """The installed version, or "not installed"."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def cpu_flags() -> list[str]:
+    """Those of the instruction sets that matter here which the processor has (Linux only)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    words = set(text.split())
+    return [flag for flag in CPU_FLAGS if flag in words]
+
+
+def memory_gib() -> float:
+    """The machine's memory, 0 where it cannot be asked."""
+    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
+    if "SC_PHYS_PAGES" not in names:
+        return 0.0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

@@ -1,0 +1,85 @@
+"""The border between what goes wrong and what a person reads about it."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from polyhead.errors import UserError
+
+DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+EXTRAS = {"babel": "demo", "matplotlib": "plot", "tensorboard": "board", "transformers": "hf"}
+_PATH_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+
+
+def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb, with every error turned into one line and an exit code.
+
+    With POLYHEAD_DEBUG=1 the traceback comes first.
+    """
+
+    @functools.wraps(verb)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            verb(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # whoever read our output has seen enough; keep Python from complaining when it closes stdout
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            stop("interrupted", INTERRUPTED)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in ("click", "typer"):
+                raise
+            if os.environ.get("POLYHEAD_DEBUG") == "1":
+                traceback.print_exc()
+            stop(*said(error))
+
+    return run
+
+
+def stop(message: str, code: int) -> NoReturn:
+    """Say why, and end with that exit code."""
+    lines = message.splitlines() or ["stopped"]
+    print("\n".join(f"polyhead: {line}" for line in lines), file=sys.stderr)
+    raise typer.Exit(code) from None
+
+
+def said(error: Exception) -> tuple[str, int]:
+    """What to tell the user about an error, and the exit code."""
+    if isinstance(error, UserError):
+        return str(error), MISTAKE
+    if type(error).__name__ == "ValidationError" and type(error).__module__.startswith("pydantic"):
+        from polyhead.errors import explain
+
+        return str(explain(error)), MISTAKE  # type: ignore[arg-type]
+    if isinstance(error, MemoryError):
+        return "out of memory; use a smaller batch (train.max_tokens, --batch-tokens) or a smaller model", FAILED
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"this needs {error.name}: pip install 'polyhead[{EXTRAS[error.name]}]'", MISTAKE
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}", MISTAKE if isinstance(error, _PATH_ERRORS) else FAILED
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}", FAILED
+    return (
+        f"unexpected {type(error).__name__}: {error or 'no message'} ({_place(error)})\n"
+        "this is a defect of Polyhead: please report it with the output of 'polyhead env'; "
+        "POLYHEAD_DEBUG=1 shows the traceback",
+        FAILED,
+    )
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of our own code that the error went through: ``recipe.py:12``."""
+    home = str(Path(__file__).parents[1])
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(home)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place known"
