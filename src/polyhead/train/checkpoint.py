@@ -1,23 +1,21 @@
 """A training run's state as a directory that is there whole or not at all.
 
-``step-N/`` holds a safetensors file for each group of tensors, ``state.json`` and, written last, ``manifest.json`` with
-the size and SHA-256 of each. It is written under another name, synced, renamed, and only then named in ``latest``.
+``step-N/`` holds a safetensors file for each group of tensors, ``state.json`` and, written last,
+``manifest.json`` with the size and SHA-256 of each. It is written under another name, synced, renamed,
+and only then named in ``latest``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from polyhead.errors import UserError
@@ -33,23 +31,25 @@ from polyhead.train.files import (
     sync_directory,
 )
 from polyhead.train.lock import alive, start_time
+from polyhead.train.manifest import NAME as MANIFEST
+from polyhead.train.manifest import FileEntry, Manifest, parse_object, read_file, read_manifest
 from polyhead.train.retention import surplus
 
-FORMAT = 1
-MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
-MAX_MANIFEST, MAX_STATE = 1_000_000, 64_000_000  # bytes
+STATE, LATEST = "state.json", "latest"
+MAX_STATE = 64_000_000  # bytes
 SPARE = 1 << 16  # bytes of directories, manifest and rounding that a save needs besides its data
 
+SUFFIX = ".safetensors"
 GROUP = re.compile(r"[a-z][a-z0-9_]*")
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
-# step-N.tmp-<pid>-<start of the process> is being written or deleted; .old- is the step-N that is being replaced
+# step-N.tmp-<pid>-<start of the process> is being written or deleted; .old- is the step-N being replaced
 UNFINISHED = re.compile(r"(step-(?:0|[1-9][0-9]*))\.(tmp|old)-([0-9]+)(?:-([0-9]+))?")
 
 log = logging.getLogger(__name__)
 
 
 class Checkpoint(NamedTuple):
-    """What was saved, verified: ``tensors[group][name]`` on the CPU, JSON ``state``, and the ``extra`` of the manifest."""
+    """What was saved, verified: ``tensors[group][name]`` on the CPU, ``state``, the ``extra`` of the manifest."""
 
     step: int
     path: Path
@@ -68,8 +68,8 @@ def save(
 ) -> Path:
     """Write ``root/step-N`` durably and name it in ``root/latest``; a directory of that step is replaced.
 
-    When this returns, the values are on the disk as they were at the call. An error that may pass is tried once more;
-    else SaveError is raised, the attempt is removed, and earlier checkpoints are as they were.
+    When this returns, the values are on the disk as they were at the call. After an error that may pass it is
+    tried once more; else SaveError is raised, the attempt is removed, earlier checkpoints are as they were.
     """
     root = Path(root)
     assert step >= 0, f"step {step} is negative"
@@ -95,18 +95,21 @@ def save(
 
 
 def load(path: Path | str) -> Checkpoint:
-    """Read a checkpoint and verify each byte of it; UserError says what is wrong. Nothing in it is executed."""
+    """Read a checkpoint and verify each byte of it; UserError says what is wrong. Nothing is executed."""
     path = Path(path)
-    manifest, data = _verified(path)
-    state = _parse_json(data.pop(STATE), path / STATE)
-    groups = {
-        name.removesuffix(".safetensors"): safetensors.read(raw, path / name) for name, raw in data.items()
-    }
-    return Checkpoint(manifest["step"], path, groups, state, manifest["extra"])
+    manifest = _manifest(path)
+    groups, state = {}, {}
+    for name, entry in manifest.files.items():
+        data = read_file(path / name, entry)
+        if name == STATE:
+            state = parse_object(data, path / name)
+        else:
+            groups[name.removesuffix(SUFFIX)] = safetensors.read(data, path / name)
+    return Checkpoint(manifest.step, path, groups, state, manifest.extra)
 
 
 def newest(root: Path | str) -> Checkpoint | None:
-    """The checkpoint of the highest step that verifies; each damaged one that is passed over is named in a warning.
+    """The checkpoint of the highest step that verifies; a damaged one that is skipped is named in a warning.
 
     Also removes what a crash has left unfinished, so it is for the process that owns the run.
     """
@@ -126,19 +129,24 @@ def steps(root: Path | str) -> list[int]:
 
 
 def prune(root: Path | str, keep: int, best: int | None = None) -> None:
-    """Delete all but the ``keep`` newest, the best, the one ``latest`` names and the newest that verifies."""
+    """Delete all but the ``keep`` newest, the best, the one ``latest`` names and the newest that verifies.
+
+    What cannot be deleted is named in a warning: it is no reason to stop a run.
+    """
     root = Path(root)
-    there = steps(root)
+    there = [step for step in steps(root) if not (root / f"step-{step}").is_symlink()]
     if not surplus(there, keep, {best}):
         return
     valid = next((step for step in reversed(there) if _verifies(root / f"step-{step}")), None)
     for step in surplus(there, keep, {best, valid, _latest(root)}):
         doomed = root / _unfinished(step, "tmp")
-        remove(doomed)
-        os.rename(
-            root / f"step-{step}", doomed
-        )  # so that a crash cannot leave half a checkpoint under its name
-        remove(doomed)
+        try:
+            remove(doomed)
+            # first another name, so that a crash cannot leave half a checkpoint under the right one
+            os.rename(root / f"step-{step}", doomed)
+            remove(doomed)
+        except OSError as error:
+            log.warning("could not delete the old checkpoint %s: %s", doomed, error.strerror)
 
 
 def clean(root: Path) -> None:
@@ -180,7 +188,7 @@ def _save(
     try:
         os.mkdir(temporary)
         _write(temporary, step, tensors, state, extra)
-        if final.exists():
+        if os.path.lexists(final):
             remove(old)
             os.rename(final, old)
         os.rename(temporary, final)
@@ -201,18 +209,30 @@ def _write(
     extra: Mapping[str, Any],
 ) -> None:
     """All files, each synced, the manifest last, then the directory itself."""
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, FileEntry] = {}
     for group, named in tensors.items():
-        with Writer(directory / f"{group}.safetensors") as out:
+        with Writer(directory / f"{group}{SUFFIX}") as out:
             safetensors.write(out, named)
-        files[out.path.name] = {"size": out.size, "sha256": out.sha256}
+        files[out.path.name] = FileEntry(size=out.size, sha256=out.sha256)
     with Writer(directory / STATE) as out:
         out.write(state)
-    files[STATE] = {"size": out.size, "sha256": out.sha256}
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    files[STATE] = FileEntry(size=out.size, sha256=out.sha256)
     with Writer(directory / MANIFEST) as out:
-        out.write(_render({"format": FORMAT, "step": step, "files": files, **versions, "extra": dict(extra)}))
+        out.write(Manifest(step=step, files=files, extra=dict(extra)).text())
     sync_directory(directory)
+
+
+def _manifest(path: Path) -> Manifest:
+    manifest = read_manifest(path)
+    odd = [
+        name for name in manifest.files if name != STATE and not GROUP.fullmatch(name.removesuffix(SUFFIX))
+    ]
+    if odd or STATE not in manifest.files:
+        raise UserError(f"{path} lists {sorted(manifest.files)}; {STATE} and groups of tensors were wanted")
+    named = STEP.fullmatch(path.name)
+    if named and int(named[1]) != manifest.step:
+        raise UserError(f"{path} holds step {manifest.step}, not {named[1]}: it was renamed")
+    return manifest
 
 
 def _undo(final: Path, temporary: Path, old: Path) -> None:
@@ -224,69 +244,14 @@ def _undo(final: Path, temporary: Path, old: Path) -> None:
         log.warning("could not put %s back (%s); the next start does", final, error.strerror)
 
 
-def _render(manifest: dict[str, Any]) -> bytes:
-    """The manifest as text, with its own SHA-256 in it: there is one text for each manifest, so any change shows."""
-    text = json.dumps(manifest, indent=1, sort_keys=True)
-    return json.dumps(
-        manifest | {"sha256": hashlib.sha256(text.encode()).hexdigest()}, indent=1, sort_keys=True
-    ).encode()
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    raw = read_regular(path / MANIFEST, most=MAX_MANIFEST)
-    manifest = _parse_json(raw, path / MANIFEST)
-    version = manifest.get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise UserError(
-            f"{path} has format version {version}; this program reads up to {FORMAT}: use a newer one"
-        )
-    manifest.pop("sha256", None)
-    if raw != _render(manifest):
-        raise UserError(f"{path / MANIFEST} is damaged: it differs from its own SHA-256")
-    name = STEP.fullmatch(path.name)
-    if name and int(name[1]) != manifest["step"]:
-        raise UserError(f"{path} holds step {manifest['step']}; step {name[1]} was wanted: it was renamed")
-    return manifest
-
-
-def _verified(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest and the bytes of each file, which are exactly the files that the manifest lists."""
-    if path.is_symlink() or not path.is_dir():
-        raise UserError(
-            f"{path} is {'a link' if path.is_symlink() else 'no directory'}; a checkpoint directory was wanted"
-        )
-    manifest = _read_manifest(path)
-    wanted, there = {*manifest["files"], MANIFEST}, set(os.listdir(path))
-    if wanted != there:
-        raise UserError(f"{path} has not the files of its manifest: missing {sorted(wanted - there) or 'none'}, "
-                        f"unknown {sorted(there - wanted) or 'none'}")  # fmt: skip
-    data = {}
-    for name, entry in manifest["files"].items():
-        data[name] = read_regular(path / name, size=entry["size"])
-        if (came := hashlib.sha256(data[name]).hexdigest()) != entry["sha256"]:
-            raise UserError(
-                f"{path / name} is damaged: its SHA-256 is {came[:12]}..., {entry['sha256'][:12]}... was wanted"
-            )
-    return manifest, data
-
-
 def _verifies(path: Path) -> bool:
     try:
-        _verified(path)
+        for name, entry in _manifest(path).files.items():
+            read_file(path / name, entry)
     except UserError as error:
         log.warning("the checkpoint %s is damaged: %s", path, error)
         return False
     return True
-
-
-def _parse_json(raw: bytes, where: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where} holds a {type(value).__name__}; an object was wanted")
-    return value
 
 
 def _check_json(value: Any, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Writing that survives a crash: every byte goes through these few functions, hashed on the way and synced before a name."""
+"""Writing that survives a crash: each byte is hashed on its way and synced before it is given a name."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give ``path`` new content at once: readers see all of the old or all of the new."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    """Give ``path`` new content at once: readers see all of the old or all of the new. One writer at a time."""
+    temporary = path.with_name(f"{path.name}.tmp")
     remove(temporary)
     try:
         with Writer(temporary) as out:
@@ -94,7 +94,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a directory with all that is in it; nothing happens if there is none. Links are not followed."""
+    """Remove a file, a link (not what it points to) or a directory with all that is in it, if there is one."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def remove_quietly(path: Path) -> None:
 
 
 def read_regular(path: Path, *, size: int | None = None, most: int | None = None) -> bytes:
-    """All bytes of a regular file that is not a link, after a look at its size: exactly ``size``, at most ``most``."""
+    """All bytes of a regular file that is no link, if it has exactly ``size`` or at most ``most`` bytes."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

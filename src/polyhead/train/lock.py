@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -18,9 +18,9 @@ NAME = "run.lock"
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is no such process, 0 where it cannot be known.
+    """When a process started, in clock ticks since boot: tells it from a later one with the same pid.
 
-    A number that tells a process from a later one that was given the same pid.
+    None if there is no such process, 0 where the time cannot be known.
     """
     try:
         os.kill(pid, 0)
@@ -52,21 +52,25 @@ class RunLock:
         self._mine = b""
 
     def __enter__(self) -> RunLock:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _guard(self.path.parent):
-            if self.path.exists():
-                _refuse_if_held(self.path)
-            me = {"pid": os.getpid(), "host": socket.gethostname(), "start": start_time(os.getpid())}
-            mine = json.dumps(me).encode() + b"\n"
-            replace_file(self.path, mine)
-            self._mine = mine
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "start": start_time(os.getpid())}
+        mine = json.dumps(me).encode() + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _guard(self.path.parent):
+                if os.path.lexists(self.path):
+                    _refuse_if_held(self.path)
+                replace_file(self.path, mine)
+        except OSError as error:
+            raise UserError(f"cannot lock {self.path.parent}: {error.strerror}") from error
+        self._mine = mine
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _guard(self.path.parent):
-            # a forked child that leaves the block, or a lock that someone took over by hand, is not ours to remove
+        # an end without an error is not spoilt by a directory that someone has deleted
+        with contextlib.suppress(OSError, UserError), _guard(self.path.parent):
+            # a forked child that leaves the block, or a lock taken over by hand: not ours to remove
             still_there = self.path.exists() and read_regular(self.path, most=4096) == self._mine
             if still_there and json.loads(self._mine)["pid"] == os.getpid():
                 remove(self.path)
@@ -82,18 +86,21 @@ def _refuse_if_held(path: Path) -> None:
             raise
         return
     if host != socket.gethostname():
-        raise UserError(f"{path.parent} is in use by process {pid} on {host}; from here it cannot be seen whether that "
-                        f"still runs: if it does not, delete {path}")  # fmt: skip
+        raise UserError(
+            f"{path.parent} is in use by process {pid} on {host}; from here it cannot be seen whether "
+            f"that still runs: if it does not, delete {path}"
+        )
     if alive(pid, start):
         raise UserError(f"{path.parent} is in use by process {pid}; stop it, or choose another directory")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _guard(directory: Path) -> Iterator[None]:
     """One process at a time looks at the lock file and changes it; the kernel lets go if that one dies."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: the check alone must do
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Things that are not plain tensors, taken apart into tensors and JSON, and put together again bit for bit."""
+"""What is not plain tensors, taken apart into tensors and JSON, and put together again bit for bit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
     """``optimizer.state_dict()`` -> (tensors by path, JSON that says where each belongs).
 
-    Scalars and lists stand for themselves; {"dict": [[key, value], ...]}, {"tuple": [...]} and {"tensor": name}
-    for what JSON lacks (keys that are integers, above all).
+    Scalars and lists stand for themselves; {"dict": [[key, value], ...]}, {"tuple": [...]} and
+    {"tensor": name} for what JSON lacks (keys that are integers, above all).
     """
     tensors: dict[str, Tensor] = {}
 
@@ -58,7 +58,7 @@ def unflatten_optimizer(tensors: Mapping[str, Tensor], layout: Any) -> Any:
             raise UserError(f"the optimizer's tensor {name!r} is missing")
         case {"tuple": list(items)}:
             return tuple(unflatten_optimizer(tensors, item) for item in items)
-        case {"dict": list(items)}:
+        case {"dict": list(items)} if all(isinstance(item, list) and len(item) == 2 for item in items):
             return {key: unflatten_optimizer(tensors, item) for key, item in items}
     raise UserError(f"the optimizer's layout has {sorted(layout)}; 'tensor', 'tuple' or 'dict' was wanted")
 
@@ -73,14 +73,14 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
     """Put the generators back; those of GPUs that are not here are named in a warning."""
     if "cpu" not in state:
         raise UserError(f"the RNG state has {sorted(state)}; 'cpu' was wanted")
-    torch.set_rng_state(state["cpu"])
     n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for name in sorted(state.keys() - {"cpu"}):
-        index = int(name.removeprefix("cuda:"))
-        if index < n_devices:
-            torch.cuda.set_rng_state(state[name], index)
-        else:
-            log.warning(
-                "the RNG state of %s is not restored: there is no such device, so the run goes on differently",
-                name,
-            )
+    try:
+        torch.set_rng_state(state["cpu"])
+        for i in range(n_devices):
+            if f"cuda:{i}" in state:
+                torch.cuda.set_rng_state(state[f"cuda:{i}"], i)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"the RNG state is not one of this version of torch: {error}") from error
+    left = sorted(state.keys() - {"cpu", *(f"cuda:{i}" for i in range(n_devices))})
+    if left:
+        log.warning("no such device as %s: the run goes on with other random numbers", ", ".join(left))

@@ -1,4 +1,4 @@
-"""Tensors to a safetensors file as a stream, one tensor in memory at a time, and back from bytes that were verified."""
+"""Tensors to a safetensors file as a stream, one at a time in memory, and back from verified bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DTYPES = {
 def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     """The head of the file and the names in the order of their data.
 
-    A tensor that is the very same memory as an earlier one (tied embeddings) is written once; the metadata map
-    {its name: the earlier name}, as ``safetensors.torch.save_model`` does.
+    A tensor that is the very same memory as an earlier one (tied embeddings) is written once; the metadata
+    have {its name: the earlier name}, as those of ``safetensors.torch.save_model``.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     first: dict[object, str] = {}
@@ -86,7 +86,7 @@ def read(data: bytes, where: object) -> dict[str, Tensor]:
         return tensors | {name: tensors[kept] for name, kept in aliases.items() if kept in tensors}
     except UserError:
         raise
-    except (SafetensorError, ValueError, RecursionError, AttributeError) as error:
+    except (SafetensorError, ValueError, TypeError, RecursionError, AttributeError) as error:
         raise UserError(f"{where} is not a safetensors file: {error}") from error
 
 
