@@ -1,0 +1,104 @@
+"""Which rows go together into a batch, as a pure function of (seed, epoch): by length, within a budget of tokens.
+
+A batch of n rows costs n * (its longest side of all rows): padding is counted, and neither the encoder nor the
+decoder ever sees more than that many tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyhead.errors import UserError
+
+Ints = NDArray[Any]
+POOL = 1 << 20  # rows sorted together; a larger corpus is cut at random into pools of about that size
+
+
+class Place(NamedTuple):
+    """One batch and where it stands: its rows, the epoch and its number in it, which is all a checkpoint keeps."""
+
+    epoch: int
+    number: int
+    rows: Ints
+    last: bool  # of its epoch
+
+
+class BatchOrder:
+    """The endless sequence of batches of a corpus. It keeps nothing: any place follows from (seed, epoch, number)."""
+
+    def __init__(self, source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, seed: int) -> None:
+        self.lengths, self.max_tokens, self.seed = (source_lengths, target_lengths), max_tokens, seed
+
+    def plan(self, epoch: int) -> list[Ints]:
+        """The batches of one epoch."""
+        return plan_epoch(*self.lengths, max_tokens=self.max_tokens, seed=self.seed, epoch=epoch)
+
+    def starting(self, epoch: int = 0, number: int = 0) -> Iterator[Place]:
+        """All batches from a place on, epoch after epoch; a number past the end means the next epoch's first."""
+        while True:
+            batches = self.plan(epoch)
+            for i in range(number, len(batches)):
+                yield Place(epoch, i, batches[i], i == len(batches) - 1)
+            epoch, number = epoch + 1, 0
+
+
+def plan_epoch(source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, seed: int, epoch: int) -> list[Ints]:
+    """Row numbers, a batch an array; every row is in exactly one batch.
+
+    Lengths are those in the batch, special token included. Rows are sorted by (target, source) length with
+    random ties, cut where the budget ends, and the batches are put in random order.
+    """
+    source, target = np.asarray(source_lengths), np.asarray(target_lengths)
+    longest = np.maximum(source, target)
+    if len(longest) and longest.max() > max_tokens:
+        row = int(longest.argmax())
+        raise UserError(f"max_tokens is {max_tokens}, but row {row} alone has {longest[row]} tokens; "
+                        f"set train.max_tokens to {longest[row]} or more, or data.max_len to {max_tokens} or less")
+    bits = _bits(seed, epoch)
+    ties = bits.random_raw(len(longest))
+    pool = ties % np.uint64(max(1, round(len(longest) / POOL)))
+    snake = np.where(target % 2 == 0, source, -source)  # so that the source does not jump where the target's length does
+    order = np.lexsort((ties, snake, target, pool))
+    batches = _cut(order, longest[order], max_tokens)
+    return [batches[i] for i in np.argsort(bits.random_raw(len(batches)), kind="stable")]
+
+
+def fill_rate(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> float:
+    """The share of a batch's cells, both sides, that holds tokens and not padding."""
+    used = sum(int(source_lengths[rows].sum() + target_lengths[rows].sum()) for rows in batches)
+    cells = sum(len(rows) * int(source_lengths[rows].max() + target_lengths[rows].max()) for rows in batches)
+    return used / cells if cells else 1.0
+
+
+def costliest(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> int:
+    """The number of the batch that needs the most memory: run first, it fails early or never."""
+    longest = np.maximum(source_lengths, target_lengths)
+    costs = [(len(rows) * int(longest[rows].max()), int(longest[rows].max())) for rows in batches]
+    return max(range(len(costs)), key=costs.__getitem__)
+
+
+def share(rows: Ints, rank: int, world: int) -> Ints:
+    """The rows of a batch that one of several processes takes; together they take each once."""
+    return rows[rank::world]
+
+
+def _bits(seed: int, epoch: int) -> np.random.BitGenerator:
+    # raw bits, because numpy promises the same ones in every version, which it does not for permutations
+    return np.random.Philox(np.random.SeedSequence([seed, epoch]))
+
+
+def _cut(order: Ints, longest: Ints, max_tokens: int) -> list[Ints]:
+    """Cut sorted rows into batches, each as large as the budget allows."""
+    batches, start = [], 0
+    while start < len(order):
+        reach = max_tokens // int(longest[start])  # no batch from here can have more rows
+        cost = np.maximum.accumulate(longest[start : start + reach]) * np.arange(1, len(longest[start : start + reach]) + 1)
+        over = cost > max_tokens
+        rows = int(over.argmax()) if over.any() else len(cost)
+        batches.append(order[start : start + rows])
+        start += rows
+    return batches

@@ -1,0 +1,272 @@
+"""Pairs of sentences from parallel files, TSV or JSONL; what cannot be used is counted, never dropped in silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from polyhead.data.files import check_file, is_text, lines
+from polyhead.errors import UserError, unknown
+
+Format = Literal["auto", "parallel", "tsv", "jsonl"]
+Column = str | int
+EXAMPLES = 5  # places kept of each kind of skipped pair
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+
+
+class Pair(NamedTuple):
+    """One sentence and its translation, and the line (from 1) they stand on."""
+
+    line: int
+    source: str
+    target: str
+
+
+@dataclass
+class CorpusReport:
+    """What became of the pairs of a corpus: read = kept + blank + overlong + broken."""
+
+    where: str
+    read: int = 0
+    kept: int = 0
+    blank: int = 0
+    overlong: int = 0
+    broken: int = 0
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def skip(self, kind: str, place: str) -> None:
+        """Count a pair that is left out, and remember where the first ones stand."""
+        setattr(self, kind, getattr(self, kind) + 1)
+        seen = self.examples.setdefault(kind, [])
+        if len(seen) < EXAMPLES:
+            seen.append(place)
+
+    def __str__(self) -> str:
+        """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""
+        skipped = [f"{getattr(self, kind):,} {kind} (first: {self.examples[kind][0]})"
+                   for kind in ("blank", "overlong", "broken") if getattr(self, kind)]
+        return (f"{self.where}: {self.kept:,} of {self.read:,} pairs"
+                + (f"; skipped {', '.join(skipped)}" if skipped else ""))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where pairs come from: the files, how to read them, and which column or key is which side."""
+
+    files: tuple[Path, ...]
+    format: Literal["parallel", "tsv", "jsonl"]
+    source: Column = 0
+    target: Column = 1
+
+    @property
+    def where(self) -> str:
+        return " + ".join(path.name for path in self.files)
+
+    def pairs(self, report: CorpusReport) -> Iterator[Pair]:
+        """The usable pairs one by one; the rest is counted in the report. An error if none is left."""
+        for file, line, row in _rows(self):
+            report.read += 1
+            kind = row if isinstance(row, str) else "blank" if blank(row[0]) or blank(row[1]) else ""
+            if kind:
+                report.skip(kind, f"{file}line {line:,}")
+            else:
+                report.kept += 1
+                yield Pair(line, row[0], row[1])
+        if not report.kept:
+            raise UserError(f"no usable pair in {report}")
+        if 2 * report.broken > report.read:
+            raise UserError(f"most lines are broken: {report}")
+
+
+def open_corpus(files: Sequence[str | Path], *, root: str | Path = ".", format: Format = "auto",
+                source: Column = 0, target: Column = 1) -> Corpus:
+    """Find the files and tell their format; every mistake in the names is found here, before any work."""
+    if not files:
+        raise UserError("no files: name a source and a target file, or one TSV or JSONL file")
+    paths = tuple(check_file(Path(root) / file) for file in files)
+    chosen = _format(paths, format)
+    if chosen == "parallel" and len(paths) != 2:
+        raise UserError(f"format 'parallel' wants a source and a target file, got {len(paths)}: "
+                        f"{', '.join(path.name for path in paths)}")
+    corpus = Corpus(paths, chosen, source, target)
+    for path in paths:
+        if chosen == "tsv":
+            _columns(path, corpus)
+        if chosen == "jsonl":
+            _check_keys(path, corpus)
+    return corpus
+
+
+def read_pairs(corpus: Corpus, limit: int | None = None) -> tuple[list[str], list[str], CorpusReport]:
+    """Sources, targets and what was skipped; for sets small enough to hold, such as validation and test."""
+    report = CorpusReport(corpus.where)
+    pairs = list(islice(corpus.pairs(report), limit))
+    return [pair.source for pair in pairs], [pair.target for pair in pairs], report
+
+
+def texts(corpus: Corpus) -> Iterator[str]:
+    """Both sides of every pair, as a joint tokenizer learns from them."""
+    for pair in corpus.pairs(CorpusReport(corpus.where)):
+        yield pair.source
+        yield pair.target
+
+
+def blank(text: str) -> bool:
+    """Whether nothing of a text can be seen."""
+    return not text.strip() or not text.strip().strip(INVISIBLE)
+
+
+Row = tuple[str, str] | str  # a pair, or the kind of trouble: "broken", "overlong"
+
+
+def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv", "jsonl"]:
+    if format != "auto":
+        if format not in ("parallel", "tsv", "jsonl"):
+            raise unknown("format", format, ("auto", "parallel", "tsv", "jsonl"))
+        return format
+    names = [path.name.lower().removesuffix(".gz") for path in paths]
+    if all(name.endswith((".jsonl", ".ndjson", ".json")) for name in names):
+        return "jsonl"
+    if all(name.endswith((".tsv", ".tab")) for name in names):
+        return "tsv"
+    if len(paths) == 2:
+        return "parallel"
+    raise UserError(f"cannot tell the format of {paths[0].name}: name two parallel files, or set format to tsv or jsonl")
+
+
+def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
+    """Every row with its place: the file, where there are several, and the line."""
+    if corpus.format == "parallel":
+        yield from (("", line, row) for line, row in enumerate(_parallel(*corpus.files), 1))
+        return
+    for path in corpus.files:
+        if corpus.format == "tsv":
+            first, rows = _tsv(path, corpus)
+        else:
+            first, rows = 1, (_json_row(line, corpus) for line in lines(path))
+        name = f"{path.name} " if len(corpus.files) > 1 else ""
+        yield from ((name, line, row) for line, row in enumerate(rows, first))
+
+
+def _parallel(source: Path, target: Path) -> Iterator[Row]:
+    left, right, count = lines(source), lines(target), 0
+    while True:
+        a, b = next(left, END), next(right, END)
+        if a is END or b is END:
+            break
+        count += 1
+        yield _row(a, b)
+    if a is END and b is END:
+        return
+    longer, more, first = (source, left, a) if b is END else (target, right, b)
+    total = count + 1 + sum(1 for _ in more)
+    sizes = {source: count, target: count, longer: total}
+    shown = first.decode(errors="replace")[:60] if isinstance(first, bytes) else "..."
+    raise UserError(f"{source.name} has {sizes[source]:,} lines and {target.name} has {sizes[target]:,}: "
+                    f"from line {count + 1:,} on there is only {longer.name} ({shown!r})")
+
+
+class _End:
+    """After the last line."""
+
+
+END = _End()
+
+
+def _row(a: Any, b: Any) -> Row:
+    if a is None or b is None:
+        return "overlong"
+    if not (is_text(a) and is_text(b)):
+        return "broken"
+    return a.decode(), b.decode()
+
+
+def _columns(path: Path, corpus: Corpus) -> tuple[int, int, bool]:
+    """The numbers of the two columns of a TSV, and whether the first line is a header that names them."""
+    header = next((line or b"" for line in lines(path)), b"").decode(errors="replace").split("\t")
+    found = []
+    for column in (corpus.source, corpus.target):
+        if isinstance(column, str):
+            if column not in header:
+                raise unknown(f"column of {path.name}", column, header)
+            found.append(header.index(column))
+        elif not 0 <= column < len(header):
+            raise UserError(f"{path.name} has {len(header)} column{'s' * (len(header) > 1)} in its first line, "
+                            f"so there is no column {column} (the first is 0)")
+        else:
+            found.append(column)
+    return found[0], found[1], isinstance(corpus.source, str) or isinstance(corpus.target, str)
+
+
+def _tsv(path: Path, corpus: Corpus) -> tuple[int, Iterator[Row]]:
+    """The first line with data, and the rows from there. Nothing is quoted: a tab always ends a column."""
+    source, target, headed = _columns(path, corpus)
+    return 1 + headed, (_tsv_row(line, source, target) for line in islice(lines(path), int(headed), None))
+
+
+def _tsv_row(line: bytes | None, source: int, target: int) -> Row:
+    if line is None:
+        return "overlong"
+    if not line.strip():
+        return "blank"
+    cells = line.split(b"\t")
+    return _row(cells[source], cells[target]) if len(cells) > max(source, target) else "broken"
+
+
+def _json_row(line: bytes | None, corpus: Corpus) -> Row:
+    if line is None:
+        return "overlong"
+    if not line.strip():
+        return "blank"
+    try:
+        row = json.loads(line) if is_text(line) else None
+    except (ValueError, RecursionError):
+        return "broken"
+    pair = [_lookup(row, key) for key in (corpus.source, corpus.target)]
+    a, b = pair
+    if not (isinstance(a, str) and isinstance(b, str)) or not (_whole(a) and _whole(b)):
+        return "broken"
+    return a, b
+
+
+def _lookup(row: Any, key: Column) -> Any:
+    """A value by key, by dotted path ("translation.en") or, in a list, by number."""
+    if isinstance(key, int):
+        return row[key] if isinstance(row, list) and 0 <= key < len(row) else None
+    if isinstance(row, dict) and key in row:
+        return row[key]
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def _whole(text: str) -> bool:
+    """Whether a string from JSON is Unicode text: an escape can name half a surrogate pair."""
+    return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _check_keys(path: Path, corpus: Corpus) -> None:
+    """The keys must exist in the first line that is a JSON object or list."""
+    parsed = (_parse(line) for line in islice(lines(path), 100))
+    row = next((row for row in parsed if isinstance(row, (dict, list))), None)
+    if row is None:
+        raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
+    for side, key in (("source", corpus.source), ("target", corpus.target)):
+        if _lookup(row, key) is not None:
+            continue
+        if isinstance(row, list):
+            raise UserError(f"{path.name} has a list of {len(row)} a line: {side} must be a number below that, got {key!r}")
+        if isinstance(key, int):
+            raise UserError(f"{path.name} has the keys {', '.join(sorted(row))}: set {side} to one of them, got number {key}")
+        raise unknown(f"key of {path.name}", key, row)
+
+
+def _parse(line: bytes | None) -> Any:
+    try:
+        return json.loads(line or b"null")
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,122 @@
+"""Text files as lines of bytes: gzip or not, one "\\n" a line, never more than a bounded piece in memory."""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from polyhead.errors import UserError
+
+MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being held in memory
+SAMPLE = 64 * 1024  # bytes looked at to tell text from anything else
+BOM = b"\xef\xbb\xbf"
+
+
+def check_file(path: Path) -> Path:
+    """The path of a text file, or a UserError that says what is there instead."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, wanted a text file in it: {_there(path)}")
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise UserError(f"no file {path}: there is no folder {path.parent}")
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"no file {path.name!r} in {path.parent}{hint} There: {_there(path.parent)}")
+    if not path.is_file():
+        raise UserError(f"{path} is not a regular file")
+    with _opened(path) as file:
+        _refuse_other_than_text(path, file)
+    return path
+
+
+def lines(path: Path) -> Iterator[bytes | None]:
+    """The lines of a file without their "\\n"; None stands for a line longer than MAX_LINE.
+
+    Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. A byte order mark at
+    the start and the "\\r" of a "\\r\\n" are dropped.
+    """
+    with _opened(path) as file:
+        read, done = file.readline, 0
+        try:
+            while line := read(MAX_LINE + 1):
+                if not done and line.startswith(BOM):
+                    line = line[len(BOM):]
+                whole = line.endswith(b"\n")
+                if not whole and len(line) > MAX_LINE:
+                    while (rest := read(MAX_LINE)) and not rest.endswith(b"\n"):
+                        pass
+                    yield None
+                else:
+                    yield line.removesuffix(b"\n").removesuffix(b"\r")
+                done += 1
+        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            raise UserError(f"{path}: damaged or unreadable after line {done}: {error}") from None
+
+
+def fingerprint(path: Path) -> tuple[str, int]:
+    """SHA-256 of a file's text (uncompressed) and its number of "\\n"."""
+    digest, count = hashlib.sha256(), 0
+    with _opened(path) as file:
+        try:
+            while block := file.read(1 << 20):
+                digest.update(block)
+                count += block.count(b"\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            raise UserError(f"{path}: damaged or unreadable: {error}") from None
+    return digest.hexdigest(), count
+
+
+def is_text(line: bytes) -> bool:
+    """Whether bytes are UTF-8 without a NUL."""
+    if b"\x00" in line:
+        return False
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file for reading, unpacked if its first bytes say gzip, whatever its name says."""
+    try:
+        file = path.open("rb")
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if not packed:
+        return file
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb"))
+
+
+def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
+    try:
+        sample = file.read(SAMPLE)
+    except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    if not sample:
+        raise UserError(f"{path} is empty")
+    if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{path} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    found = sample.split(b"\n")
+    complete = found[:-1] if len(sample) == SAMPLE and len(found) > 1 else found
+    bad = sum(not is_text(line) for line in complete)
+    if len(found) == 1 and len(sample) == SAMPLE:  # one long line, cut perhaps inside a character
+        bad = int(b"\x00" in sample or not sample.decode(errors="ignore"))
+    if 2 * bad > len([line for line in complete if line]):
+        raise UserError(f"{path} does not look like UTF-8 text: {bad} of its first {len(complete)} lines are not; "
+                        "if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8")
+    if b"\n" not in sample and sample.rstrip(b"\r").count(b"\r") > 1:
+        raise UserError(f"{path} ends its lines with a bare \\r; convert it: tr '\\r' '\\n'")
+
+
+def _there(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return (", ".join(names[:8]) or "nothing") + more

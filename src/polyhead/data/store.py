@@ -1,0 +1,165 @@
+"""A tokenised corpus on disk, read through memory maps: made once, opened in an instant, larger than memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyhead.data.arrays import FlatWriter, open_flat
+from polyhead.data.corpus import Corpus, CorpusReport, Pair
+from polyhead.data.files import fingerprint
+from polyhead.errors import UserError
+from polyhead.text.tokenizer import Tokenizer
+
+Ints = NDArray[Any]
+Progress = Callable[[int, int], None]  # (pairs read, pairs in all)
+LAYOUT = 1  # of the files of a cache; another number makes another cache
+CHUNK = 4096  # pairs tokenised at once
+DTYPES: dict[str, type[np.generic]] = {"source": np.int32, "source_offsets": np.int64, "target": np.int32,
+                                       "target_offsets": np.int64, "lines": np.int64}
+
+
+class PairStore:
+    """Token ids of all pairs of a corpus that fit, without special tokens, in the order of the corpus.
+
+    ``source_lengths`` and ``target_lengths`` are what a row takes in a batch: its tokens and the one special
+    token every side has there (end of the source; start of the decoder input, end of the labels).
+    """
+
+    def __init__(self, directory: Path, report: CorpusReport) -> None:
+        self.directory, self.report = directory, report
+        flat = {name: open_flat(directory / f"{name}.npy") for name in DTYPES}
+        self.source_ids, self.source_offsets = flat["source"], flat["source_offsets"]
+        self.target_ids, self.target_offsets = flat["target"], flat["target_offsets"]
+        self.lines = flat["lines"]  # of the corpus, from 1
+        self.source_lengths: Ints = np.diff(self.source_offsets) + 1
+        self.target_lengths: Ints = np.diff(self.target_offsets) + 1
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def source(self, row: int) -> Ints:
+        """The token ids of one source, a view."""
+        return self.source_ids[self.source_offsets[row] : self.source_offsets[row + 1]]
+
+    def target(self, row: int) -> Ints:
+        """The token ids of one target, a view."""
+        return self.target_ids[self.target_offsets[row] : self.target_offsets[row + 1]]
+
+    @classmethod
+    def open_or_build(cls, corpus: Corpus, tokenizer: Tokenizer, cache: str | os.PathLike[str], *, max_len: int,
+                      progress: Progress | None = None) -> PairStore:
+        """The store of a corpus under the directory ``cache``; made if it is not there or not whole.
+
+        Its name is a digest of the text, the tokenizer and the settings, so a changed input is another store.
+        ``max_len`` counts the tokens of a side with its end; longer pairs are skipped and counted.
+        """
+        if max_len < 2:
+            raise UserError(f"max_len is {max_len}; a sentence of one token and its end need 2")
+        prints = [fingerprint(path) for path in corpus.files]
+        settings = {"layout": LAYOUT, "files": [digest for digest, _ in prints], "tokenizer": tokenizer.sha256,
+                    "max_len": max_len, "format": corpus.format, "columns": [corpus.source, corpus.target]}
+        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
+        directory = Path(cache) / f"pairs-{key}"
+        if (report := _verified(directory)) is None:
+            total = prints[0][1] if corpus.format == "parallel" else sum(count for _, count in prints)
+            try:
+                report = _build(directory, corpus, tokenizer, max_len, lambda n: progress(n, total) if progress else None)
+            except OSError as error:
+                raise UserError(f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
+                                "choose another directory with data.cache=...") from None
+        return cls(directory, report)
+
+
+def _build(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, progress: Callable[[int], None]) -> CorpusReport:
+    """Tokenise a corpus into a temporary directory and rename it into place, so that it is whole or absent."""
+    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+    _remove_left_over(directory)
+    temporary.mkdir(parents=True)
+    report = CorpusReport(corpus.where)
+    try:
+        _write_arrays(temporary, corpus, tokenizer, max_len, report, progress)
+        digests = {name: _digest(temporary / f"{name}.npy") for name in DTYPES}
+        body = {"report": asdict(report), "sha256": digests}
+        (temporary / "store.json").write_text(json.dumps(body, indent=2) + "\n")
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            os.rename(temporary, directory)
+        except OSError:
+            if _verified(directory) is None:  # else another process was faster with the same content
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return report
+
+
+def _write_arrays(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport,
+                  progress: Callable[[int], None]) -> None:
+    with ExitStack() as stack:
+        out = {name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype)) for name, dtype in DTYPES.items()}
+        for side in ("source", "target"):
+            out[f"{side}_offsets"].append([0])
+        for chunk in _chunks(corpus.pairs(report)):
+            encoded = zip(chunk, tokenizer.encode([pair.source for pair in chunk]),
+                          tokenizer.encode([pair.target for pair in chunk]), strict=True)
+            rows = [row for row in encoded if _fits(*row, max_len, report)]
+            for side, ids in (("source", [row[1] for row in rows]), ("target", [row[2] for row in rows])):
+                out[f"{side}_offsets"].append([*accumulate(map(len, ids), initial=out[side].count)][1:])
+                out[side].append([i for row in ids for i in row])
+            out["lines"].append([pair.line for pair, _, _ in rows])
+            progress(report.read)
+        if not report.kept:
+            raise UserError(f"no usable pair in {report} (max_len is {max_len} tokens)")
+
+
+def _fits(pair: Pair, source: list[int], target: list[int], max_len: int, report: CorpusReport) -> bool:
+    """Whether a pair stays; the report, which has counted it as kept, is put right if not."""
+    longest, shortest = max(len(source), len(target)), min(len(source), len(target))
+    if shortest > 0 and longest < max_len:
+        return True
+    report.kept -= 1
+    report.skip("overlong" if longest >= max_len else "blank", f"line {pair.line:,}")
+    return False
+
+
+def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    while chunk := list(islice(pairs, CHUNK)):
+        yield chunk
+
+
+def _verified(directory: Path) -> CorpusReport | None:
+    """The report of a store whose every file is as it was written; None if anything is missing or differs."""
+    try:
+        body = json.loads((directory / "store.json").read_text())
+        if any(_digest(directory / f"{name}.npy") != body["sha256"][name] for name in DTYPES):
+            return None
+        return CorpusReport(**body["report"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove_left_over(directory: Path) -> None:
+    """Remove what builds of the same store left when their process was killed."""
+    for path in directory.parent.glob(f"{directory.name}.tmp-*"):
+        pid = path.name.rpartition("-")[2]
+        if not pid.isdigit() or int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
