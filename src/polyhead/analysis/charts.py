@@ -1,0 +1,152 @@
+"""Curves as SVG, drawn by hand: no plotting library, no images, sharp at any size, coloured by the page's style.
+
+Pixels count from the upper left corner; ``Scale`` is the one place where a value becomes a pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+Point = tuple[float, float]
+
+MAX_POINTS = 400  # more than that are averaged in groups: a screen has no more columns
+LOG_RATIO = 30  # a quantity that falls further than this is drawn on a logarithmic axis
+
+
+class Curve(NamedTuple):
+    """One named line: its points in order of x."""
+
+    name: str
+    points: Sequence[Point]
+
+
+class Scale(NamedTuple):
+    """From values lo..hi to pixels start..end; ``log`` makes equal ratios equal distances."""
+
+    lo: float
+    hi: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """The pixel of a value."""
+        lo, hi, value = (math.log(v) if self.log else v for v in (self.lo, self.hi, value))
+        return self.start + (value - lo) / (hi - lo) * (self.end - self.start)
+
+
+def ticks(lo: float, hi: float, n: int = 5) -> list[float]:
+    """About n round numbers (1, 2 or 5 times a power of ten) that enclose lo..hi."""
+    if hi <= lo:
+        lo, hi = lo - (abs(lo) or 1) / 2, hi + (abs(hi) or 1) / 2
+    rough = (hi - lo) / n
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * min((1, 2, 5, 10), key=lambda m: abs(math.log(m * power / rough)))
+    first, last = math.floor(lo / step + 1e-9), math.ceil(hi / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def log_ticks(lo: float, hi: float) -> list[float]:
+    """1, 2 and 5 times every power of ten, from the last one below lo to the first one above hi."""
+    powers = range(math.floor(math.log10(lo)) - 1, math.ceil(math.log10(hi)) + 2)
+    all_ticks = [float(f"{m}e{p}") for p in powers for m in (1, 2, 5)]
+    first = max(i for i, t in enumerate(all_ticks) if t <= lo)
+    last = min(i for i, t in enumerate(all_ticks) if t >= hi)
+    return all_ticks[first : last + 1]
+
+
+def thin(points: Sequence[Point], at_most: int = MAX_POINTS) -> list[Point]:
+    """Means of equal groups of neighbours, so that a long run stays a small page; values that are no numbers go."""
+    kept = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    size = -(-len(kept) // at_most)
+    if size <= 1:
+        return kept
+    groups = [kept[i : i + size] for i in range(0, len(kept), size)]
+    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
+
+
+def number(value: float) -> str:
+    """A number as people write it: 12,000 and 0.0312, not 12000.0 and 0.031200000000000002."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or (1e-3 <= abs(value) < 1e15 and float(value).is_integer()):
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2g}"
+
+
+def scales(
+    curves: Sequence[Curve], width: float, height: float, from_zero: bool
+) -> tuple[Scale, Scale, list[float], list[float]]:
+    """Horizontal and vertical scale that hold all points inside the frame, and their ticks."""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    log = not from_zero and min(ys) > 0 and max(ys) / min(ys) > LOG_RATIO
+    lo = 0.0 if from_zero or 0 < min(ys) <= 0.4 * max(ys) else min(ys)  # near enough to zero to show it
+    y_ticks = log_ticks(min(ys), max(ys)) if log else ticks(min(lo, *ys), max(ys), max(3, round(height / 60)))
+    x_ticks = [x for x in ticks(min(xs), max(xs), max(3, round(width / 110))) if min(xs) <= x <= max(xs)]
+    left, right, top, bottom = 14 + 7 * max(len(number(y)) for y in y_ticks), 22, 12, 40
+    hi = max(xs) if max(xs) > min(xs) else min(xs) + 1
+    return (
+        Scale(min(xs), hi, left, width - right),
+        Scale(y_ticks[0], y_ticks[-1], height - bottom, top, log),
+        x_ticks or [min(xs)],
+        y_ticks,
+    )
+
+
+def line_chart(
+    curves: Sequence[Curve],
+    x_label: str,
+    y_label: str,
+    width: int = 760,
+    height: int = 300,
+    from_zero: bool = False,
+) -> str:
+    """An SVG element with axes, ticks, one path a curve, and the scales as data for the hover readout.
+
+    Curves are told apart by the classes c0, c1, ... and, where points are few, by dots.
+    """
+    curves = [Curve(c.name, thin(c.points)) for c in curves]
+    x, y, x_ticks, y_ticks = scales(curves, width, height, from_zero)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" data-x="{numbers(x)}" data-y="{numbers(y)}" '
+        f'aria-label="{escape(summary(curves, x_label, y_label))}">'
+    ]
+    for value in y_ticks:
+        at = f"{y.at(value):.1f}"
+        parts.append(f'<line class="grid" x1="{x.start:.1f}" x2="{x.end:.1f}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick end" x="{x.start - 8:.1f}" y="{y.at(value) + 4:.1f}">{number(value)}</text>'
+        )
+    for value in x_ticks:
+        at = f"{x.at(value):.1f}"
+        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{y.start:.1f}" y2="{y.start + 5:.1f}"/>')
+        parts.append(f'<text class="tick middle" x="{at}" y="{y.start + 19:.1f}">{number(value)}</text>')
+    parts.append(
+        f'<line class="axis" x1="{x.start:.1f}" x2="{x.end:.1f}" y1="{y.start:.1f}" y2="{y.start:.1f}"/>'
+    )
+    parts.append(f'<text class="label end" x="{x.end:.1f}" y="{height - 4}">{escape(x_label)}</text>')
+    for i, curve in enumerate(curves):
+        pixels = [(f"{x.at(a):.1f}", f"{y.at(b):.1f}") for a, b in curve.points]
+        parts.append(f'<path class="curve c{i}" d="M{"L".join(f"{a} {b}" for a, b in pixels)}"/>')
+        if len(pixels) <= 24:
+            parts += [f'<circle class="dot c{i}" cx="{a}" cy="{b}" r="3"/>' for a, b in pixels]
+    return "".join([*parts, "</svg>"])
+
+
+def numbers(scale: Scale) -> str:
+    """A scale as the page's script reads it."""
+    return " ".join(f"{v:.10g}" for v in (*scale[:4], int(scale.log)))
+
+
+def summary(curves: Sequence[Curve], x_label: str, y_label: str) -> str:
+    """What a reader who cannot see the chart is told."""
+    ends = "; ".join(
+        f"{c.name} from {number(c.points[0][1])} to {number(c.points[-1][1])}" for c in curves if c.points
+    )
+    return f"{y_label} by {x_label}: {ends}"

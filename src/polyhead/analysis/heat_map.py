@@ -1,0 +1,142 @@
+"""Attention weights as data, as text for the terminal, and as a still picture."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from polyhead.errors import UserError
+
+Matrix = list[list[float]]
+SHADES = " ░▒▓█"
+
+
+class AttentionMap(NamedTuple):
+    """Who looks at whom: row t holds the weights that target token t gives to each source token.
+
+    ``weights`` is (layers, heads, T, S): nested lists, or anything that has ``tolist`` (numpy, torch).
+    """
+
+    source_tokens: Sequence[str]
+    target_tokens: Sequence[str]
+    weights: Any
+    kind: str = "cross-attention"
+
+
+def as_lists(attention: AttentionMap) -> list[list[Matrix]]:
+    """The weights as nested lists, (layers, heads, T, S), checked against the numbers of tokens."""
+    given = attention.weights
+    weights: list[list[Matrix]] = (
+        given.tolist() if hasattr(given, "tolist") else [list(layer) for layer in given]
+    )
+    wanted = len(attention.target_tokens), len(attention.source_tokens)
+    if not weights or not weights[0]:
+        raise UserError("an attention map needs at least one layer and one head")
+    for layer in weights:
+        for head in layer:
+            if len(head) != wanted[0] or any(len(row) != wanted[1] for row in head):
+                came = len(head), len(head[0]) if head else 0
+                raise UserError(
+                    f"attention weights of {came[0]} x {came[1]} do not fit {wanted[0]} target "
+                    f"and {wanted[1]} source tokens; wanted (layers, heads, {wanted[0]}, {wanted[1]})"
+                )
+    return weights
+
+
+def mean(matrices: Sequence[Matrix]) -> Matrix:
+    """The mean of several maps of one size, weight by weight."""
+    return [
+        [sum(cells) / len(matrices) for cells in zip(*rows, strict=True)]
+        for rows in zip(*matrices, strict=True)
+    ]
+
+
+def pick(attention: AttentionMap, layer: int | None = None, head: int | None = None) -> Matrix:
+    """One (T, S) map. None means the mean: of all layers, of all heads; negative numbers count from the end."""
+    weights = as_lists(attention)
+    chosen = weights if layer is None else [weights[checked("layer", layer, len(weights))]]
+    return mean(
+        [mean(heads if head is None else [heads[checked("head", head, len(heads))]]) for heads in chosen]
+    )
+
+
+def checked(what: str, index: int, n: int) -> int:
+    """The index, or an error that says which there are."""
+    if not -n <= index < n:
+        raise UserError(f"no {what} {index}: there are {n}, numbered 0 to {n - 1}")
+    return index
+
+
+def which(what: str, index: int | None, n: int) -> str:
+    """The choice in words; people count from one."""
+    return f"mean of {n} {what}s" if index is None else f"{what} {index % n + 1} of {n}"
+
+
+def shown(token: str) -> str:
+    """A token as it can be read on an axis: without the space it begins with, and never invisible."""
+    return token.strip().replace("\n", "⏎") or ("⏎" if "\n" in token else "␣")
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal the text takes: Chinese characters take two, combining marks none."""
+    wide = {"W": 2, "F": 2}
+    return sum(0 if unicodedata.combining(c) else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
+
+
+def attention_text(attention: AttentionMap, layer: int | None = -1, head: int | None = None) -> str:
+    """One map for the terminal: a row a target token, a shaded cell a source token, and where each looks most."""
+    matrix = pick(attention, layer, head)
+    source, target = ([shown(t) for t in tokens] for tokens in attention[:2])
+    width = max(map(columns, target), default=0)
+    weights = as_lists(attention)
+    lines = [
+        f"{attention.kind}, {which('layer', layer, len(weights))}, {which('head', head, len(weights[0]))}",
+        "",
+        " " * width + "  " + "".join(f"{i:>3}" for i in range(1, len(source) + 1)),
+    ]
+    for token, row in zip(target, matrix, strict=True):
+        cells = "".join(" " + 2 * SHADES[min(int(w * len(SHADES)), len(SHADES) - 1)] for w in row)
+        best = max(range(len(row)), key=row.__getitem__)
+        lines.append(" " * (width - columns(token)) + f"{token}  {cells}  {row[best]:.2f} {source[best]}")
+    return "\n".join([*lines, "", "  ".join(f"{i} {token}" for i, token in enumerate(source, 1))])
+
+
+def heat_map(attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26) -> str:
+    """One map as an SVG element: the darker a cell, the larger its weight."""
+    matrix = pick(attention, layer, head)
+    source, target = ([clipped(shown(t)) for t in tokens] for tokens in attention[:2])
+    left, top = 12 + 7.4 * max(map(columns, target)), 24 + 6.6 * max(map(columns, source))
+    right = 14 + 5.4 * columns(source[-1])
+    width, height = left + cell * len(source) + right, top + cell * len(target) + 4
+    parts = [
+        f'<svg class="heat" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
+        f'role="img" aria-label="{escape(attention.kind)}: {len(target)} target by {len(source)} source tokens">'
+    ]
+    for s, token in enumerate(source):
+        x, y = left + cell * (s + 0.5), top - 8
+        parts.append(
+            f'<text class="token" transform="translate({x:.1f} {y:.1f}) rotate(-50)">{escape(token)}</text>'
+        )
+    for t, (token, row) in enumerate(zip(target, matrix, strict=True)):
+        y = top + cell * t
+        parts.append(
+            f'<text class="token end" x="{left - 8:.1f}" y="{y + cell / 2 + 5:.1f}">{escape(token)}</text>'
+        )
+        for s, weight in enumerate(row):
+            box = f'x="{left + cell * s:.1f}" y="{y:.1f}" width="{cell - 2}" height="{cell - 2}" rx="3"'
+            parts.append(
+                f'<rect class="under" {box}/><rect class="cell" {box} fill-opacity="{opacity(weight)}"/>'
+            )
+    return "".join([*parts, "</svg>"])
+
+
+def opacity(weight: float) -> str:
+    """How dark a weight is: the power 0.7 keeps small weights visible; the page's script does the same."""
+    return f"{max(weight, 0.0) ** 0.7:.3f}"
+
+
+def clipped(text: str, at_most: int = 14) -> str:
+    """No longer than an axis has room for."""
+    return text if len(text) <= at_most else text[: at_most - 1] + "…"

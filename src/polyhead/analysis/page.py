@@ -1,0 +1,85 @@
+"""One HTML file that needs nothing else: style, script and data inside, no request to anywhere, light and dark.
+
+A content security policy names the one script by its hash, so nothing that slips into the text could ever run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Section(NamedTuple):
+    """A heading, a sentence under it, and HTML that is already safe."""
+
+    heading: str
+    lead: str
+    body: str
+
+
+def page(title: str, lead: str, sections: Sequence[Section], note: str = "") -> str:
+    """The whole document; title, lead, headings and note are plain text."""
+    script = asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    body = "\n".join(section_html(section) for section in sections)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="Polyhead">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{asset("page.css")}</style>
+</head>
+<body>
+<main>
+<header>
+<p class="brand">Polyhead</p>
+<h1>{escape(title)}</h1>
+<p class="lead">{escape(lead)}</p>
+</header>
+{body}
+<footer>{escape(note)}</footer>
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def section_html(section: Section) -> str:
+    """A section of the page."""
+    lead = f'<p class="about">{escape(section.lead)}</p>' if section.lead else ""
+    return f"<section>\n<h2>{escape(section.heading)}</h2>\n{lead}\n{section.body}\n</section>"
+
+
+def data(value: Any) -> str:
+    """Data for the page's script. "<" is written as an escape, so no text can close the element it stands in."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f'<script type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
+
+
+def asset(name: str) -> str:
+    """The text of a file that lies beside this one."""
+    return files("polyhead.analysis").joinpath(name).read_text(encoding="utf-8")
+
+
+def write(path: Path | str, text: str) -> Path:
+    """Write the file whole or not at all, and make its directory."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,165 @@
+"""The report of a training run: what came out, how it was learned, where it is wrong, what it looks at."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from polyhead.analysis.heat_map import AttentionMap
+from polyhead.analysis.attention_page import attention_section
+from polyhead.analysis.charts import Curve, line_chart, number, thin
+from polyhead.analysis.page import Section, data, page, write
+
+TILE_CHARS = 18  # a fact longer than this is a row of the table of details, not a tile
+
+# metrics.jsonl's keys that are drawn small, beside each other
+SMALL = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "exact": "Exact match",
+    "accuracy": "Accuracy",
+    "lr": "Learning rate",
+    "tokens_per_s": "Tokens per second",
+}
+SPLITS = {"train": "training", "valid": "validation"}
+
+
+def write_report(
+    path: Path | str,
+    title: str,
+    facts: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    examples: Sequence[Mapping[str, Any]],
+    attention: Sequence[AttentionMap] = (),
+    lead: str = "",
+) -> Path:
+    """Write one self-contained page.
+
+    ``facts``: short ones become tiles, longer ones and mappings a table. ``metrics``: the rows of metrics.jsonl.
+    ``examples``: source, output, reference, and correct (by default: are output and reference equal).
+    """
+    sections = [headline(facts), training(metrics), translations(examples)]
+    if attention:
+        sections.append(attention_section(attention))
+    return write(path, page(title, lead, [section for section in sections if section.body]))
+
+
+def headline(facts: Mapping[str, Any]) -> Section:
+    """The numbers first, in large; all other facts in a table."""
+    short = {name: worded(value) for name, value in facts.items() if not isinstance(value, Mapping)}
+    tiles = {name: text for name, text in short.items() if len(text) <= TILE_CHARS}
+    rows = {name: text for name, text in short.items() if name not in tiles}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            rows |= {f"{name}: {key}": worded(inner) for key, inner in value.items()}
+    body = ""
+    if tiles:
+        items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(t)}</dd></div>" for n, t in tiles.items())
+        body += f'<dl class="tiles">{items}</dl>'
+    if rows:
+        items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(t)}</dd></div>" for n, t in rows.items())
+        body += f'<details><summary>Details</summary><dl class="facts">{items}</dl></details>'
+    return Section("Result", "", body)
+
+
+def worded(value: Any) -> str:
+    """A fact as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return number(value)
+
+
+def curves(metrics: Sequence[Mapping[str, Any]], key: str) -> list[Curve]:
+    """The values of one key by step, one curve a split that has any."""
+    rows = [row for row in metrics if isinstance(row.get(key), int | float) and "step" in row]
+    found = [
+        Curve(
+            SPLITS.get(split, split),
+            thin([(row["step"], row[key]) for row in rows if row.get("split") == split]),
+        )
+        for split in dict.fromkeys(
+            str(row.get("split")) for row in sorted(rows, key=lambda r: str(r.get("split")))
+        )
+    ]
+    return [curve for curve in found if curve.points]
+
+
+def training(metrics: Sequence[Mapping[str, Any]]) -> Section:
+    """The loss in large, for wide and for narrow screens; what else was measured in small."""
+    loss = curves(metrics, "loss")
+    body = figure("Loss", loss, (860, 320), (380, 260)) if loss else ""
+    small = [
+        figure(title, drawn, (310, 190), from_zero=True)
+        for key, title in SMALL.items()
+        if (drawn := curves(metrics, key))
+    ]
+    if small:
+        body += f'<div class="small">{"".join(small)}</div>'
+    return Section("Training", "Point at a curve to read its values.", body)
+
+
+def figure(title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero: bool = False) -> str:
+    """A chart in one or several sizes (the style shows the one that fits), its legend and its data."""
+    names = [escape(curve.name) if len(drawn) > 1 else "" for curve in drawn]
+    points = [[[round(x), float(f"{y:.4g}")] for x, y in curve.points] for curve in drawn]
+    legend = "".join(
+        f'<span class="key c{i}">{name} <output>{number(curve.points[-1][1])}</output></span>'
+        for i, (name, curve) in enumerate(zip(names, drawn, strict=True))
+    )
+    charts = "".join(line_chart(drawn, "step", title, *size, from_zero) for size in sizes)
+    kind = "plot sizes" if len(sizes) > 1 else "plot"
+    return (
+        f'<figure class="{kind}"><figcaption><b>{escape(title)}</b>{legend}'
+        f'<span class="at">step <output>{number(max(c.points[-1][0] for c in drawn))}</output></span></figcaption>'
+        f"{charts}{data(points)}</figure>"
+    )
+
+
+def translations(examples: Sequence[Mapping[str, Any]]) -> Section:
+    """Outputs beside references; where they differ, the difference is marked."""
+    rows = [row_html(example) for example in examples]
+    n_right = sum(is_right(example) for example in examples)
+    body = (
+        '<div class="scroll"><table class="examples"><thead><tr><th></th><th>Source</th><th>Output</th>'
+        f"<th>Reference</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        if rows
+        else ""
+    )
+    return Section("Examples", f"{n_right} of these {len(rows)} equal their reference.", body)
+
+
+def is_right(example: Mapping[str, Any]) -> bool:
+    """Does the output count as correct?"""
+    return bool(example.get("correct", example["output"] == example["reference"]))
+
+
+def row_html(example: Mapping[str, Any]) -> str:
+    """One row of the table of examples."""
+    right = is_right(example)
+    output, reference = str(example["output"]), str(example["reference"])
+    mark = (
+        '<span class="yes" title="equal">✓</span>' if right else '<span class="no" title="different">✗</span>'
+    )
+    sides = (marked(output, reference, "del"), marked(reference, output, "ins"))
+    if output == reference:
+        sides = (escape(output), escape(reference))
+    cells = "".join(
+        f'<td data-name="{name}" dir="auto">{html}</td>'
+        for name, html in zip(
+            ("Source", "Output", "Reference"), (escape(str(example["source"])), *sides), strict=True
+        )
+    )
+    return f'<tr class="{"right" if right else "wrong"}"><td class="mark">{mark}</td>{cells}</tr>'
+
+
+def marked(text: str, other: str, element: str) -> str:
+    """The text, escaped, with the pieces that the other one lacks inside <del> or <ins>."""
+    pieces = difflib.SequenceMatcher(None, text, other, autojunk=False).get_opcodes()
+    return "".join(
+        escape(text[a:b]) if kind == "equal" else f"<{element}>{escape(text[a:b])}</{element}>"
+        for kind, a, b, _, _ in pieces
+        if a < b
+    )
