@@ -34,7 +34,9 @@ class ModelSection(BaseModel):
     n_layers: int = Field(6, gt=0, description="blocks of the encoder")
     n_decoder_layers: int | None = Field(None, gt=0, description="as many as n_layers if not given")
     n_heads: int = Field(8, gt=0, description="attention heads; must divide d_model")
-    n_kv_heads: int | None = Field(None, gt=0, description="as many as n_heads if not given; 1 is multi-query")
+    n_kv_heads: int | None = Field(
+        None, gt=0, description="as many as n_heads if not given; 1 is multi-query"
+    )
     d_ff: int | None = Field(None, gt=0, description="4 d_model if not given")
     max_len: int = Field(1024, gt=0, description="longest sequence in tokens; the size of learned positions")
     attention: Choice = Choice("softmax")

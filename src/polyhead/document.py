@@ -122,7 +122,9 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
         if not equals or not all(keys):
             raise UserError(f"override {override!r}: expected section.key=value, e.g. model.d_model=256")
         if keys[0] not in root.model_fields:
-            raise UserError(f"{key}: unknown key{_home(keys[0], root) or nearest(keys[0], root.model_fields)}")
+            raise UserError(
+                f"{key}: unknown key{_home(keys[0], root) or nearest(keys[0], root.model_fields)}"
+            )
         try:
             parsed.append((keys, parse(text)))
         except UserError as error:

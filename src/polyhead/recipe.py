@@ -86,7 +86,9 @@ class TrainConfig(Section):
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     schedule: Choice = Choice("inverse_sqrt")
     clip_norm: float = Field(1.0, ge=0, description="longest gradient; 0 leaves it as it is")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="share of the probability spread over all tokens")
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="share of the probability spread over all tokens"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
     average: int = Field(0, ge=0, description="checkpoints averaged at the end; 0: none")
@@ -96,7 +98,9 @@ class TrainConfig(Section):
     save_every: int = Field(500, gt=0, description="steps")
     keep: int = Field(3, gt=0, description="checkpoints kept, besides the best one")
     patience: int | None = Field(None, gt=0, description="evaluations without progress before stopping early")
-    metric: Literal["loss", "bleu", "chrf"] = Field("loss", description="what decides which checkpoint is best")
+    metric: Literal["loss", "bleu", "chrf"] = Field(
+        "loss", description="what decides which checkpoint is best"
+    )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
     threads: int | None = Field(None, gt=0, description="CPU threads; all cores if not given")
@@ -112,7 +116,9 @@ class TrainConfig(Section):
         if self.steps is None and self.epochs is None:
             raise UserError("give steps or epochs, e.g. train.steps=10000")
         if self.average > self.keep:
-            raise UserError(f"average ({self.average}) is more than the checkpoints that are kept: keep ({self.keep})")
+            raise UserError(
+                f"average ({self.average}) is more than the checkpoints that are kept: keep ({self.keep})"
+            )
         return self
 
 
@@ -123,7 +129,9 @@ class GenerationConfig(Section):
     length_penalty: float = Field(1.0, description="exponent of the length: above 0 favours longer outputs")
     n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
     min_new_tokens: int = Field(0, ge=0, description="tokens")
-    max_length_ratio: float = Field(2.0, gt=0, description="an output has at most ratio x source + extra tokens")
+    max_length_ratio: float = Field(
+        2.0, gt=0, description="an output has at most ratio x source + extra tokens"
+    )
     max_length_extra: int = Field(20, ge=0, description="tokens")
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
@@ -150,7 +158,9 @@ class Recipe(Section):
     model: ModelSection = Field(default_factory=ModelSection)
     train: TrainConfig
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    out: Path = Field(Path("runs/run"), description="the run's directory; runs/<name of the recipe> if not given")
+    out: Path = Field(
+        Path("runs/run"), description="the run's directory; runs/<name of the recipe> if not given"
+    )
 
     def dump_yaml(self) -> str:
         """The recipe as resolved, every default written out; reading it gives the same recipe."""

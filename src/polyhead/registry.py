@@ -130,4 +130,14 @@ CACHE: Registry[Any] = Registry("cache", "polyhead.cache")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule")
-ALL: tuple[Registry[Any], ...] = (ATTENTION, POSITION, NORM, FEED_FORWARD, INIT, CACHE, TOKENIZER, OPTIMIZER, SCHEDULE)
+ALL: tuple[Registry[Any], ...] = (
+    ATTENTION,
+    POSITION,
+    NORM,
+    FEED_FORWARD,
+    INIT,
+    CACHE,
+    TOKENIZER,
+    OPTIMIZER,
+    SCHEDULE,
+)

@@ -66,7 +66,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 
     from polyhead.cli.guard import guarded
 
-    module, what = VERBS[verb]
+    module = VERBS[verb][0]
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     function = import_module(f"polyhead.cli.{module}").run
     names = {"help_option_names": ["-h", "--help"]}

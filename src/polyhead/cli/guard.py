@@ -63,7 +63,10 @@ def said(error: Exception) -> tuple[str, int]:
 
         return str(explain(error)), MISTAKE  # type: ignore[arg-type]
     if isinstance(error, MemoryError):
-        return "out of memory; use a smaller batch (train.max_tokens, --batch-tokens) or a smaller model", FAILED
+        return (
+            "out of memory; use a smaller batch (train.max_tokens, --batch-tokens) or a smaller model",
+            FAILED,
+        )
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"this needs {error.name}: pip install 'polyhead[{EXTRAS[error.name]}]'", MISTAKE
     if isinstance(error, OSError) and error.filename is not None:

@@ -39,7 +39,9 @@ def run(
         print("\n\n".join(summary(registry) for registry in ALL))
         return
     kinds = {registry.kind: registry for registry in ALL}
-    found = [(registry, part) for registry in ALL for part in registry.names() if name in (part, registry.kind)]
+    found = [
+        (registry, part) for registry in ALL for part in registry.names() if name in (part, registry.kind)
+    ]
     if not found:
         raise unknown("part", name, {*kinds, *(part for registry in ALL for part in registry.names())})
     print("\n\n".join(describe(registry, part) for registry, part in found))
@@ -68,7 +70,9 @@ def describe(registry: Registry[Any], name: str) -> str:
     chosen = f"{PLACES[registry.kind]}={name}"
     if example is not None:
         chosen += f" {PLACES[registry.kind]}.{example}={yaml_word(options[example][1])}"
-    return "\n".join([*lines, f"In a recipe or on the command line: {chosen}", f"Defined in {part.__module__}"])
+    return "\n".join(
+        [*lines, f"In a recipe or on the command line: {chosen}", f"Defined in {part.__module__}"]
+    )
 
 
 def first_sentence(part: Any) -> str:

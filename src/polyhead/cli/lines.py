@@ -1,0 +1,87 @@
+"""Lines in and lines out of the verbs that work in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from polyhead.data import files
+from polyhead.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def read_lines(source: str) -> Iterator[str]:
+    """The lines of a file (gzip or not), a pipe, or standard input for ``-``; only "\\n" ends a line.
+
+    Bytes that are not UTF-8 become U+FFFD and are reported, so that line n of the output stays line n of the input.
+    """
+    path = Path(source)
+    if source != "-" and not path.exists():
+        there = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise UserError(f"no file {source!r}{nearest(path.name, there)}")
+    if source == "-":
+        raw: Iterable[bytes | None] = sys.stdin.buffer
+    elif path.is_file() or path.is_dir():
+        raw = files.lines(path)
+    else:  # a named pipe cannot be rewound, which looking for gzip needs
+        raw = path.open("rb")
+    return decoded(raw)
+
+
+def decoded(raw: Iterable[bytes | None]) -> Iterator[str]:
+    """Lines of bytes as text, without their line ends."""
+    for number, line in enumerate(raw, 1):
+        if line is None:
+            raise UserError(f"line {number} is longer than {files.MAX_LINE:,} bytes")
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        text = line.removeprefix(files.BOM if number == 1 else b"").decode(errors="replace")
+        if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
+            print(f"polyhead: line {number} is not UTF-8; its bad bytes are read as U+FFFD", file=sys.stderr)
+        yield text
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of ``size`` items, the last one shorter."""
+    stream = iter(items)
+    while chunk := list(islice(stream, size)):
+        yield chunk
+
+
+def chunk_size(source: str, wanted: int) -> int:
+    """Lines handled together: one where a person types them and waits for the answer."""
+    return 1 if source == "-" and sys.stdin.isatty() else wanted
+
+
+def one_line(text: str) -> str:
+    """The text without line ends, so that one output stays one line."""
+    return text.replace("\r", " ").replace("\n", " ")
+
+
+class Counter:
+    """Lines done and lines a second on standard error, only where that is a terminal and the output is not."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty() and not sys.stdout.isatty()
+        self.start, self.lines = time.perf_counter(), 0
+
+    def at(self, within: int) -> None:
+        """Show the lines done before plus those of the chunk that is being worked on."""
+        if self.shown:
+            done = self.lines + within
+            speed = done / max(time.perf_counter() - self.start, 1e-9)
+            print(f"\r{done:,} lines, {speed:,.1f}/s ", end="", file=sys.stderr, flush=True)
+
+    def add(self, lines: int) -> None:
+        """A chunk is finished."""
+        self.lines += lines
+        self.at(0)
+
+    def close(self) -> None:
+        """Leave the terminal on a new line."""
+        if self.shown and self.lines:
+            print(file=sys.stderr)

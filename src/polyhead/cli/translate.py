@@ -1,0 +1,115 @@
+"""``polyhead translate``: lines in, translations out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.document import parse
+from polyhead.errors import UserError
+
+if TYPE_CHECKING:
+    from polyhead.run import Run
+
+AS_TRAINED = "as the run's generation_config.json"
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="text, one sentence a line, .gz too; - is standard input")
+    ] = "-",
+    beam_size: Annotated[
+        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
+    ] = None,
+    n_best: Annotated[int, typer.Option(help="translations for a line, on as many lines; best first")] = 1,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="shortest output, in tokens", show_default=AS_TRAINED)
+    ] = None,
+    early_stopping: Annotated[
+        str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="KV cache, e.g. static or '{name: static, chunk: 64}'", show_default=AS_TRAINED),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
+    ] = None,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="put the score and a tab before each translation")
+    ] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="translate the beginning of lines too long for the model")
+    ] = False,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
+    ] = 512,
+) -> None:
+    """Translate a file or what is piped in, one line at a time.
+
+    A blank line gives a blank line, so line n of the output belongs to line n of the input.
+
+    \b
+    polyhead translate runs/multi30k test.de > test.en
+    echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
+    """
+    typed: dict[str, Any] = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "min_new_tokens": min_new_tokens,
+        "early_stopping": early_stopping,
+        "cache": None if cache is None else parse(cache),
+        "batch_tokens": batch_tokens,
+    }
+    changes = {name: value for name, value in typed.items() if value is not None}
+    lines = read_lines(source)
+    from polyhead.run import load
+
+    translator = load(directory)
+    counter, done = Counter(), 0
+    changes |= {"truncate": truncate, "progress": counter.at}
+    for texts in chunks(lines, chunk_size(source, chunk)):
+        if not truncate:
+            refuse_long(translator, texts, first=done + 1)
+        for score, text in translations(translator, texts, n_best, changes):
+            print(text if score is None or not scores else f"{score:.4f}\t{text}")
+        print(end="", flush=True)
+        done += len(texts)
+        counter.add(len(texts))
+    counter.close()
+
+
+def translations(
+    run: Run, texts: list[str], n_best: int, changes: dict[str, Any]
+) -> Iterator[tuple[float | None, str]]:
+    """(score, translation), ``n_best`` of them for each text; a blank text gives as many blanks without a score."""
+    kept = [i for i, text in enumerate(texts) if text.strip()]
+    found = run.hypotheses([texts[i] for i in kept], n_best=n_best, **changes)
+    answers = dict(zip(kept, found, strict=True))
+    for i in range(len(texts)):
+        if i not in answers:
+            yield from [(None, "")] * n_best
+            continue
+        outputs = run.tokenizer.decode([hypothesis.tokens for hypothesis in answers[i]])
+        for hypothesis, text in zip(answers[i], outputs, strict=True):
+            yield hypothesis.score, one_line(text)
+
+
+def refuse_long(run: Run, texts: list[str], first: int) -> None:
+    """A UserError that names the first line with more tokens than the model takes."""
+    most = run.config.max_len - 1  # the end of sentence needs a place
+    for number, tokens in enumerate(run.tokenizer.encode(texts), first):
+        if len(tokens) > most:
+            raise UserError(
+                f"line {number} has {len(tokens)} tokens; this model takes {most} at most. "
+                "Split the line, or translate its beginning with --truncate"
+            )
