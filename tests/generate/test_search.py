@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from polyhead.errors import UserError
+from polyhead.generate.search import _batches, limit, pad, search, search_all
+from polyhead.recipe import GenerationConfig
+
+EOS, BOS, PAD = 0, 4, 9
+GIVEN = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "max_len": 12}
+SOURCES = [[1, 2], [3], [], [2, 2, 1, 3], [1, 2], [], [3, 1, 2]]
+
+
+@pytest.mark.acceptance("C1")
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
+def test_lines_come_back_in_order_whatever_the_batches(table, plain, beam_size, batch_tokens):
+    model = table(2, eos=0.3)
+    config = GenerationConfig(
+        beam_size=beam_size,
+        n_best=beam_size,
+        batch_tokens=batch_tokens,
+        max_length_ratio=1.0,
+        max_length_extra=3,
+    )
+    told = []
+    found = search_all(model, SOURCES, config, progress=told.append, **GIVEN)
+    assert told == list(range(1, len(SOURCES) + 1))
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        if not source:
+            assert [(h.tokens, h.score) for h in hypotheses] == [([], 0.0)]
+            continue
+        wanted = plain(model, [*source, EOS], len(source) + 3, 1.0, beam_size, False)
+        assert [tuple(h.tokens) for h in hypotheses] == [w.tokens for w in wanted]
+        assert [h.score for h in hypotheses] == pytest.approx([w.score for w in wanted], abs=1e-5)
+
+
+def test_the_stream_yields_every_line_once_longest_first(table):
+    lines = [line for line, _ in search(table(2), SOURCES, GenerationConfig(), **GIVEN)]
+    assert lines == [3, 6, 0, 4, 1, 2, 5]
+
+
+@pytest.mark.acceptance("C5")
+@pytest.mark.parametrize("length", [10, 11, 12, 13])
+def test_a_line_longer_than_the_model_is_named_or_cut_when_asked(table, length):
+    source = [1, 2, 3] * 5
+    sources, config = [[1], source[:length]], GenerationConfig(beam_size=2)
+    cut = search_all(table(2), sources, config, truncate=True, **GIVEN)
+    assert cut[1] == search_all(table(2), [source[: min(length, 11)]], config, **GIVEN)[0]
+    if length <= 11:
+        assert search_all(table(2), sources, config, **GIVEN) == cut
+    else:
+        with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* 12 at most.*first 11 tokens"):
+            search_all(table(2), sources, config, **GIVEN)
+
+
+@pytest.mark.acceptance("C5")
+def test_outputs_stop_at_the_ratio_and_at_the_greatest_length_of_the_model(table):
+    model = table(0, eos=-100.0)
+    config = GenerationConfig(beam_size=2, max_length_ratio=1.5, max_length_extra=2)
+    lengths = [len(h[0].tokens) for h in search_all(model, [[1], [1, 2, 3], [3] * 11], config, **GIVEN)]
+    assert lengths == [3, 6, 12]
+    assert [limit(n, config) for n in (0, 1, 2, 3)] == [2, 3, 5, 6]
+
+
+def test_a_prefix_begins_the_output_of_its_line(table):
+    prefix = [[3], [], [2], [1, 1, 1, 1, 1, 1], [2], [], [3, 3]]
+    config = GenerationConfig(beam_size=2, max_length_ratio=1.0, max_length_extra=0)
+    found = search_all(table(2), SOURCES, config, prefix=prefix, **GIVEN)
+    for source, given, hypotheses in zip(SOURCES, prefix, found, strict=True):
+        assert hypotheses[0].tokens[: len(given)] == given or not source
+    with pytest.raises(UserError, match="7 lines, but 1 prefixes"):
+        search_all(table(2), SOURCES, config, prefix=[[3]], **GIVEN)
+    with pytest.raises(UserError, match="prefix of line 1 has 12 tokens"):
+        search_all(table(2), [[1]], config, prefix=[[3] * 12], **GIVEN)
+
+
+def test_batches_hold_every_line_once_within_the_budget():
+    lengths = torch.randint(0, 30, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    batches = list(_batches(lengths, 64))
+    assert sorted(row for rows in batches for row in rows) == list(range(200))
+    longest = [lengths[rows[0]] for rows in batches]
+    assert longest == sorted(longest, reverse=True)
+    for rows, n in zip(batches, longest, strict=True):
+        assert n == 0 or len(rows) == 1 or len(rows) * (n + 1) <= 64
+
+
+def test_padding_is_marked_in_positions_and_absent_where_nothing_is_padded():
+    tokens, pos = pad([[5, 6, 7], [8]], 1, torch.device("cpu"))
+    assert tokens.tolist() == [[5, 6, 7], [8, 1, 1]]
+    assert pos.tolist() == [[0, 1, 2], [0, -1, -1]]
+    assert pad([[5], [8]], 1, torch.device("cpu"))[1] is None
