@@ -7,6 +7,7 @@ decoder ever sees more than that many tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from polyhead.errors import UserError
 
 Ints = NDArray[Any]
-POOL = 1 << 20  # rows sorted together; a larger corpus is cut at random into pools of about that size
+# Tokens by which the difference of a row's sides is blurred before sorting. Without it the same rows meet in every
+# epoch; with 1, on Multi30k, 40 % of them do, at a fill rate of 0.957 instead of 0.968.
+BLUR = 1.0
 
 
 class Place(NamedTuple):
@@ -37,6 +40,11 @@ class BatchOrder:
         """The batches of one epoch."""
         return plan_epoch(*self.lengths, max_tokens=self.max_tokens, seed=self.seed, epoch=epoch)
 
+    @cached_property
+    def per_epoch(self) -> int:
+        """Batches in an epoch, the same in each: where they are cut follows from the longest sides alone."""
+        return len(self.plan(0))
+
     def starting(self, epoch: int = 0, number: int = 0) -> Iterator[Place]:
         """All batches from a place on, epoch after epoch; a number past the end means the next epoch's first."""
         while True:
@@ -49,8 +57,9 @@ class BatchOrder:
 def plan_epoch(source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, seed: int, epoch: int) -> list[Ints]:
     """Row numbers, a batch an array; every row is in exactly one batch.
 
-    Lengths are those in the batch, special token included. Rows are sorted by (target, source) length with
-    random ties, cut where the budget ends, and the batches are put in random order.
+    Lengths are those in the batch, special token included. Rows are sorted by their longest side, then by the
+    blurred difference of the sides, cut where the budget ends, and the batches are put in random order. So every
+    epoch has the same number of batches and other rows in them.
     """
     source, target = np.asarray(source_lengths), np.asarray(target_lengths)
     longest = np.maximum(source, target)
@@ -59,10 +68,10 @@ def plan_epoch(source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, s
         raise UserError(f"max_tokens is {max_tokens}, but row {row} alone has {longest[row]} tokens; "
                         f"set train.max_tokens to {longest[row]} or more, or data.max_len to {max_tokens} or less")
     bits = _bits(seed, epoch)
-    ties = bits.random_raw(len(longest))
-    pool = ties % np.uint64(max(1, round(len(longest) / POOL)))
-    snake = np.where(target % 2 == 0, source, -source)  # so that the source does not jump where the target's length does
-    order = np.lexsort((ties, snake, target, pool))
+    uniform = (bits.random_raw(len(longest)) >> np.uint64(11)) * 2.0**-53
+    difference = source - target + BLUR * (2 * uniform - 1)
+    # up and down in turn, so that the difference does not jump where the length does
+    order = np.lexsort((np.where(longest % 2 == 0, difference, -difference), longest))
     batches = _cut(order, longest[order], max_tokens)
     return [batches[i] for i in np.argsort(bits.random_raw(len(batches)), kind="stable")]
 
