@@ -192,5 +192,5 @@ def test_not_a_number_is_an_error_and_not_a_translation(table):
 def test_a_model_in_training_mode_is_refused(table):
     model = table(0)
     model.training = True
-    with pytest.raises(AssertionError, match="model.eval"):
+    with pytest.raises(AssertionError, match=r"model\.eval"):
         run(model, beam_size=2)

@@ -48,9 +48,10 @@ class StaticCache:
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.cpu()
         assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
-        for row, last in zip(rows, host.amax(1).tolist(), strict=True):
-            self.lengths[row] = max(self.lengths[row], last + 1)
-        used = max(1, *(self.lengths[row] for row in rows))
+        ends = [
+            max(self.lengths[row], last + 1) for row, last in zip(rows, host.amax(1).tolist(), strict=True)
+        ]
+        used = max(1, *ends)
         if used > self.max_len:
             raise UserError(
                 f"position {used - 1} does not fit into a cache of {self.max_len} positions; "
@@ -58,6 +59,8 @@ class StaticCache:
             )
         if used > self.capacity:
             self._grow(used)
+        for row, end in zip(rows, ends, strict=True):
+            self.lengths[row] = end
         whole = rows == list(range(len(self.lengths)))
         write: Index
         read: Index

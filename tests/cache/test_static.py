@@ -1,0 +1,271 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyhead.cache.base import CacheShape
+from polyhead.errors import UserError
+from polyhead.nn.kv import KV, attend, visible
+from polyhead.registry import CACHE, Choice
+
+SHAPE = CacheShape(
+    n_layers=2, n_kv_heads=2, head_dim=3, v_dim=5, dtype=torch.float32, device=torch.device("cpu")
+)
+MAX_LEN = 40
+
+
+def build(n_rows, max_len=MAX_LEN, **options):
+    return CACHE.build(Choice("static", **options), SHAPE, n_rows, max_len)
+
+
+def written(layer, stamp, pos):
+    """Keys and values of a step that tell where they come from: layer, stamp (B, T) and position."""
+    k = stamp[:, None, :, None] + 1000.0 * layer + torch.arange(6.0).view(1, 2, 1, 3) / 10
+    v = -stamp[:, None, :, None] - 1000.0 * layer - torch.arange(10.0).view(1, 2, 1, 5) / 100
+    return KV(k, v, pos[:, None])
+
+
+def feed(cache, rows, pos, stamp):
+    """One step; what each layer gives back."""
+    cache.begin(rows, pos)
+    return [layer.update(written(i, stamp, pos)) for i, layer in enumerate(cache.layers)]
+
+
+def held(kvs, row):
+    """What a row may see: {position: stamp}, the same in every layer, keys and values agreeing."""
+    seen = []
+    for i, kv in enumerate(kvs):
+        where = kv.pos[row, 0]
+        slots = (where >= 0).nonzero()[:, 0]
+        assert len(set(where[slots].tolist())) == len(slots)
+        k, v = kv.k[row, 0, slots, 0] - 1000 * i, -kv.v[row, 0, slots, 0] - 1000 * i
+        torch.testing.assert_close(k, v)
+        seen.append(dict(zip(where[slots].tolist(), k.round().int().tolist(), strict=True)))
+    assert seen[0] == seen[1]
+    return seen[0]
+
+
+ROWS = 3
+step = st.lists(
+    st.tuples(st.integers(0, ROWS - 1), st.integers(0, 3)),
+    min_size=1,
+    max_size=ROWS,
+    unique_by=lambda r: r[0],
+)
+action = st.one_of(
+    st.tuples(st.just("step"), step),
+    st.tuples(st.just("together"), st.integers(1, 3)),
+    st.tuples(st.just("select"), st.lists(st.integers(0, ROWS - 1), min_size=ROWS, max_size=ROWS)),
+    st.tuples(st.just("fork"), st.tuples(st.integers(0, ROWS - 1), st.integers(0, ROWS - 1))),
+    st.tuples(st.just("release"), st.integers(0, ROWS - 1)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(action, max_size=14), st.integers(1, 8))
+def test_any_history_of_ragged_steps_forks_and_selections_equals_plain_lists(actions, chunk):
+    cache, lists, stamp = build(ROWS, chunk=chunk), [[] for _ in range(ROWS)], 0
+    for name, what in actions:
+        if name == "select":
+            cache.select(what)
+            lists = [list(lists[row]) for row in what]
+        elif name == "fork":
+            cache.fork(*what)
+            lists[what[1]] = list(lists[what[0]])
+        elif name == "release":
+            cache.release(what)
+            lists[what] = []
+        else:
+            new = what if name == "step" else [(row, what) for row in range(ROWS)]
+            new = [(row, min(n, MAX_LEN - len(lists[row]))) for row, n in new]
+            width = max(1, *(n for _, n in new), 1)
+            pos, stamps = torch.full((len(new), width), -1), torch.zeros(len(new), width)
+            for i, (row, n) in enumerate(new):
+                first = len(lists[row])
+                lists[row] += range(stamp + 1, stamp + 1 + n)
+                pos[i, :n] = torch.arange(first, first + n)
+                stamps[i, :n] = torch.arange(stamp + 1, stamp + 1 + n)
+                stamp += n
+            kvs = feed(cache, [row for row, _ in new], pos, stamps)
+            for i, (row, _) in enumerate(new):
+                assert held(kvs, i) == dict(enumerate(lists[row]))
+        assert cache.room() == ROWS * MAX_LEN - sum(map(len, lists))
+
+
+@pytest.mark.parametrize("n_rows", [1, 4])
+def test_aligned_rows_give_what_ragged_rows_give(n_rows):
+    """Slices and scatter are two ways of the same thing: the second cache has one more, idle row."""
+    fast, slow = build(n_rows, chunk=2), build(n_rows + 1, chunk=2)
+    for start, n in ((0, 5), (5, 1), (6, 1), (7, 3)):
+        pos = torch.arange(start, start + n).expand(n_rows, n)
+        stamp = torch.randn(n_rows, n)
+        for a, b in zip(
+            feed(fast, range(n_rows), pos, stamp), feed(slow, range(n_rows), pos, stamp), strict=True
+        ):
+            assert torch.equal(a.k, b.k)
+            assert torch.equal(a.v, b.v)
+            assert torch.equal(a.pos, b.pos)
+        assert a.k.data_ptr() == fast.layers[-1].k.data_ptr(), "aligned rows are read without a copy"
+
+
+def test_only_used_slots_are_given_and_the_positions_are_one_object():
+    cache = build(2, chunk=16)
+    kvs = feed(cache, range(2), torch.tensor([[0, 1, 2], [0, -1, -1]]), torch.ones(2, 3))
+    assert [kv.k.shape for kv in kvs] == [(2, 2, 3, 3)] * 2
+    assert [kv.v.shape for kv in kvs] == [(2, 2, 3, 5)] * 2
+    assert kvs[0].pos is kvs[1].pos
+    assert kvs[0].pos.tolist() == [[[0, 1, 2]], [[0, -1, -1]]]
+
+
+def test_rows_of_a_step_may_be_any_subset_in_any_order():
+    cache = build(3)
+    feed(cache, range(3), torch.zeros(3, 1, dtype=torch.long), torch.tensor([[1.0], [2.0], [3.0]]))
+    kvs = feed(cache, [2, 0], torch.ones(2, 1, dtype=torch.long), torch.tensor([[4.0], [5.0]]))
+    assert [held(kvs, row) for row in range(2)] == [{0: 3, 1: 4}, {0: 1, 1: 5}]
+    kvs = feed(cache, [1], torch.ones(1, 1, dtype=torch.long), torch.tensor([[6.0]]))
+    assert held(kvs, 0) == {0: 2, 1: 6}
+
+
+def test_rewriting_a_position_replaces_it():
+    cache = build(1)
+    feed(cache, [0], torch.tensor([[0, 1]]), torch.tensor([[1.0, 2.0]]))
+    assert held(feed(cache, [0], torch.tensor([[1]]), torch.tensor([[9.0]])), 0) == {0: 1, 1: 9}
+
+
+def test_select_of_all_rows_in_order_moves_nothing():
+    cache = build(3)
+    feed(cache, range(3), torch.arange(4).expand(3, 4), torch.ones(3, 4))
+    before = [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers]
+    cache.select(torch.arange(3))
+    assert [(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers] == before
+
+
+def test_select_grows_and_shrinks_the_number_of_rows():
+    cache = build(2)
+    feed(cache, range(2), torch.zeros(2, 1, dtype=torch.long), torch.tensor([[1.0], [2.0]]))
+    cache.select([1, 0, 0, 1])
+    kvs = feed(cache, range(4), torch.ones(4, 1, dtype=torch.long), torch.arange(3.0, 7.0)[:, None])
+    assert [held(kvs, row) for row in range(4)] == [{0: 2, 1: 3}, {0: 1, 1: 4}, {0: 1, 1: 5}, {0: 2, 1: 6}]
+    cache.select([3])
+    assert held(feed(cache, [0], torch.tensor([[2]]), torch.tensor([[7.0]])), 0) == {0: 2, 1: 6, 2: 7}
+    cache.select([])
+    assert cache.room() == 0
+
+
+@pytest.mark.acceptance("A4")
+def test_not_a_number_in_unused_slots_and_padding_changes_nothing():
+    """Padding of every step is NaN, and so is each slot beyond those in use, the spare one included."""
+    torch.manual_seed(0)
+    clean, poisoned = build(3, chunk=8), build(3, chunk=8)
+    q = torch.randn(3, 4, 1, 3)
+    for pos in ([[0, 1, 2], [0, -1, -1], [0, 1, -1]], [[3], [1], [-1]], [[-1], [2], [2]], [[4], [3], [3]]):
+        pos = torch.tensor(pos)
+        bad = pos.masked_fill(pos >= 0, 0).bool()[:, None, :, None]
+        for cache in (clean, poisoned):
+            cache.begin(range(3), pos)
+        for mine, theirs in zip(clean.layers, poisoned.layers, strict=True):
+            kv = KV(torch.randn(3, 2, pos.size(1), 3), torch.randn(3, 2, pos.size(1), 5), pos[:, None])
+            dirty = KV(kv.k.masked_fill(bad, torch.nan), kv.v.masked_fill(bad, torch.nan), kv.pos)
+            outs = []
+            for layer, new in ((mine, kv), (theirs, dirty)):
+                got = layer.update(new)
+                got = KV(got.k, got.v[..., :3], got.pos)
+                outs.append(attend(q, got, visible(pos[:, -1:], got.pos, causal=True)))
+            assert torch.equal(*outs)
+            assert outs[0].isfinite().all()
+            theirs.k[:, clean.pos.size(1) - 1 :], theirs.v[:, clean.pos.size(1) - 1 :] = torch.nan, torch.nan
+
+
+@pytest.mark.acceptance("A4")
+def test_not_a_number_beyond_aligned_rows_changes_nothing():
+    torch.manual_seed(0)
+    clean, poisoned = build(2, chunk=8), build(2, chunk=8)
+    for t in range(20):
+        pos, q = torch.full((2, 1), t), torch.randn(2, 4, 1, 3)
+        for cache in (clean, poisoned):
+            cache.begin(range(2), pos)
+        for mine, theirs in zip(clean.layers, poisoned.layers, strict=True):
+            theirs.k[:, t:], theirs.v[:, t:] = torch.nan, torch.nan
+            kv = KV(torch.randn(2, 2, 1, 3), torch.randn(2, 2, 1, 5), pos[:, None])
+            a, b = mine.update(kv), theirs.update(kv)
+            assert torch.equal(a.k, b.k)
+            assert torch.equal(
+                attend(q, a, visible(pos, a.pos, True)), attend(q, b, visible(pos, b.pos, True))
+            )
+
+
+@pytest.mark.acceptance("A4")
+def test_a_released_row_leaves_no_number_behind():
+    cache = build(2)
+    kv = KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan))
+    cache.begin(range(2), torch.arange(4).expand(2, 4))
+    for layer in cache.layers:
+        layer.update(kv)
+    for row in range(2):
+        cache.release(row)
+    for got in feed(cache, range(2), torch.tensor([[0, 1], [0, -1]]), torch.ones(2, 2)):
+        assert got.k.isfinite().all()
+        assert got.v.isfinite().all()
+    assert cache.room() == 2 * MAX_LEN - 3
+
+
+def test_bytes_are_those_of_the_storage_and_grow_with_use():
+    cache = build(3, max_len=100, chunk=8)
+
+    def wanted(slots):
+        return 3 * (slots + 1) * (2 * 2 * (3 + 5) * 4 + 8)
+
+    assert cache.nbytes == wanted(0)
+    for length, slots in ((1, 8), (8, 8), (9, 16), (17, 32), (33, 64), (65, 100), (100, 100)):
+        feed(cache, range(3), torch.full((3, 1), length - 1), torch.ones(3, 1))
+        assert cache.nbytes == wanted(slots)
+        assert sum(layer.nbytes for layer in cache.layers) + cache.pos.nbytes == cache.nbytes
+        storages = [t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.k, layer.v)]
+        assert sum(storages) + cache.pos.untyped_storage().nbytes() == cache.nbytes
+    cache.select([0])
+    assert cache.nbytes == wanted(100) / 3
+
+
+@pytest.mark.acceptance("C5")
+@pytest.mark.parametrize("max_len", [1, 31, 32, 33])
+def test_the_last_position_fits_and_the_next_is_refused(max_len):
+    cache = build(1, max_len=max_len)
+    stamp = torch.arange(1.0, max_len + 1)[None]
+    kvs = feed(cache, [0], torch.arange(max_len)[None], stamp)
+    assert held(kvs, 0) == dict(enumerate(range(1, max_len + 1)))
+    assert cache.room() == 0
+    with pytest.raises(
+        UserError, match=f"position {max_len} does not fit into a cache of {max_len} positions"
+    ):
+        cache.begin([0], torch.tensor([[max_len]]))
+
+
+def test_a_refused_step_leaves_the_cache_as_it_was():
+    cache = build(2, max_len=3)
+    feed(cache, range(2), torch.zeros(2, 1, dtype=torch.long), torch.tensor([[1.0], [2.0]]))
+    with pytest.raises(UserError):
+        cache.begin(range(2), torch.tensor([[1], [3]]))
+    assert cache.room() == 4
+    assert held(feed(cache, [0], torch.tensor([[1]]), torch.tensor([[3.0]])), 0) == {0: 1, 1: 3}
+
+
+def test_values_keep_the_type_of_the_cache():
+    shape = SHAPE._replace(dtype=torch.bfloat16)
+    cache = CACHE.build(Choice("static"), shape, 1, 8)
+    kv = feed(cache, [0], torch.tensor([[0]]), torch.ones(1, 1))[0]
+    assert (kv.k.dtype, kv.v.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_a_copy_is_independent():
+    cache = build(1)
+    feed(cache, [0], torch.tensor([[0]]), torch.tensor([[1.0]]))
+    other = copy.deepcopy(cache)
+    feed(other, [0], torch.tensor([[0]]), torch.tensor([[2.0]]))
+    assert held(feed(cache, [0], torch.tensor([[1]]), torch.tensor([[3.0]])), 0) == {0: 1, 1: 3}
+
+
+def test_a_chunk_of_nothing_is_refused():
+    with pytest.raises(UserError, match="chunk is 0"):
+        build(1, chunk=0)
