@@ -27,9 +27,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[str, yaml.Node] = {}
         for key, _ in node.value:
+            mark = key.start_mark
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"line {mark.line + 1}, column {mark.column + 1}: a key must be one word")
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                line = key.start_mark.line + 1
-                raise UserError(f"line {line}: key {key.value!r} is given twice")
+                raise UserError(f"line {mark.line + 1}: key {key.value!r} is given twice")
             seen[str(key.value)] = key
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
@@ -63,9 +65,8 @@ _Dumper.add_implicit_resolver(
 
 def parse(text: str) -> Any:
     """The value of a piece of YAML; every mistake is a UserError of one line."""
-    loader = _Loader(text)
     try:
-        return loader.get_single_data()
+        return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -74,8 +75,6 @@ def parse(text: str) -> Any:
         raise UserError(f"not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UserError("nested too deeply") from None
-    finally:
-        loader.dispose()
 
 
 def write(tree: Tree) -> str:
@@ -141,15 +140,14 @@ def assign(tree: Tree, keys: list[str], value: Any, root: type[BaseModel]) -> No
             part = Choice.read(tree.get(key) or field.default)
             keep = {} if keys[depth] == "name" else part.options
             tree[key] = {"name": part.name, **keep}
-        inner = tree.setdefault(key, {})
+        inner = tree.get(key)
         if inner is None:
             inner = tree[key] = {}
-        if not isinstance(inner, dict):
-            place = ".".join(keys[:depth])
-            raise UserError(f"{'.'.join(keys)}: {place} is {show(inner)}, which has no keys")
-        tree = inner
         annotation = field.annotation if field else None
         model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+        if not isinstance(inner, dict) or (field and not model and "name" not in inner):
+            raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is one value, it has no keys")
+        tree = inner
     tree[keys[-1]] = value
 
 

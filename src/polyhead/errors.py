@@ -75,6 +75,8 @@ def _said(problem: Any, root: type[BaseModel] | None) -> str:
     if kind == "literal_error":
         allowed = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         return f"{came} is not one of {', '.join(allowed)}{nearest(problem['input'], allowed)}"
+    if kind == "too_short":
+        return f"{came} is empty; give at least {context['min_length']}"
     if {"ge", "gt", "le", "lt"} & set(context):
         return f"{came} is out of range: {problem['msg'].removeprefix('Input ')}"
     if kind.split("_")[0] in _NOT:

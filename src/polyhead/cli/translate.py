@@ -15,7 +15,7 @@ from polyhead.errors import UserError
 if TYPE_CHECKING:
     from polyhead.run import Run
 
-AS_TRAINED = "as the run's generation_config.json"
+AS_TRAINED = "of the run"
 
 
 def run(
