@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoint(NamedTuple):
-    """What was saved, verified: ``tensors[group][name]`` on the CPU, ``state``, the ``extra`` of the manifest."""
+    """What was saved, verified: ``tensors[group][name]`` on the CPU, ``state``, the manifest's ``extra``."""
 
     step: int
     path: Path
@@ -89,8 +89,10 @@ def save(
             if attempt == 1 and error.errno in TRANSIENT:
                 log.warning("saving step %d failed (%s); trying once more", step, error.strerror)
                 continue
-            raise SaveError(f"cannot save {root / f'step-{step}'}: {error.strerror or error}; {needed} bytes are needed"
-                            f"{_free_text(root)}; earlier checkpoints are as they were") from error  # fmt: skip
+            raise SaveError(
+                f"cannot save {root / f'step-{step}'}: {error.strerror or error}; {needed} bytes are needed"
+                f"{_free_text(root)}; earlier checkpoints are as they were"
+            ) from error
     raise AssertionError("unreachable")
 
 
@@ -153,10 +155,13 @@ def clean(root: Path) -> None:
     """Remove what dead processes left unfinished, and put back a checkpoint whose replacement never came."""
     for entry in list(_entries(root)):
         match = UNFINISHED.fullmatch(entry.name)
-        if match is None or alive(int(match[3]), int(match[4] or 0)):
+        if match is None:
             continue
-        final = root / match[1]
-        if match[2] == "old" and not final.exists():
+        final, pid = root / match[1], int(match[3])
+        lost = match[2] == "old" and not os.path.lexists(final)
+        if alive(pid, int(match[4] or 0)) and not (lost and pid == os.getpid()):
+            continue
+        if lost:
             os.rename(entry, final)
             sync_directory(root)
         else:
@@ -241,7 +246,7 @@ def _undo(final: Path, temporary: Path, old: Path) -> None:
         if old.exists() and not final.exists():
             os.rename(old, final)
     except OSError as error:
-        log.warning("could not put %s back (%s); the next start does", final, error.strerror)
+        log.warning("could not put %s back (%s); the next save or load does", final, error.strerror)
 
 
 def _verifies(path: Path) -> bool:

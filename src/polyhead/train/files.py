@@ -80,7 +80,7 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give ``path`` new content at once: readers see all of the old or all of the new. One writer at a time."""
+    """Give ``path`` new content at once: readers see all of the old or all of the new. For one writer."""
     temporary = path.with_name(f"{path.name}.tmp")
     remove(temporary)
     try:
@@ -94,7 +94,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it points to) or a directory with all that is in it, if there is one."""
+    """Remove a file, a link (not what it points to) or a directory with all in it, if there is one."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def read_regular(path: Path, *, size: int | None = None, most: int | None = None
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise UserError(f"{path} is a link or not a file; a plain file was wanted") from None
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{path} is not a plain file")
@@ -131,7 +131,9 @@ def read_regular(path: Path, *, size: int | None = None, most: int | None = None
             raise UserError(f"{path} has {status.st_size} bytes; {size} were wanted")
         if most is not None and status.st_size > most:
             raise UserError(f"{path} has {status.st_size} bytes; at most {most} are read")
-        try:
+        with os.fdopen(fd, "rb", closefd=False) as file:
             return file.read()
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    finally:
+        os.close(fd)

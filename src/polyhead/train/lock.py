@@ -39,7 +39,7 @@ def start_time(pid: int) -> int | None:
 
 
 def alive(pid: int, start: int | None = None) -> bool:
-    """Whether this process still runs: the pid lives and, where both are known, its start time is the same."""
+    """Whether this process still runs: the pid lives and, where both are known, the start times agree."""
     now = start_time(pid)
     return now is not None and (not now or not start or now == start)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint must hold, byte for byte: its files, their sizes and SHA-256, and the format's version."""
+"""What a checkpoint must hold, byte for byte: its files, their sizes and SHA-256, the format's version."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Manifest(BaseModel):
     extra: dict[str, Any] = {}
 
     def text(self) -> bytes:
-        """The manifest as JSON with its own SHA-256 in it. There is one text for each manifest: any change shows."""
+        """The manifest as JSON with its own SHA-256 in it; each has but one text, so any change shows."""
         body = self.model_dump()
         sha256 = hashlib.sha256(_dump(body)).hexdigest()
         return _dump(body | {"sha256": sha256})

@@ -1,0 +1,79 @@
+"""Rotation never deletes the newest, the best or everything, whatever the history."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyhead.errors import UserError
+from polyhead.train.retention import best_step, surplus
+
+SCORES = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.integers(-3, 3).map(float))
+HISTORIES = st.lists(st.tuples(st.integers(1, 5000), SCORES), min_size=1, max_size=40)
+
+
+@pytest.mark.acceptance("B7")
+@given(history=HISTORIES, keep=st.integers(1, 5), higher=st.booleans())
+def test_the_newest_and_the_best_stay_through_any_history(history, keep, higher):
+    scores: dict[int, float] = {}
+    there: set[int] = set()
+    step = 0
+    for stride, score in history:
+        step += stride
+        scores[step] = score
+        there.add(step)
+        best = best_step(scores, higher_is_better=higher)
+        doomed = surplus(there, keep, {best})
+        assert doomed == sorted(doomed)
+        assert set(doomed) <= there
+        there -= set(doomed)
+
+        assert set(sorted(scores)[-keep:]) <= there
+        assert len(there) <= keep + 1
+        finite = [s for s in scores.values() if math.isfinite(s)]
+        if finite:
+            wanted = max(finite) if higher else min(finite)
+            assert scores[best] == wanted
+            assert best in there
+        else:
+            assert best is None
+
+
+@pytest.mark.acceptance("B7")
+@given(
+    steps=st.sets(st.integers(0, 20_000)), keep=st.integers(1, 6), protected=st.sets(st.integers(0, 20_000))
+)
+def test_what_goes_is_what_a_count_from_above_says(steps, keep, protected):
+    doomed = [s for s in steps if s not in protected and sum(other > s for other in steps) >= keep]
+    assert surplus(steps, keep, protected) == sorted(doomed)
+
+
+def test_numbers_are_not_compared_as_text():
+    assert surplus([9900, 10000, 800], 1, ()) == [800, 9900]
+    assert surplus([9900, 10000, 800], 2, {None, 800}) == []
+
+
+def test_nothing_can_be_asked_to_be_kept_by_none():
+    with pytest.raises(UserError, match=r"keep \(0\) must be at least 1"):
+        surplus([1], 0, ())
+
+
+def test_a_score_that_is_no_number_is_never_the_best():
+    assert best_step({1: math.nan, 2: 0.5, 3: math.inf, 4: -math.inf, 5: 0.5}, higher_is_better=True) == 2
+    assert best_step({1: math.nan}, higher_is_better=False) is None
+    assert best_step({}, higher_is_better=False) is None
+
+
+@pytest.mark.acceptance("B7")
+def test_a_checkpoint_of_an_older_run_with_a_higher_step_costs_the_new_one_nothing(tmp_path: Path):
+    import torch
+
+    from polyhead.train.checkpoint import prune, save, steps
+
+    save(tmp_path, 90_000, {"model": {"w": torch.zeros(1)}}, {})
+    for step in (10, 20, 30):
+        save(tmp_path, step, {"model": {"w": torch.zeros(1)}}, {})
+        prune(tmp_path, 1)
+        assert steps(tmp_path) == [step, 90_000]
