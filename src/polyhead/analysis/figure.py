@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from polyhead.analysis.heat_map import AttentionMap, heat_map
 from polyhead.analysis.charts import line_chart
+from polyhead.analysis.heat_map import AttentionMap, heat_map
 from polyhead.analysis.page import asset, write
 from polyhead.analysis.report import curves
 from polyhead.errors import UserError

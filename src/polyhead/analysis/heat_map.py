@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from html import escape
@@ -32,8 +33,8 @@ def as_lists(attention: AttentionMap) -> list[list[Matrix]]:
         given.tolist() if hasattr(given, "tolist") else [list(layer) for layer in given]
     )
     wanted = len(attention.target_tokens), len(attention.source_tokens)
-    if not weights or not weights[0]:
-        raise UserError("an attention map needs at least one layer and one head")
+    if not weights or not weights[0] or not all(wanted):
+        raise UserError("an attention map needs at least one layer, one head, and a token on each side")
     for layer in weights:
         for head in layer:
             if len(head) != wanted[0] or any(len(row) != wanted[1] for row in head):
@@ -42,6 +43,8 @@ def as_lists(attention: AttentionMap) -> list[list[Matrix]]:
                     f"attention weights of {came[0]} x {came[1]} do not fit {wanted[0]} target "
                     f"and {wanted[1]} source tokens; wanted (layers, heads, {wanted[0]}, {wanted[1]})"
                 )
+            if not all(math.isfinite(w) for row in head for w in row):
+                raise UserError("attention weights hold a value that is no number: did the training diverge?")
     return weights
 
 
@@ -76,7 +79,7 @@ def which(what: str, index: int | None, n: int) -> str:
 
 def shown(token: str) -> str:
     """A token as it can be read on an axis: without the space it begins with, and never invisible."""
-    return token.strip().replace("\n", "⏎") or ("⏎" if "\n" in token else "␣")
+    return token.replace("\n", "⏎").strip() or "␣"
 
 
 def columns(text: str) -> int:

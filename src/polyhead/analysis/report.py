@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.attention_page import attention_section
 from polyhead.analysis.charts import Curve, line_chart, number, thin
+from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.page import Section, data, page, write
 
 TILE_CHARS = 18  # a fact longer than this is a row of the table of details, not a tile
@@ -74,25 +74,20 @@ def worded(value: Any) -> str:
 
 def curves(metrics: Sequence[Mapping[str, Any]], key: str) -> list[Curve]:
     """The values of one key by step, one curve a split that has any."""
-    rows = [row for row in metrics if isinstance(row.get(key), int | float) and "step" in row]
-    found = [
-        Curve(
-            SPLITS.get(split, split),
-            thin([(row["step"], row[key]) for row in rows if row.get("split") == split]),
-        )
-        for split in dict.fromkeys(
-            str(row.get("split")) for row in sorted(rows, key=lambda r: str(r.get("split")))
-        )
-    ]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in metrics:
+        if isinstance(row.get(key), int | float):
+            points.setdefault(str(row.get("split", "train")), []).append((row["step"], row[key]))
+    found = [Curve(SPLITS.get(split, split), thin(points[split])) for split in sorted(points)]
     return [curve for curve in found if curve.points]
 
 
 def training(metrics: Sequence[Mapping[str, Any]]) -> Section:
     """The loss in large, for wide and for narrow screens; what else was measured in small."""
     loss = curves(metrics, "loss")
-    body = figure("Loss", loss, (860, 320), (380, 260)) if loss else ""
+    body = plot("Loss", loss, (860, 320), (380, 260)) if loss else ""
     small = [
-        figure(title, drawn, (310, 190), from_zero=True)
+        plot(title, drawn, (310, 190), from_zero=True)
         for key, title in SMALL.items()
         if (drawn := curves(metrics, key))
     ]
@@ -101,7 +96,7 @@ def training(metrics: Sequence[Mapping[str, Any]]) -> Section:
     return Section("Training", "Point at a curve to read its values.", body)
 
 
-def figure(title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero: bool = False) -> str:
+def plot(title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero: bool = False) -> str:
     """A chart in one or several sizes (the style shows the one that fits), its legend and its data."""
     names = [escape(curve.name) if len(drawn) > 1 else "" for curve in drawn]
     points = [[[round(x), float(f"{y:.4g}")] for x, y in curve.points] for curve in drawn]
