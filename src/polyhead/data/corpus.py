@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -192,7 +192,7 @@ def _columns(path: Path, corpus: Corpus) -> tuple[int, int, bool]:
     for column in (corpus.source, corpus.target):
         if isinstance(column, str):
             if column not in header:
-                raise unknown(f"column of {path.name}", column, header)
+                raise unknown(f"column of {path.name}", column, _shown(header))
             found.append(header.index(column))
         elif not 0 <= column < len(header):
             raise UserError(f"{path.name} has {len(header)} column{'s' * (len(header) > 1)} in its first line, "
@@ -261,8 +261,13 @@ def _check_keys(path: Path, corpus: Corpus) -> None:
         if isinstance(row, list):
             raise UserError(f"{path.name} has a list of {len(row)} a line: {side} must be a number below that, got {key!r}")
         if isinstance(key, int):
-            raise UserError(f"{path.name} has the keys {', '.join(sorted(row))}: set {side} to one of them, got number {key}")
-        raise unknown(f"key of {path.name}", key, row)
+            raise UserError(f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {side} to one of them, got number {key}")
+        raise unknown(f"key of {path.name}", key, _shown(row))
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    """The first names, shortened: without a header they are whole sentences."""
+    return [name[:40] for name in islice(names, 20)]
 
 
 def _parse(line: bytes | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import hashlib
 import zlib
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, nearest
 
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being held in memory
 SAMPLE = 64 * 1024  # bytes looked at to tell text from anything else
@@ -24,9 +23,8 @@ def check_file(path: Path) -> Path:
     if not path.exists():
         if not path.parent.is_dir():
             raise UserError(f"no file {path}: there is no folder {path.parent}")
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"no file {path.name!r} in {path.parent}{hint} There: {_there(path.parent)}")
+        hint = nearest(path.name, [p.name for p in path.parent.iterdir()]) or ";"
+        raise UserError(f"no file {path.name!r} in {path.parent}{hint} there: {_there(path.parent)}")
     if not path.is_file():
         raise UserError(f"{path} is not a regular file")
     with _opened(path) as file:

@@ -161,5 +161,15 @@ def _remove_left_over(directory: Path) -> None:
     """Remove what builds of the same store left when their process was killed."""
     for path in directory.parent.glob(f"{directory.name}.tmp-*"):
         pid = path.name.rpartition("-")[2]
-        if not pid.isdigit() or int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists():
+        if not pid.isdigit() or int(pid) == os.getpid() or not _alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

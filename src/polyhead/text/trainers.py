@@ -62,13 +62,13 @@ def wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False,
               alphabet: int = 4000) -> tokenizers.Tokenizer:
     """WordPiece (Schuster & Nakajima, 2012): the longest piece first, "##" inside a word; Han characters are words.
 
-    Spaces are kept as marks, so that text comes back with its own spacing. ``alphabet`` is the number of
-    different characters kept.
+    Spaces are kept as marks, so that text comes back with its own spacing. ``alphabet`` is the most
+    different characters kept, half the vocabulary at the outside.
     """
     tokenizer = _metaspace(models.WordPiece(unk_token=UNK), lowercase, split=Regex(ALONE))
     tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("^##"), ""), tokenizer.decoder])
     lines = list(texts)
-    kept = _alphabet(tokenizer, lines, alphabet)
+    kept = _alphabet(tokenizer, lines, min(alphabet, vocab_size // 2))
     inside = ["##" + c for c in kept if len(tokenizer.pre_tokenizer.pre_tokenize_str("▁" + c)) == 1]
     _room("wordpiece", vocab_size, len(kept) + len(inside))
     # The library numbers characters inside words in the order of a randomly seeded hash map, unless they are
@@ -90,7 +90,7 @@ def unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, b
     """Unigram language model (Kudo, 2018): the most probable pieces; unknown characters as bytes with byte_fallback."""
     tokenizer = _metaspace(models.Unigram(), lowercase, split=OPENING)
     lines = list(texts)
-    kept = _alphabet(tokenizer, lines, alphabet)
+    kept = _alphabet(tokenizer, lines, min(alphabet, vocab_size // 2))
     fallback = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else []
     _room("unigram", vocab_size, len(kept) + len(fallback))
     fixed = [(token, 0.0) for token in (*SPECIALS, *fallback)]
