@@ -164,7 +164,7 @@ def test_there_is_a_chart_for_each_quantity_that_was_measured(text, tmp_path):
         "Loss",
         "BLEU",
         "Learning rate",
-        "Tokens per second",
+        "Tokens / second",
     ]
     assert "training from 6 to 0.2; validation from 0.7 to 0.233" in charts[0]
     bare = write_report(tmp_path / "b.html", "t", {}, [{"step": 1, "loss": 2.0}], [])

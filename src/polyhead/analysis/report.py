@@ -22,7 +22,7 @@ SMALL = {
     "exact": "Exact match",
     "accuracy": "Accuracy",
     "lr": "Learning rate",
-    "tokens_per_s": "Tokens per second",
+    "tokens_per_s": "Tokens / second",
 }
 SPLITS = {"train": "training", "valid": "validation"}
 
