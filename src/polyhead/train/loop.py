@@ -200,7 +200,7 @@ def _update(
             loss = task.loss(model, batch)
         if loss.count:
             (loss.total / max(count, 1)).backward()  # type: ignore[no-untyped-call]
-        total, nll = total + float(loss.total), nll + float(loss.nll)
+        total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
     mean_loss = total / max(count, 1)
     if count == 0 or not math.isfinite(norm + mean_loss):

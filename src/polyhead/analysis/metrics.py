@@ -1,0 +1,61 @@
+"""How good translations are: corpus BLEU and chrF of sacreBLEU, with the signatures that make them comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from polyhead.errors import UserError
+
+# languages whose words are not separated by blanks need a tokenizer of their own, or BLEU counts whole sentences
+BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "th": "char", "my": "char", "lo": "char", "km": "char"}
+
+
+class Score(NamedTuple):
+    """One corpus score with the signature that says exactly how it was computed."""
+
+    name: str
+    value: float
+    signature: str
+
+
+def bleu(outputs: Sequence[str], references: Sequence[str], lang: str = "", lowercase: bool = False) -> Score:
+    """Corpus BLEU on detokenised text (Papineni et al., 2002; Post, 2018), 13a tokens, ``zh`` for Chinese.
+
+    Without a language, a reference that is mostly Han characters is taken for Chinese.
+    """
+    from sacrebleu.metrics import BLEU
+
+    _same_length(outputs, references)
+    metric = BLEU(tokenize=bleu_tokenizer(lang, references), lowercase=lowercase)
+    value = metric.corpus_score(list(outputs), [list(references)]).score
+    return Score("bleu-lc" if lowercase else "bleu", value, str(metric.get_signature()))
+
+
+def chrf(outputs: Sequence[str], references: Sequence[str]) -> Score:
+    """Corpus chrF2 on detokenised text (Popović, 2015)."""
+    from sacrebleu.metrics import CHRF
+
+    _same_length(outputs, references)
+    metric = CHRF()
+    return Score(
+        "chrf", metric.corpus_score(list(outputs), [list(references)]).score, str(metric.get_signature())
+    )
+
+
+def bleu_tokenizer(lang: str, references: Sequence[str]) -> str:
+    """The sacreBLEU tokenizer for a language."""
+    code = lang.lower().replace("_", "-").split("-")[0]
+    if not code:
+        sample = "".join(references[:200])
+        han = sum("\u4e00" <= c <= "\u9fff" for c in sample)
+        kana = sum("\u3040" <= c <= "\u30ff" for c in sample)
+        code = "ja" if kana > 0.1 * len(sample) else "zh" if han > 0.3 * len(sample) else ""
+    return BLEU_TOKENIZERS.get(code, "13a")
+
+
+def _same_length(outputs: Sequence[str], references: Sequence[str]) -> None:
+    if len(outputs) != len(references):
+        raise UserError(f"{len(outputs)} outputs and {len(references)} references: they must be line by line")
+    if not references:
+        raise UserError("nothing to score: no references")

@@ -1,0 +1,257 @@
+"""A finished (or unfinished) run: model, tokenizer and recipe together, ready to be used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from polyhead.analysis.attention_maps import cross_attention
+from polyhead.analysis.metrics import Score, bleu, chrf
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError, nearest
+from polyhead.generate.search import Hypothesis, pad, search_all
+from polyhead.models import Seq2Seq, build
+from polyhead.nn.loss import IGNORED
+from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train import checkpoint
+from polyhead.train.files import read_regular
+
+MODEL_TYPE = "polyhead"
+MAX_CONFIG = 1 << 20  # bytes
+
+
+class PairScore(NamedTuple):
+    """How likely a translation is, given its source."""
+
+    log_prob: float  # natural logarithm, end of sentence included
+    tokens: int  # as many as log_prob sums over
+
+
+class Evaluation(NamedTuple):
+    """How good translations are."""
+
+    scores: list[Score]  # BLEU, BLEU of lowercased text, chrF
+    outputs: list[str]
+
+
+class Run:
+    """A translator: text in, text out. ``ph.load(directory)`` makes one."""
+
+    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None) -> None:
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}: "
+                "they are not of the same run"
+            )
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.generation, self.recipe = generation, recipe
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    def hypotheses(
+        self, texts: Sequence[str], *, truncate: bool = False, progress: Callable[[int], None] | None = None, **changes: Any
+    ) -> list[list[Hypothesis]]:
+        """The n best outputs of each text as tokens with scores; ``changes`` are fields of GenerationConfig."""
+        tokenizer = self.tokenizer
+        return search_all(
+            self.model,
+            tokenizer.encode(texts),
+            _changed(self.generation, changes),
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            max_len=self.config.max_len,
+            truncate=truncate,
+            progress=progress,
+        )
+
+    @overload
+    def translate(self, texts: Sequence[str], *, n_best: None = None, **changes: Any) -> list[str]: ...
+    @overload
+    def translate(self, texts: Sequence[str], *, n_best: int, **changes: Any) -> list[list[str]]: ...
+    def translate(self, texts: Sequence[str], *, n_best: int | None = None, **changes: Any) -> list[str] | list[list[str]]:
+        """The best translation of each text, or the ``n_best`` of each.
+
+        ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0.
+        """
+        found = self.hypotheses(texts, n_best=n_best or 1, **changes)
+        if n_best is None:
+            return self.tokenizer.decode([best[0].tokens for best in found])
+        return [self.tokenizer.decode([h.tokens for h in best]) for best in found]
+
+    @torch.inference_mode()
+    def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 64) -> list[PairScore]:
+        """log p(target | source) of each pair, teacher forced."""
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
+        pairs = list(zip(self.tokenizer.encode(sources), self.tokenizer.encode(targets), strict=True))
+        for i, pair in enumerate(pairs):
+            if max(map(len, pair)) >= self.config.max_len:
+                raise UserError(f"pair {i + 1} has {max(map(len, pair)) + 1} tokens; this model's max_len is {self.config.max_len}")
+        order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][1]))
+        scores: dict[int, PairScore] = {}
+        for at in range(0, len(order), batch_size):
+            rows = order[at : at + batch_size]
+            scores |= dict(zip(rows, self._score([pairs[i] for i in rows]), strict=True))
+        return [scores[i] for i in range(len(pairs))]
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
+        t, device = self.tokenizer, self.model.cache_shape.device
+        source, source_pos = pad([[*source, t.eos_id] for source, _ in pairs], t.pad_id, device)
+        target, _ = pad([[t.bos_id, *target] for _, target in pairs], t.pad_id, device)
+        labels, _ = pad([[*target, t.eos_id] for _, target in pairs], IGNORED, device)
+        log_p = self.model(source, target, source_pos).float().log_softmax(-1)
+        chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].masked_fill(labels == IGNORED, 0.0)
+        counts = (labels != IGNORED).sum(1)
+        return [PairScore(float(p), int(n)) for p, n in zip(chosen.double().sum(1), counts, strict=True)]
+
+    def perplexity(self, sources: Sequence[str], targets: Sequence[str]) -> float:
+        """exp of the mean negative log-likelihood of a target token, end of sentence included."""
+        scores = self.score(sources, targets)
+        return math.exp(-sum(s.log_prob for s in scores) / sum(s.tokens for s in scores))
+
+    def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
+        """Source tokens, target tokens and cross-attention (layers, heads, T, S); translates where no target is given.
+
+        Row t shows where the decoder looked to predict target token t.
+        """
+        t = self.tokenizer
+        (ids,) = t.encode([source])
+        out = self.hypotheses([source])[0][0].tokens if target is None else t.encode([target])[0]
+        weights = cross_attention(self.model, torch.tensor([[*ids, t.eos_id]]), torch.tensor([[t.bos_id, *out]]))
+        return [*map(self.display, ids), "■"], [*map(self.display, out), "■"], weights
+
+    def display(self, token: int) -> str:
+        """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+        (text,) = self.tokenizer.decode([[token]])
+        return self.tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text.replace(" ", "␣")
+
+    def evaluate(self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any) -> Evaluation:
+        """BLEU and chrF of detokenised free-running output, and the outputs themselves."""
+        outputs = self.translate(sources, truncate=True, **changes)
+        scores = [bleu(outputs, references, lang), bleu(outputs, references, lang, lowercase=True), chrf(outputs, references)]
+        return Evaluation(scores, outputs)
+
+    def save(self, directory: Path, facts: str = "") -> None:
+        """Write the run as a Hugging Face style directory."""
+        self.save_description(directory)
+        if facts:
+            (directory / "README.md").write_text(facts, encoding="utf-8")
+        weights = {name: p.detach().contiguous() for name, p in self.model.named_parameters()}
+        temporary = directory / "model.safetensors.tmp"
+        save_file(weights, temporary, metadata={"format": "pt", "tokenizer_sha256": self.tokenizer.sha256})
+        temporary.replace(directory / "model.safetensors")
+
+    def save_description(self, directory: Path) -> None:
+        """All of the directory but the weights: what a checkpoint needs beside it to be read."""
+        directory.mkdir(parents=True, exist_ok=True)
+        t = self.tokenizer
+        ids = {"pad_token_id": t.pad_id, "bos_token_id": t.bos_id, "eos_token_id": t.eos_id, "decoder_start_token_id": t.bos_id}
+        described = {"model_type": MODEL_TYPE, "architectures": [type(self.model).__name__], "dtype": "float32", **ids}
+        _write_json(directory / "config.json", described | self.config.model_dump(mode="json"))
+        _write_json(directory / "generation_config.json", ids | self.generation.model_dump(mode="json"))
+        t.save(directory)
+        if self.recipe:
+            (directory / "recipe.yaml").write_text(self.recipe.dump_yaml(), encoding="utf-8")
+
+
+def load(directory: str | Path) -> Run:
+    """Open a run directory. Every way in which it cannot be one is a UserError of one line."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        there = [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
+        raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
+    config = _read_config(directory)
+    tokenizer = Tokenizer.load(directory)
+    model = build(config)
+    _put_weights(model, directory)
+    recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
+    return Run(model, tokenizer, _read_generation(directory), recipe)
+
+
+def _read_config(directory: Path) -> ModelConfig:
+    path = directory / "config.json"
+    given = _read_json(path)
+    kind = given.pop("model_type", None)
+    if kind != MODEL_TYPE:
+        raise UserError(f"{path}: model_type is {kind!r}; only {MODEL_TYPE!r} can be loaded")
+    fields = {key: value for key, value in given.items() if key in ModelConfig.model_fields}
+    try:
+        return ModelConfig(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _read_generation(directory: Path) -> GenerationConfig:
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return GenerationConfig()
+    given = {key: value for key, value in _read_json(path).items() if key in GenerationConfig.model_fields}
+    return _changed(GenerationConfig(), given)
+
+
+def _changed(config: GenerationConfig, changes: dict[str, Any]) -> GenerationConfig:
+    from polyhead.errors import explain
+
+    try:
+        return GenerationConfig.model_validate(config.model_dump() | changes)
+    except ValidationError as error:
+        raise explain(error, GenerationConfig) from None
+
+
+def _put_weights(model: Seq2Seq, directory: Path) -> None:
+    path = directory / "model.safetensors"
+    if path.is_file():
+        try:
+            weights = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} is damaged or cut short: {error}") from None
+    else:
+        saved = checkpoint.newest(directory / "checkpoints")
+        if saved is None:
+            raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
+        weights = saved.tensors.get("ema", saved.tensors["model"])
+    parameters = dict(model.named_parameters())
+    wrong = [f"missing {name}" for name in sorted(parameters.keys() - weights.keys())]
+    wrong += [f"unknown {name}" for name in sorted(weights.keys() - parameters.keys())]
+    wrong += [
+        f"{name} is {list(weights[name].shape)}, wanted {list(p.shape)}"
+        for name, p in parameters.items()
+        if name in weights and weights[name].shape != p.shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise UserError(f"the weights in {directory} do not fit config.json: {'; '.join(wrong[:5])}{more}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}")
+    try:
+        value = json.loads(read_regular(path, most=MAX_CONFIG))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold an object")
+    return value
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,193 @@
+"""Who is told how a training goes: a file of JSON lines, TensorBoard, a person at a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from polyhead.errors import UserError
+
+Row = Mapping[str, float]
+
+
+class Reporter(Protocol):
+    """Is told of every logged step, every evaluation, and of what else happens."""
+
+    def train(self, row: Row) -> None: ...
+    def valid(self, row: Row) -> None: ...
+    def say(self, line: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Reporters:
+    """Several reporters as one."""
+
+    def __init__(self, *several: Reporter) -> None:
+        self.several = several
+
+    def train(self, row: Row) -> None:
+        for one in self.several:
+            one.train(row)
+
+    def valid(self, row: Row) -> None:
+        for one in self.several:
+            one.valid(row)
+
+    def say(self, line: str) -> None:
+        for one in self.several:
+            one.say(line)
+
+    def close(self) -> None:
+        for one in self.several:
+            one.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Metrics:
+    """metrics.jsonl: a row a report. On resume, rows past the checkpoint are dropped, for they will come again."""
+
+    def __init__(self, path: Path, from_step: int = 0) -> None:
+        kept = [row for row in read_metrics(path) if row["step"] <= from_step] if from_step else []
+        self.file = path.open("w", encoding="utf-8")
+        for row in kept:
+            self._write(row)
+
+    def train(self, row: Row) -> None:
+        self._write({"split": "train", **row})
+
+    def valid(self, row: Row) -> None:
+        self._write({"split": "valid", **row})
+
+    def say(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}) + "\n")
+        self.file.flush()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+class TensorBoard:
+    """The same numbers for TensorBoard (extra ``board``)."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError("train.tensorboard needs the extra 'board': pip install 'polyhead[board]'") from None
+        self.writer = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+
+    def train(self, row: Row) -> None:
+        self._add("train", row)
+
+    def valid(self, row: Row) -> None:
+        self._add("valid", row)
+
+    def say(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.writer.close()  # type: ignore[no-untyped-call]
+
+    def _add(self, split: str, row: Row) -> None:
+        for name, value in row.items():
+            if name not in ("step", "steps"):
+                self.writer.add_scalar(f"{split}/{name}", value, int(row["step"]))  # type: ignore[no-untyped-call]
+
+
+class Lines:
+    """Sparse lines on stderr: for logs, pipes and the impatient."""
+
+    def __init__(self) -> None:
+        self.started, self.first = time.monotonic(), None
+
+    def train(self, row: Row) -> None:
+        print(f"step {row['step']:>6}/{row['steps']}  {facts(row)}  {self._eta(row)}", file=sys.stderr, flush=True)
+
+    def valid(self, row: Row) -> None:
+        star = "  best so far" if row.get("best") else ""
+        print(f"step {row['step']:>6}  valid  {measures(row)}{star}", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+    def _eta(self, row: Row) -> str:
+        return f"{duration((row['steps'] - row['step']) * row['ms_per_step'] / 1e3)} left"
+
+
+class Bar:
+    """A progress bar at a terminal, with loss, rate, speed and time left; evaluations scroll by above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console = Console(stderr=True, highlight=False)
+        columns = TextColumn("[bold]training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}")
+        self.progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+        self.task: Any = None
+
+    def train(self, row: Row) -> None:
+        if self.task is None:
+            self.progress.start()
+            self.task = self.progress.add_task("training", total=row["steps"], facts="")
+        left = duration((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3)
+        self.progress.update(self.task, completed=row["step"], facts=f"{facts(row)}  {left} left")
+
+    def valid(self, row: Row) -> None:
+        star = "  [green]best so far[/green]" if row.get("best") else ""
+        self.console.print(f"step {row['step']:>6}  {measures(row)}{star}")
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def at_terminal() -> Reporter:
+    """A bar where stderr is a terminal, sparse lines elsewhere."""
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+def facts(row: Row) -> str:
+    """Loss, rate and speed in one line."""
+    return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  {row['tokens_per_s']:,.0f} tokens/s"
+
+
+def measures(row: Row, leave_out: Sequence[str] = ("step", "epoch", "best", "split")) -> str:
+    """Everything that was measured, name and number."""
+    return "  ".join(f"{name} {value:.3f}" for name, value in row.items() if name not in leave_out)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
