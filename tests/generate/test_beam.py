@@ -168,7 +168,7 @@ def test_an_empty_batch_has_no_outputs(table):
         ({"beam_size": 2, "n_best": 3}, r"n_best is 3, wanted 1 to beam_size \(2\)"),
         ({"beam_size": 0}, "n_best is 1, wanted 1 to beam_size"),
         ({"beam_size": 1, "limit": 0}, "max_new_tokens of sentence 0 is 0, wanted at least 1"),
-        ({"beam_size": 1, "limit": [3, 3]}, "1 sentences, but 2 limits"),
+        ({"beam_size": 1, "limit": [3, 3]}, "1 sentences, but 2 max_new_tokens"),
         ({"beam_size": 1, "min_new_tokens": -1}, "min_new_tokens is -1"),
         (
             {"beam_size": 1, "prefix": [[1] * 6]},

@@ -10,18 +10,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UserError
-from polyhead.generate.state import (
-    Bools,
-    Decoder,
-    Floats,
-    Hypothesis,
-    Ints,
-    State,
-    check_limits,
-    constrain,
-    normalised,
-    to_host,
-)
+from polyhead.generate.state import Bools, Decoder, Floats, Hypothesis, Ints, Rules, State, normalised
 from polyhead.registry import Choice
 
 EarlyStopping = bool | Literal["never"]
@@ -61,40 +50,35 @@ def beam_search(
     of y, in tokens, score and length. ``min_new_tokens`` are wanted before the end of the sentence. A sentence gets
     the same result in any batch.
     """
-    prefix = [[]] * len(source) if prefix is None else prefix
-    check_limits(len(source), min_new_tokens, max_new_tokens, prefix, eos_id)
+    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix)
+    rules.check(len(source))
     if not 1 <= n_best <= beam_size:
         raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
     results = [Beams(limit, beam_size, length_penalty, early_stopping) for limit in max_new_tokens]
     if not results:
         return []
-    beams, prefixes = list(results), list(prefix)  # of the sentences that are still decoded
-    state = State(model, source, source_pos, cache, max(max_new_tokens))
+    beams = results  # of the sentences that are still decoded
+    state = State(model, source, source_pos, rules, cache)
     live = np.zeros((len(beams), 1))  # log-probabilities (sentences, width)
     tokens = np.full(len(beams), bos_id)
     history = np.zeros((len(beams), 1, 0), dtype=np.int64)  # (sentences, width, tokens so far)
     while True:
-        values, ids = _best_tokens(
-            state.logits(tokens), state.step - 1, prefixes, eos_id, min_new_tokens, 2 * beam_size
-        )
+        values, ids = state.extend(tokens, 2 * beam_size)
         scores, origin, token = _best_extensions(live, values, ids, 2 * beam_size)
         ends = (token == eos_id) | np.array([[beam.limit == state.step] for beam in beams])
         _finish(beams, scores, origin, token, ends, history, eos_id)
-        live, kept = _survivors(np.where(ends, -np.inf, scores), beam_size)
-        going = np.array(
-            [i for i, beam in enumerate(beams) if not beam.done(state.step, live[i, 0])], dtype=np.int64
-        )
-        if not len(going):
+        scores, kept = _survivors(np.where(ends, -np.inf, scores), beam_size)
+        done = [beam.done(state.step, best) for beam, best in zip(beams, scores[:, 0].tolist(), strict=True)]
+        if all(done):
             return [beam.best(n_best) for beam in results]
-        live, kept = live[going], kept[going]
-        width = int(np.isfinite(live).sum(1).max())
-        live, kept = live[:, :width], kept[:, :width]
+        going = np.flatnonzero(~np.array(done))
+        beams = [beams[i] for i in going]
+        width = int(np.isfinite(scores[going]).sum(1).max())  # as many rows as the liveliest sentence needs
+        kept = kept[going, :width]
         origin, token = np.take_along_axis(origin[going], kept, 1), np.take_along_axis(token[going], kept, 1)
+        state.select(going, (going[:, None] * live.shape[1] + origin).ravel())
         history = np.concatenate([history[going[:, None], origin], token[:, :, None]], 2)
-        state.select(going, (going[:, None] * state.width + origin).ravel())
-        state.width = width
-        beams, prefixes = [beams[i] for i in going], [prefixes[i] for i in going]
-        tokens = token.ravel()
+        live, tokens = scores[going, :width], token.ravel()
 
 
 class Beams:
@@ -124,15 +108,6 @@ class Beams:
 
     def best(self, n: int) -> list[Hypothesis]:
         return self.finished[:n]
-
-
-def _best_tokens(
-    logits: Tensor, step: int, prefix: Sequence[Sequence[int]], eos_id: int, min_new: int, k: int
-) -> tuple[Floats, Ints]:
-    """The k best next tokens of each row, (N, V) -> log-probabilities and ids (N, k). The one wait for the device."""
-    log_probs = constrain(logits.log_softmax(-1), step, prefix, eos_id, min_new)
-    values, ids = log_probs.topk(min(k, logits.size(-1)))
-    return to_host(values), ids.cpu().numpy()
 
 
 def _best_extensions(live: Floats, values: Floats, ids: Ints, k: int) -> tuple[Floats, Ints, Ints]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.generate.state import Decoder, Hypothesis, State, check_limits, constrain, normalised, to_host
+from polyhead.generate.state import Decoder, Hypothesis, Rules, State, normalised
 from polyhead.registry import Choice
 
 
@@ -30,34 +30,29 @@ def greedy(
 
     Scores, ``prefix``, ``min_new_tokens`` and ``max_new_tokens`` mean what they mean for ``beam_search``.
     """
-    prefixes = [[]] * len(source) if prefix is None else list(prefix)
-    check_limits(len(source), min_new_tokens, max_new_tokens, prefixes, eos_id)
+    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix)
+    rules.check(len(source))
     if not len(source):
         return []
     outputs: list[list[int]] = [[] for _ in max_new_tokens]
     log_probs, lengths = np.zeros(len(source)), np.zeros(len(source), dtype=np.int64)
     live = np.arange(len(source))  # the sentences that are still decoded
     limits = np.array(max_new_tokens)
-    state = State(model, source, source_pos, cache, max(max_new_tokens))
+    state = State(model, source, source_pos, rules, cache)
     tokens = np.full(len(source), bos_id)
-    while True:
-        logits = state.logits(tokens)
-        step = state.step - 1
-        value, token = constrain(logits.log_softmax(-1), step, prefixes, eos_id, min_new_tokens).max(-1)
-        tokens = token.cpu().numpy()
-        log_probs[live] += to_host(value)
+    while len(live):
+        values, ids = state.extend(tokens, 1)
+        tokens = ids[:, 0]
+        log_probs[live] += values[:, 0]
         lengths[live] = state.step
-        for sentence, chosen in zip(live.tolist(), tokens.tolist(), strict=True):
-            if chosen != eos_id:
-                outputs[sentence].append(chosen)
+        for sentence, token in zip(live.tolist(), tokens.tolist(), strict=True):
+            if token != eos_id:
+                outputs[sentence].append(token)
         going = np.flatnonzero((tokens != eos_id) & (limits[live] > state.step))
-        if not len(going):
-            break
-        if len(going) < len(live):
+        if 0 < len(going) < len(live):
             state.select(going, going)
-            live, prefixes = live[going], [prefixes[i] for i in going]
-        tokens = tokens[going]
+        live, tokens = live[going], tokens[going]
     return [
-        Hypothesis(tokens, normalised(float(log_prob), int(length), length_penalty), float(log_prob))
-        for tokens, log_prob, length in zip(outputs, log_probs, lengths, strict=True)
+        Hypothesis(tokens, normalised(log_prob, length, length_penalty), log_prob)
+        for tokens, log_prob, length in zip(outputs, log_probs.tolist(), lengths.tolist(), strict=True)
     ]

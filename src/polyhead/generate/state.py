@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyhead.cache.base import Cache, CacheShape
 from polyhead.errors import UserError
+from polyhead.generate.top import forced_tokens, likeliest
 from polyhead.nn.kv import KV
 from polyhead.registry import CACHE, Choice
 
@@ -41,79 +42,79 @@ class Decoder(Protocol):
     def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[KV]) -> Tensor: ...
 
 
+class Rules(NamedTuple):
+    """What outputs must look like, for each sentence that is decoded."""
+
+    eos_id: int
+    max_new_tokens: Sequence[int]  # the end of the sentence included
+    min_new_tokens: int  # before the end of the sentence
+    prefix: Sequence[Sequence[int]]  # how the output must begin
+
+    def check(self, n: int) -> None:
+        """A UserError names the first of n sentences where the rules make no sense."""
+        if len(self.max_new_tokens) != n or len(self.prefix) != n:
+            raise UserError(
+                f"{n} sentences, but {len(self.max_new_tokens)} max_new_tokens and {len(self.prefix)} prefixes: "
+                "one each is wanted"
+            )
+        if self.min_new_tokens < 0:
+            raise UserError(f"min_new_tokens is {self.min_new_tokens}, wanted 0 or more")
+        for i, (limit, given) in enumerate(zip(self.max_new_tokens, self.prefix, strict=True)):
+            if limit < 1:
+                raise UserError(f"max_new_tokens of sentence {i} is {limit}, wanted at least 1")
+            if len(given) > limit:
+                raise UserError(
+                    f"the prefix of sentence {i} has {len(given)} tokens, more than max_new_tokens ({limit})"
+                )
+            if self.eos_id in given:
+                raise UserError(
+                    f"the prefix of sentence {i} contains the end-of-sentence token {self.eos_id}"
+                )
+
+    def select(self, sentences: Iterable[int]) -> Rules:
+        """The rules of some sentences."""
+        kept = list(sentences)
+        limits, prefix = [self.max_new_tokens[i] for i in kept], [self.prefix[i] for i in kept]
+        return self._replace(max_new_tokens=limits, prefix=prefix)
+
+
 class State:
-    """The rows being decoded, as many for each sentence as ``width``, all standing at the same position."""
+    """The rows being decoded: equally many for each sentence, one at first, all with ``step`` tokens so far."""
 
     def __init__(
-        self, model: Decoder, source: Tensor, source_pos: Tensor | None, cache: Choice, max_len: int
+        self, model: Decoder, source: Tensor, source_pos: Tensor | None, rules: Rules, cache: Choice
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
-        self.model, self.device, self.step, self.width = model, source.device, 0, 1
+        self.model, self.rules, self.step = model, rules, 0
         self.memory = model.encode(source, source_pos)
-        self.sentences = len(source)
-        self.cache: Cache = CACHE.build(cache, model.cache_shape, len(source), max_len)
+        self.cache: Cache = CACHE.build(cache, model.cache_shape, len(source), max(rules.max_new_tokens))
 
-    def logits(self, tokens: Ints) -> Tensor:
-        """The next token of each row (N,) in, fp32 logits (N, V) of the one after it out."""
-        pos = torch.full((len(tokens), 1), self.step, device=self.device)
+    def extend(self, tokens: Ints, k: int) -> tuple[Floats, Ints]:
+        """The newest token of each row (N,) in; the k likeliest next ones out, log-probabilities and ids (N, k)."""
+        device, rules = self.memory[0].k.device, self.rules
+        pos = torch.full((len(tokens), 1), self.step, device=device)
         self.cache.begin(range(len(tokens)), pos)
-        fed = torch.from_numpy(tokens).to(self.device)[:, None]
+        fed = torch.from_numpy(tokens).to(device)[:, None]
+        logits = self.model.decode(fed, pos, self.cache, self.memory)[:, -1].float()
+        banned = rules.eos_id if self.step < rules.min_new_tokens else None
+        forced = forced_tokens(rules.prefix, self.step, len(tokens) // len(rules.prefix), device)
+        values, ids = likeliest(logits, k, banned, forced)
         self.step += 1
-        return self.model.decode(fed, pos, self.cache, self.memory)[:, -1].float()
+        return to_host(values), ids.cpu().numpy()
 
-    def select(self, sentences: Ints, origin: Ints) -> None:
-        """Keep some sentences; row i of the next step continues row ``origin[i]`` of the last one."""
-        if len(sentences) < self.sentences:
-            index = torch.from_numpy(sentences).to(self.device)
+    def select(self, sentences: Ints, rows: Ints) -> None:
+        """Keep some sentences; row i goes on from what row ``rows[i]`` was."""
+        if len(sentences) < len(self.rules.prefix):
+            index = torch.from_numpy(sentences).to(self.memory[0].k.device)
             self.memory = [kv.select(index) for kv in self.memory]
-            self.sentences = len(sentences)
-        self.cache.select(origin.tolist())
+            self.rules = self.rules.select(sentences.tolist())
+        self.cache.select(rows.tolist())
 
 
 def normalised(log_prob: float, length: int, length_penalty: float) -> float:
     """The score: log P(y | x) / |y| ** length_penalty; |y| counts the end of the sentence (Wu et al., 2016, without their 5)."""
     score: float = log_prob / length**length_penalty
     return score
-
-
-def check_limits(
-    n: int, min_new: int, max_new: Sequence[int], prefix: Sequence[Sequence[int]], eos_id: int
-) -> None:
-    """The limits of n sentences make sense, or a UserError names the first sentence where they do not."""
-    if len(max_new) != n or len(prefix) != n:
-        raise UserError(
-            f"{n} sentences, but {len(max_new)} limits of length and {len(prefix)} prefixes: one each is wanted"
-        )
-    if min_new < 0:
-        raise UserError(f"min_new_tokens is {min_new}, wanted 0 or more")
-    for i, (limit, given) in enumerate(zip(max_new, prefix, strict=True)):
-        if limit < 1:
-            raise UserError(f"max_new_tokens of sentence {i} is {limit}, wanted at least 1")
-        if len(given) > limit:
-            raise UserError(
-                f"the prefix of sentence {i} has {len(given)} tokens, more than max_new_tokens ({limit})"
-            )
-        if eos_id in given:
-            raise UserError(f"the prefix of sentence {i} contains the end-of-sentence token {eos_id}")
-
-
-def constrain(
-    logits: Tensor, step: int, prefix: Sequence[Sequence[int]], eos_id: int, min_new: int
-) -> Tensor:
-    """Forbid all but the prefix while there is one, and the end before ``min_new`` tokens: (N, V) log-probabilities.
-
-    What is forbidden gets -inf and the rest keeps its probability, so scores stay those of the model.
-    """
-    if step < min_new:
-        logits[:, eos_id] = float("-inf")
-    width = len(logits) // len(prefix)
-    forced = [(i, given[step]) for i, given in enumerate(prefix) if step < len(given)]
-    for i, token in forced:
-        rows = logits[i * width : (i + 1) * width]
-        kept = rows[:, token].clone()
-        rows.fill_(float("-inf"))
-        rows[:, token] = kept
-    return logits
 
 
 def to_host(log_probs: Tensor) -> Floats:

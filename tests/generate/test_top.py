@@ -1,0 +1,74 @@
+import pytest
+import torch
+
+from polyhead.generate.top import BLOCK, CHUNK, forced_tokens, likeliest, top
+
+
+@pytest.mark.parametrize("width", [1, 5, 4 * BLOCK, 4 * BLOCK + 1, 9 * BLOCK, 1000, 8000])
+@pytest.mark.parametrize("k", [1, 2, 10, 30])
+def test_top_is_topk(width, k):
+    torch.manual_seed(width)
+    x = torch.randn(7, width)
+    values, ids = top(x, min(k, width))
+    wanted = x.topk(min(k, width))
+    assert torch.equal(values, wanted.values)
+    assert torch.equal(ids, wanted.indices)
+
+
+def test_top_finds_neighbours_in_one_block_and_keeps_what_is_forbidden_last():
+    x = torch.full((2, 1000), -torch.inf)
+    x[0, 640:650] = torch.arange(10.0)
+    x[1, 999] = -3.0
+    values, ids = top(x, 3)
+    assert ids[0].tolist() == [649, 648, 647]
+    assert ids[1, 0] == 999
+    assert values[1].tolist() == [-3.0, -torch.inf, -torch.inf]
+
+
+def test_every_id_is_a_token_even_where_hardly_any_is_allowed():
+    x = torch.full((3, 8001), -torch.inf)  # the last block is nearly all padding
+    x[:, 8000] = 0.0
+    values, ids = top(x, 30)
+    assert ids[:, 0].tolist() == [8000] * 3
+    assert int(ids.max()) == 8000
+    assert values[:, 1:].isinf().all()
+
+
+@pytest.mark.parametrize("width", [6, 1000])
+def test_likeliest_are_log_probabilities_whatever_the_chunks(width):
+    torch.manual_seed(0)
+    logits = torch.randn(2 * CHUNK // width + 3 if width > 6 else 50, width) * 3
+    wanted = logits.double().log_softmax(-1)
+    values, ids = likeliest(logits, 4)
+    torch.testing.assert_close(values.double(), wanted.topk(4).values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(values.double(), wanted.gather(1, ids), rtol=0, atol=1e-5)
+
+
+def test_what_is_forbidden_is_gone_and_the_rest_keeps_its_probability():
+    torch.manual_seed(0)
+    logits = torch.randn(2 * CHUNK // 1000, 1000)
+    wanted = logits.double().log_softmax(-1)
+    forced = torch.full((len(logits),), -1)
+    forced[[0, 600, len(logits) - 1]] = torch.tensor([7, 999, 0])
+    wanted[:, 3] = -torch.inf
+    for row in (0, 600, len(logits) - 1):
+        kept = wanted[row, forced[row]].item()
+        wanted[row] = -torch.inf
+        wanted[row, forced[row]] = kept
+    values, ids = likeliest(logits, 5, banned=3, forced=forced)
+    torch.testing.assert_close(values.double(), wanted.topk(5).values, rtol=0, atol=1e-5)
+    assert ids[0, 0] == 7
+    assert ids[600, 0] == 999
+
+
+def test_forced_tokens_are_those_of_the_step_for_each_row():
+    cpu = torch.device("cpu")
+    assert forced_tokens([[5], [], [6, 7]], 0, 2, cpu).tolist() == [5, 5, -1, -1, 6, 6]
+    assert forced_tokens([[5], [], [6, 7]], 1, 1, cpu).tolist() == [-1, -1, 7]
+    assert forced_tokens([[5], [], [6, 7]], 2, 2, cpu) is None
+
+
+def test_at_most_the_whole_vocabulary_comes_back():
+    values, ids = likeliest(torch.zeros(2, 3), 10)
+    assert ids.shape == (2, 3)
+    torch.testing.assert_close(values, torch.full((2, 3), 1 / 3).log())
