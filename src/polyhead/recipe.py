@@ -93,9 +93,9 @@ class TrainConfig(Section):
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
     average: int = Field(0, ge=0, description="checkpoints averaged at the end; 0: none")
     seed: int = Field(1, ge=0, lt=2**63, description="the same seed gives the same run")
-    log_every: int = Field(50, gt=0, description="steps")
-    eval_every: int = Field(500, gt=0, description="steps")
-    save_every: int = Field(500, gt=0, description="steps")
+    log_every: int = Field(50, gt=0, description="steps between two lines of metrics")
+    eval_every: int = Field(500, gt=0, description="steps between two evaluations")
+    save_every: int = Field(500, gt=0, description="steps between two checkpoints")
     keep: int = Field(3, gt=0, description="checkpoints kept, besides the best one")
     patience: int | None = Field(None, gt=0, description="evaluations without progress before stopping early")
     metric: Literal["loss", "bleu", "chrf"] = Field(
@@ -128,11 +128,11 @@ class GenerationConfig(Section):
     beam_size: int = Field(5, ge=1, le=64, description="hypotheses kept; 1 is greedy")
     length_penalty: float = Field(1.0, description="exponent of the length: above 0 favours longer outputs")
     n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
-    min_new_tokens: int = Field(0, ge=0, description="tokens")
+    min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
     max_length_ratio: float = Field(
         2.0, gt=0, description="an output has at most ratio x source + extra tokens"
     )
-    max_length_extra: int = Field(20, ge=0, description="tokens")
+    max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
     cache: Choice = Choice("static")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
-import typing
 from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.words import type_name, yaml_word
 from polyhead.config import PARTS
 from polyhead.errors import unknown
 from polyhead.registry import ALL, CACHE, OPTIMIZER, SCHEDULE, TOKENIZER, Registry
@@ -86,26 +85,3 @@ def option_line(name: str, option: tuple[Any, Any]) -> str:
     kind, default = option
     given = "" if default is inspect.Parameter.empty else f" = {yaml_word(default)}"
     return f"{name}: {type_name(kind)}{given}"
-
-
-def type_name(hint: Any) -> str:
-    """A type as a user would say it: ``float``, ``int | null``, ``linear | dynamic``."""
-    if hint is types.NoneType:
-        return "null"
-    if typing.get_origin(hint) is typing.Literal:
-        return " | ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " | ".join(type_name(part) for part in typing.get_args(hint))
-    if typing.get_origin(hint) is not None:
-        inner = ", ".join(type_name(part) for part in typing.get_args(hint) if part is not Ellipsis)
-        return f"{typing.get_origin(hint).__name__}[{inner}]"
-    return str(getattr(hint, "__name__", hint))
-
-
-def yaml_word(value: Any) -> str:
-    """A default as it would be written in a recipe."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(yaml_word, value))}]"
-    return str(value)

@@ -1,0 +1,117 @@
+"""``polyhead eval``: how good a trained model is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from polyhead.cli.lines import Counter, one_line
+from polyhead.errors import UserError
+
+if TYPE_CHECKING:
+    from polyhead.run import Run
+
+OF_THE_RUN = "of the run"
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILES", help="source and target, or one TSV or JSONL; else those of the run's recipe"
+        ),
+    ] = None,
+    split: Annotated[Literal["test", "valid"], typer.Option(help="which files of the recipe")] = "test",
+    beam_size: Annotated[
+        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=OF_THE_RUN)
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="above 0 favours longer outputs", show_default=OF_THE_RUN)
+    ] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(help="tokens decoded together; less needs less memory", show_default=OF_THE_RUN),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the translations there, a line each")
+    ] = None,
+) -> None:
+    """Measure a trained model: BLEU, chrF, perplexity.
+
+    BLEU and chrF are sacreBLEU's, of the whole corpus, on detokenised translations, with their signatures.
+    The perplexity is that of a reference token, end of sentence included.
+
+    \b
+    polyhead eval runs/multi30k
+    polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
+    """
+    from polyhead.run import load
+
+    loaded = load(directory)
+    sources, references = pairs(loaded, files or [], split, limit)
+    typed: dict[str, Any] = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "batch_tokens": batch_tokens,
+    }
+    changes = {name: value for name, value in typed.items() if value is not None}
+    counter, start = Counter(), time.perf_counter()
+    lang = loaded.recipe.data.target_lang if loaded.recipe else ""
+    measured = loaded.evaluate(sources, references, lang=lang, progress=counter.at, **changes)
+    seconds = time.perf_counter() - start
+    counter.add(len(sources))
+    counter.close()
+    if output is not None:
+        output.write_text("".join(f"{one_line(text)}\n" for text in measured.outputs), encoding="utf-8")
+    for score in measured.scores:
+        show(score.name, score.value, score.signature)
+    exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
+    show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
+    show_perplexity(loaded, sources, references)
+    show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
+
+
+def show(name: str, value: float, remark: str) -> None:
+    """One line of the table."""
+    print(f"{name:<11} {value:>9.3f}  {remark}", flush=True)
+
+
+def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
+    """The line of the perplexity, over the pairs that the model can hold whole."""
+    sides = zip(run.tokenizer.encode(sources), run.tokenizer.encode(references), strict=True)
+    fits = [max(map(len, pair)) < run.config.max_len for pair in sides]
+    kept = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]
+    if long := len(fits) - len(kept):
+        print(
+            f"polyhead: {long:,} pairs have more than {run.config.max_len - 1} tokens a side: translated from "
+            "their beginning, and left out of the perplexity",
+            file=sys.stderr,
+        )
+    if kept:
+        show("perplexity", run.perplexity([a for a, _ in kept], [b for _, b in kept]), "of a reference token")
+
+
+def pairs(run: Run, files: Sequence[str], split: str, limit: int | None) -> tuple[list[str], list[str]]:
+    """Sources and references of the files given, or of that split of the run's recipe."""
+    from polyhead.data.corpus import open_corpus, read_pairs
+
+    given: dict[str, Any] = {}
+    if run.recipe is not None:
+        data = run.recipe.data
+        given = {"format": data.format, "source": data.source, "target": data.target}
+        if not files:
+            files, given["root"] = getattr(data, split) or [], data.root
+    if not files:
+        raise UserError(
+            f"this run's recipe names no {split} files; give them: polyhead eval RUN SOURCE TARGET"
+        )
+    sources, references, report = read_pairs(open_corpus(files, **given), limit)
+    print(report, file=sys.stderr)
+    return sources, references

@@ -1,0 +1,151 @@
+"""The way from what was typed to a verb, and from an error to one line and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+import polyhead
+from polyhead.cli import main
+from polyhead.cli.app import VERBS
+from polyhead.cli.guard import guarded
+from polyhead.errors import UserError
+
+
+def polyhead_process(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "polyhead", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize("typed", [[], ["-h"], ["--help"], ["help"]])
+def test_help_lists_every_verb(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+def test_help_is_quick() -> None:
+    def seconds(*command: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *command], capture_output=True, timeout=60, check=True)
+        return time.perf_counter() - start
+
+    bare = min(seconds("-c", "pass") for _ in range(5))
+    assert min(seconds("-m", "polyhead", "--help") for _ in range(5)) - bare < 0.1
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_all_its_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: polyhead {verb} ")
+    assert VERBS[verb][1].split(":")[0].rstrip(".") in out
+    assert import_module(f"polyhead.cli.{VERBS[verb][0]}").run.__doc__
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"polyhead {polyhead.__version__}\n"
+
+
+def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "polyhead: unknown verb 'trian'; did you mean 'train'?\n"
+    assert main(["xyzzy"]) == 2
+    assert capsys.readouterr().err.startswith("polyhead: unknown verb 'xyzzy'; there are: train, eval, ")
+
+
+def test_an_unknown_option_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--nope"]) == 2
+    assert "No such option: --nope" in capsys.readouterr().err
+
+
+def verb_that_raises(error: BaseException) -> int:
+    import typer
+
+    def run() -> None:
+        raise error
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(guarded(run))
+    with pytest.raises(SystemExit) as end:
+        app([])
+    return int(end.value.code or 0)
+
+
+def wrong_number() -> Exception:
+    try:
+        TypeAdapter(int).validate_python("x")
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UserError("no"), 2, "polyhead: no\n"),
+        (UserError("one\ntwo"), 2, "polyhead: one\npolyhead: two\n"),
+        (wrong_number(), 2, "polyhead: 'x' is not a whole number\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.txt"),
+            2,
+            "polyhead: a.txt: No such file or directory\n",
+        ),
+        (PermissionError(13, "Permission denied", "a.txt"), 2, "polyhead: a.txt: Permission denied\n"),
+        (OSError(28, "No space left on device", "a.txt"), 1, "polyhead: a.txt: No space left on device\n"),
+        (OSError(28, "No space left on device"), 1, "polyhead: No space left on device\n"),
+        (
+            ModuleNotFoundError("x", name="babel"),
+            2,
+            "polyhead: this needs babel: pip install 'polyhead[demo]'\n",
+        ),
+        (KeyboardInterrupt(), 130, "polyhead: interrupted\n"),
+    ],
+)
+def test_an_error_becomes_a_line_and_a_code(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb_that_raises(error) == code
+    assert capsys.readouterr().err == message
+
+
+def test_a_defect_is_said_to_be_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert verb_that_raises(KeyError("x")) == 1
+    quiet = capsys.readouterr().err
+    assert quiet.startswith("polyhead: unexpected KeyError: 'x' (guard.py:")
+    assert "polyhead env" in quiet
+    assert "Traceback" not in quiet
+    monkeypatch.setenv("POLYHEAD_DEBUG", "1")
+    verb_that_raises(KeyError("x"))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_python_m_polyhead_ends_with_the_verbs_exit_code(tmp_path: Path) -> None:
+    done = polyhead_process("train", str(tmp_path / "none.yaml"))
+    assert (done.returncode, done.stderr) == (2, f"polyhead: {tmp_path / 'none.yaml'}: no such file\n")
+
+
+def test_a_reader_who_leaves_early_is_no_error() -> None:
+    code = "from polyhead.cli.guard import guarded\nimport typer\n"
+    code += "app = typer.Typer(pretty_exceptions_enable=False)\n"
+    code += "def run():\n    for i in range(100000): print('line', i)\n"
+    code += "app.command()(guarded(run))\napp([])\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    assert (process.wait(timeout=60), said) == (141, "")
+    process.stderr.close()

@@ -1,0 +1,80 @@
+"""From a recipe to translations by the command line alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyhead.cli import main
+from polyhead.recipe import Recipe, load_recipe
+
+RECIPE = """
+data: {train: [train.de, train.en], valid: [valid.de, valid.en], target_lang: en}
+tokenizer: {vocab_size: 300}
+model: {d_model: 32, n_heads: 4, n_layers: 1, max_len: 64, dropout: 0}
+train: {steps: 40, log_every: 20, eval_every: 40, lr: 1e-2, schedule: {name: constant, warmup: 5}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with text and a recipe, to stand in."""
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.de").write_text("ein hund bellt .\nzwei hunde schlafen .\n" * 20)
+        (tmp_path / f"{split}.en").write_text("a dog barks .\ntwo dogs are asleep .\n" * 20)
+    (tmp_path / "dogs.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_train_eval_translate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "dogs.yaml", "train.steps=60"]) == 0
+    assert load_recipe("runs/dogs/recipe.yaml") == load_recipe("dogs.yaml", ["train.steps=60"])
+    capsys.readouterr()
+
+    assert main(["translate", "runs/dogs", "valid.de"]) == 0
+    assert capsys.readouterr().out == (place / "valid.en").read_text()
+
+    assert main(["eval", "runs/dogs", "--split", "valid", "--output", "out.en", "--limit", "4"]) == 0
+    table = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
+    assert (table["bleu"], table["chrf"], table["exact"]) == (pytest.approx(100, abs=1e-6), 100, 100)
+    assert 1 < table["perplexity"] < 1.5
+    assert (place / "out.en").read_text() == "a dog barks .\ntwo dogs are asleep .\n" * 2
+
+    assert main(["eval", "runs/dogs"]) == 2
+    assert capsys.readouterr().err.startswith("polyhead: this run's recipe names no test files; give them: ")
+    assert main(["eval", "runs/dogs", "valid.en", "valid.en", "--limit", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dogs.yaml", "train.stps=3"], "train.stps: unknown key; did you mean 'steps'?"),
+        (["dog.yaml"], "dog.yaml: no such file; did you mean 'dogs.yaml'?"),
+        (
+            ["dogs.yaml", "data.root=nowhere"],
+            "data.root: no directory 'nowhere'; give the right one: data.root=...",
+        ),
+        (
+            ["dogs.yaml", "data.train=[train.d, train.en]"],
+            "data.train: no file 'train.d' in '.'; did you mean 'train.de'?",
+        ),
+        (["dogs.yaml", "--resume"], "--resume: there is no run in runs/dogs yet; start it without --resume"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(
+    arguments: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *arguments]) == 2
+    assert capsys.readouterr().err == f"polyhead: {message}\n"
+
+
+def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--keys"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "train.lr: float = 0.001  peak learning rate" in lines
+    assert any(line.startswith("data.test: list[str] | null = null  ") for line in lines)
+    assert any(line.startswith("model.position: part = sinusoidal  ") for line in lines)
+    sections = [field.annotation for field in Recipe.model_fields.values()]
+    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections)

@@ -1,0 +1,174 @@
+"""Lines in, translations out: aligned, in order, whatever the chunks."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import polyhead
+from polyhead.cli import main
+
+LINES = ["ein hund bellt .", "zwei hunde", "", "hund hund hund", "  ", "a"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "input.txt"
+    path.write_text("\n".join(LINES) + "\n")
+    return path
+
+
+def translated(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[str]:
+    assert main(["translate", *map(str, arguments)]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("\n") or not out
+    return out.removesuffix("\n").split("\n") if out else []
+
+
+def test_lines_come_out_as_the_library_translates_them(
+    tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = [text.replace("\n", " ") for text in polyhead.load(tiny).translate(LINES)]
+    got = translated(capsys, tiny, source)
+    assert [text for text, line in zip(got, LINES, strict=True) if not line.strip()] == ["", ""]
+    wanted = [text for text, line in zip(expected, LINES, strict=True) if line.strip()]
+    assert [text for text, line in zip(got, LINES, strict=True) if line.strip()] == wanted
+
+
+@pytest.mark.acceptance("C1")
+@pytest.mark.parametrize("chunk", ["1", "2", "4"])
+def test_chunks_change_nothing(
+    chunk: str, tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--n-best", "2", "--scores"]
+    whole = translated(capsys, tiny, source, *options)
+    assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
+
+
+def test_n_best_gives_as_many_lines_for_each_with_falling_scores(
+    tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got = translated(capsys, tiny, source, "--n-best", "3", "--beam-size", "4", "--scores")
+    assert len(got) == 3 * len(LINES)
+    for i, line in enumerate(LINES):
+        group = got[3 * i : 3 * i + 3]
+        if not line.strip():
+            assert group == [""] * 3
+            continue
+        scores = [float(text.split("\t")[0]) for text in group]
+        assert scores == sorted(scores, reverse=True)
+        assert all(score < 0 for score in scores)
+
+
+def test_standard_input_gzip_and_named_pipes_are_read(
+    tiny: Path,
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    wanted = translated(capsys, tiny, source)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
+    assert translated(capsys, tiny) == wanted
+    packed = tmp_path / "input.txt.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    assert translated(capsys, tiny, packed) == wanted
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(source.read_bytes()))
+    writer.start()
+    assert translated(capsys, tiny, pipe) == wanted
+    writer.join()
+
+
+@pytest.mark.acceptance("A9")
+def test_only_newlines_end_lines(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "odd.txt"
+    odd.write_bytes(b"\xef\xbb\xbfein\r\nhund\x0bhund\x1c\xe2\x80\xa8x\xc2\x85y\na\rb")
+    assert len(translated(capsys, tiny, odd)) == 3
+
+
+def test_bad_bytes_are_reported_and_keep_their_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"ein\n\xff\xfe\nhund\n")
+    assert main(["translate", str(tiny), str(bad)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 3
+    assert err == "polyhead: line 2 is not UTF-8; its bad bytes are read as U+FFFD\n"
+
+
+def test_nothing_in_nothing_out(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    assert translated(capsys, tiny, empty) == []
+
+
+@pytest.mark.acceptance("C5")
+def test_a_line_too_long_is_named_and_can_be_cut(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = polyhead.load(tiny)
+    most = run.config.max_len - 1
+    fits = "ü" * (most // 2) + "x" * (most % 2)
+    assert len(run.tokenizer.encode([fits])[0]) == most
+    long = tmp_path / "long.txt"
+    long.write_text(f"ein\n{fits}\n{fits}x\n")
+    assert main(["translate", str(tiny), str(long), "--chunk", "2"]) == 2
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 2
+    assert err.startswith(f"polyhead: line 3 has {most + 1} tokens; this model takes {most} at most.")
+    got = translated(capsys, tiny, long, "--truncate")
+    assert got[1] == got[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--beam-size", "0"], "beam_size: 0 is out of range: should be greater than or equal to 1"),
+        (["--beam-size", "1", "--n-best", "2"], "n_best (2) is more than beam_size (1)"),
+        (["--cache", "statc"], "cache: unknown cache 'statc'; did you mean 'static'? Known: "),
+        (
+            ["--cache", "{name: static, chunk: x}"],
+            "cache: chunk of cache 'static': 'x' is not a whole number",
+        ),
+        (["--early-stopping", "maybe"], "early_stopping: 'maybe' is not one of true, false, never"),
+    ],
+)
+def test_a_wrong_option_is_explained(
+    arguments: list[str], message: str, tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", str(tiny), str(source), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"polyhead: {message}")
+    assert err.count("\n") == 1
+
+
+def test_missing_files_and_runs_name_the_nearest(
+    tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", str(tiny), str(source.with_name("inptu.txt"))]) == 2
+    assert capsys.readouterr().err.endswith("did you mean 'input.txt'?\n")
+    assert main(["translate", str(tiny.with_name("tny")), str(source)]) == 2
+    assert capsys.readouterr().err.endswith("did you mean 'tiny'?\n")
+
+
+def test_the_first_line_is_answered_before_the_last_is_asked(tiny: Path) -> None:
+    command = [sys.executable, "-m", "polyhead", "translate", str(tiny), "--chunk", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in ("ein hund", "zwei"):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            assert process.stdout.readline().endswith("\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
