@@ -15,6 +15,7 @@ from polyhead.errors import UserError, unknown
 Format = Literal["auto", "parallel", "tsv", "jsonl"]
 Column = str | int
 EXAMPLES = 5  # places kept of each kind of skipped pair
+SAMPLE_LINES = 100  # looked at to check columns and keys
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 
 
@@ -187,16 +188,17 @@ def _row(a: Any, b: Any) -> Row:
 
 def _columns(path: Path, corpus: Corpus) -> tuple[int, int, bool]:
     """The numbers of the two columns of a TSV, and whether the first line is a header that names them."""
-    header = next((line or b"" for line in lines(path)), b"").decode(errors="replace").split("\t")
+    first = [(line or b"").decode(errors="replace").split("\t") for line in islice(lines(path), SAMPLE_LINES)]
+    header, width = first[0], max(map(len, first))
     found = []
     for column in (corpus.source, corpus.target):
         if isinstance(column, str):
             if column not in header:
                 raise unknown(f"column of {path.name}", column, _shown(header))
             found.append(header.index(column))
-        elif not 0 <= column < len(header):
-            raise UserError(f"{path.name} has {len(header)} column{'s' * (len(header) > 1)} in its first line, "
-                            f"so there is no column {column} (the first is 0)")
+        elif not 0 <= column < width:
+            raise UserError(f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
+                            "(the first is 0)")
         else:
             found.append(column)
     return found[0], found[1], isinstance(corpus.source, str) or isinstance(corpus.target, str)
@@ -250,11 +252,13 @@ def _whole(text: str) -> bool:
 
 
 def _check_keys(path: Path, corpus: Corpus) -> None:
-    """The keys must exist in the first line that is a JSON object or list."""
-    parsed = (_parse(line) for line in islice(lines(path), 100))
-    row = next((row for row in parsed if isinstance(row, (dict, list))), None)
-    if row is None:
+    """Both keys must exist in one of the first lines that are JSON objects or lists."""
+    parsed = [_parse(line) for line in islice(lines(path), SAMPLE_LINES)]
+    rows = [row for row in parsed if isinstance(row, (dict, list))]
+    if not rows:
         raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
+    keys = (corpus.source, corpus.target)
+    row = next((row for row in rows if all(_lookup(row, key) is not None for key in keys)), rows[0])
     for side, key in (("source", corpus.source), ("target", corpus.target)):
         if _lookup(row, key) is not None:
             continue
