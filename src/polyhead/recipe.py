@@ -50,7 +50,7 @@ class DataConfig(Section):
     max_len: int = Field(256, gt=0, description="tokens a side; longer pairs are skipped and counted")
     cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
 
-    def paths(self, split: Literal["train", "valid", "test"]) -> list[Path]:
+    def paths(self, split: str) -> list[Path]:
         """The files of a split; a UserError names the one that is missing and the nearest that is there."""
         if not self.root.is_dir():
             raise UserError(f"data.root: no directory {str(self.root)!r}; give the right one: data.root=...")
