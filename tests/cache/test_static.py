@@ -199,6 +199,19 @@ def test_not_a_number_beyond_aligned_rows_changes_nothing():
 
 
 @pytest.mark.acceptance("A4")
+@pytest.mark.parametrize("rows", [[0, 1], [1]], ids=["aligned", "one row"])
+def test_slots_that_were_skipped_are_finite_and_unseen(rows):
+    cache = build(2, chunk=8)
+    feed(cache, range(2), torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1))
+    for layer in cache.layers:
+        layer.k[:, layer.used :], layer.v[:, layer.used :] = torch.nan, torch.nan
+    for got in feed(cache, rows, torch.full((len(rows), 1), 5), torch.ones(len(rows), 1)):
+        assert got.pos[:, 0].tolist() == [[0, -1, -1, -1, -1, 5]] * len(rows)
+        assert got.k.isfinite().all()
+        assert got.v.isfinite().all()
+
+
+@pytest.mark.acceptance("A4")
 def test_a_released_row_leaves_no_number_behind():
     cache = build(2)
     kv = KV(torch.full((2, 2, 4, 3), torch.nan), torch.full((2, 2, 4, 5), torch.nan))

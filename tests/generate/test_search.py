@@ -72,6 +72,8 @@ def test_a_prefix_begins_the_output_of_its_line(table):
         search_all(table(2), SOURCES, config, prefix=[[3]], **GIVEN)
     with pytest.raises(UserError, match="prefix of line 1 has 12 tokens"):
         search_all(table(2), [[1]], config, prefix=[[3] * 12], **GIVEN)
+    with pytest.raises(UserError, match="prefix of line 2 contains the end-of-sentence token 0"):
+        search_all(table(2), [[1], [1]], config, prefix=[[], [1, EOS]], **GIVEN)
 
 
 def test_batches_hold_every_line_once_within_the_budget():

@@ -13,6 +13,8 @@ from polyhead.errors import UserError
 from polyhead.generate.state import Bools, Decoder, Floats, Hypothesis, Ints, Rules, State, normalised
 from polyhead.registry import Choice
 
+__all__ = ["EarlyStopping", "Hypothesis", "beam_search"]
+
 EarlyStopping = bool | Literal["never"]
 
 

@@ -14,6 +14,8 @@ from polyhead.generate.greedy import greedy
 from polyhead.generate.state import Decoder, Hypothesis
 from polyhead.recipe import GenerationConfig
 
+__all__ = ["Hypothesis", "limit", "pad", "search", "search_all"]
+
 EMPTY = Hypothesis([], 0.0, 0.0)
 
 
@@ -34,7 +36,8 @@ def search(
     The longest come first, so that what does not fit into memory fails at once. An output has at most
     ``max_length_ratio`` x source tokens + ``max_length_extra`` tokens, and never more than ``max_len``, the model's
     greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
-    is a UserError before anything is decoded; with ``truncate`` its first tokens are used. One beam is greedy search.
+    is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
+    output of each line, where the line is not empty. One beam is greedy search.
     """
     lines = _fitting(sources, max_len, truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
@@ -45,6 +48,8 @@ def search(
             raise UserError(
                 f"the prefix of line {i + 1} has {len(given)} tokens; the model's greatest length is {max_len}"
             )
+        if eos_id in given:
+            raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {eos_id}")
     for rows in _batches([len(line) for line in lines], config.batch_tokens // config.beam_size):
         if not lines[rows[0]]:
             yield from ((row, [EMPTY]) for row in rows)
