@@ -13,7 +13,13 @@ import torch
 from polyhead.cli import main
 
 
-def test_the_report_says_what_matters_and_nothing_private(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_says_what_matters_and_nothing_private(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = platform.uname()
+    monkeypatch.setattr(platform, "node", lambda: "machine-of-a-person")
+    monkeypatch.setattr(platform, "uname", lambda: names._replace(node="machine-of-a-person"))
+    monkeypatch.setattr(socket, "gethostname", lambda: "machine-of-a-person")
     assert main(["env"]) == 0
     out = capsys.readouterr().out
     assert f"torch {torch.__version__}" in out

@@ -14,6 +14,7 @@ import pytest
 
 import polyhead
 from polyhead.cli import main
+from polyhead.cli.lines import chunk_size
 
 LINES = ["ein hund bellt .", "zwei hunde", "", "hund hund hund", "  ", "a"]
 
@@ -95,6 +96,22 @@ def test_only_newlines_end_lines(tiny: Path, tmp_path: Path, capsys: pytest.Capt
     assert len(translated(capsys, tiny, odd)) == 3
 
 
+def test_standard_input_may_come_from_windows(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def piped(data: bytes) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return translated(capsys, tiny)
+
+    assert piped(b"\xef\xbb\xbfein hund\r\nzwei\r\n") == piped(b"ein hund\nzwei\n")
+
+
+def test_a_person_is_answered_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (chunk_size("-", 512), chunk_size("input.txt", 512)) == (512, 512)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert (chunk_size("-", 512), chunk_size("input.txt", 512)) == (1, 512)
+
+
 def test_bad_bytes_are_reported_and_keep_their_line(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,7 +180,10 @@ def test_missing_files_and_runs_name_the_nearest(
 
 def test_the_first_line_is_answered_before_the_last_is_asked(tiny: Path) -> None:
     command = [sys.executable, "-m", "polyhead", "translate", str(tiny), "--chunk", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=buffered
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for line in ("ein hund", "zwei"):

@@ -60,7 +60,7 @@ class Seq2Seq(nn.Module):
     def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[KV]:
         """(B, S) -> the keys and values of the last encoder output, once for every decoder layer."""
         x = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
-        return [layer.cross.remember(x, source_pos) for layer in self.decoder.layers]
+        return [layer.cross.remember(x, source_pos) for layer in self.decoder.layers]  # type: ignore[union-attr, operator]
 
     def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]) -> Tensor:
         """(N, T), (N, T) -> logits (N, T, V) of the next tokens; N may be a multiple of memory's rows."""

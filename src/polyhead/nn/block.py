@@ -27,6 +27,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn, self.attn_residual = attn, attn_residual
         if cross is not None:
+            assert cross_residual is not None
             self.cross, self.cross_residual = cross, cross_residual
         self.ffn, self.ffn_residual = ffn, ffn_residual
 

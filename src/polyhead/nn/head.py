@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class Head(nn.Module):
     """x W^T: how well each token of the vocabulary fits; W may be the embedding itself (Press & Wolf, 2017)."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = weight
 

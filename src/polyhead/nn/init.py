@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.config import ModelConfig
 from polyhead.registry import INIT
@@ -27,7 +27,7 @@ def normal(model: nn.Module, config: ModelConfig, *, std: float = 0.02) -> None:
             weight.data.div_((2 * config.n_layers) ** 0.5)
 
 
-def _fill(model: nn.Module, matrix: Callable[[nn.Parameter], object], embedding_std: float) -> None:
+def _fill(model: nn.Module, matrix: Callable[[Tensor], object], embedding_std: float) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             matrix(module.weight)

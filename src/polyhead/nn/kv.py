@@ -28,7 +28,8 @@ class KV(NamedTuple):
 
     def select(self, rows: Tensor) -> KV:
         """The given batch rows, in that order."""
-        return KV(*(None if part is None else part.index_select(0, rows) for part in self))
+        pos, log_count = (None if part is None else part.index_select(0, rows) for part in self[2:])
+        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), pos, log_count)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -15,7 +15,7 @@ class Loss(NamedTuple):
 
     total: Tensor  # what is minimised, summed over the labels that count
     nll: Tensor  # -log p(label), summed likewise; exp(nll / count) is the perplexity
-    count: int
+    count: int  # type: ignore[assignment]  # rather than tuple's method of that name
 
 
 def cross_entropy(features: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0, chunk: int = 512) -> Loss:

@@ -199,7 +199,7 @@ def _update(
         with autocast(precision, device):
             loss = task.loss(model, batch)
         if loss.count:
-            (loss.total / max(count, 1)).backward()  # type: ignore[no-untyped-call]
+            (loss.total / max(count, 1)).backward()
         total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
     mean_loss = total / max(count, 1)

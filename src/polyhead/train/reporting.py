@@ -98,7 +98,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError("train.tensorboard needs the extra 'board': pip install 'polyhead[board]'") from None
-        self.writer = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(directory))
 
     def train(self, row: Row) -> None:
         self._add("train", row)
@@ -110,12 +110,12 @@ class TensorBoard:
         pass
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
     def _add(self, split: str, row: Row) -> None:
         for name, value in row.items():
             if name not in ("step", "steps"):
-                self.writer.add_scalar(f"{split}/{name}", value, int(row["step"]))  # type: ignore[no-untyped-call]
+                self.writer.add_scalar(f"{split}/{name}", value, int(row["step"]))
 
 
 class Lines:
