@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -134,29 +135,41 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
 
 
 @pytest.mark.acceptance("B13")
-def test_of_many_that_start_at_once_on_a_stale_lock_one_wins(tmp_path):
+def test_of_many_that_start_at_once_on_a_stale_lock_one_wins(tmp_path, monkeypatch):
+    look = lock._refuse_if_held
+
+    def slow_look(path):
+        look(path)
+        time.sleep(0.05)  # time for the others to see the same stale lock
+
+    monkeypatch.setattr(lock, "_refuse_if_held", slow_look)
     write_lock(tmp_path, pid=4194303)
-    ready, go = os.pipe()
+    (ready, go), (answers, answer), (end, over) = os.pipe(), os.pipe(), os.pipe()
     children = []
     for _ in range(12):
         pid = os.fork()
         if pid == 0:
             os.close(go)
+            os.close(over)
             os.read(ready, 1)
             try:
                 RunLock(tmp_path).__enter__()
+                os.write(answer, b"+")
             except UserError:
-                os._exit(1)
-            os.read(os.pipe()[0], 1)  # holds until it is killed
+                os.write(answer, b"-")
+            finally:
+                os.read(end, 1)  # holds until all have answered
+                os._exit(0)
         children.append(pid)
     os.close(go)
-    losers = [os.wait()[1] for _ in range(11)]
-    assert [os.waitstatus_to_exitcode(status) for status in losers] == [1] * 11
-    winner = json.loads((tmp_path / "run.lock").read_text())["pid"]
-    assert winner in children
-    os.kill(winner, signal.SIGKILL)
-    os.waitpid(winner, 0)
-    os.close(ready)
+    said = b"".join(os.read(answers, 1) for _ in children)
+    os.close(over)
+    for pid in children:
+        os.waitpid(pid, 0)
+    for fd in (ready, answers, answer, end):
+        os.close(fd)
+    assert sorted(said) == sorted(b"+" + b"-" * 11)
+    assert json.loads((tmp_path / "run.lock").read_text())["pid"] in children
 
 
 def test_start_times_tell_processes_apart():

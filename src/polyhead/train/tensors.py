@@ -37,8 +37,10 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
     for name in order:
         tensor = tensors[name]
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
-            raise UserError(f"cannot save {name!r}: a {tensor.dtype} {tensor.layout} tensor on {tensor.device}; "
-                            f"dense tensors with data of {', '.join(map(str, DTYPES))} can be saved")  # fmt: skip
+            raise UserError(
+                f"cannot save {name!r}: a {tensor.dtype} {tensor.layout} tensor on {tensor.device}; "
+                f"dense tensors with data of {', '.join(map(str, DTYPES))} can be saved"
+            )
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         kept = first.setdefault(place, name) if tensor.numel() else name
         if kept != name:
