@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -119,7 +120,7 @@ def train(
     while progress.step < steps:
         model.train()
         progress.step += 1
-        torch.manual_seed(config.seed + (progress.step << 32))
+        torch.manual_seed(seed_of(config.seed, progress.step))
         batches = [task.batch(next(stream)) for _ in range(config.accumulate)]
         loss = _update(training, task, batches, precision, config, device, meter)
         if not math.isfinite(loss):
@@ -144,6 +145,11 @@ def train(
         training.save(checkpoints, extra or {})
     outcome.step = progress.step
     return outcome
+
+
+def seed_of(seed: int, step: int) -> int:
+    """The seed of one step's dropout, mixed, because torch's CPU generator looks at the low 32 bits alone."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
 
 
 def final_weights(training: Training, config: TrainConfig, checkpoints: Path) -> str:
