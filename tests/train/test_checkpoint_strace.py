@@ -29,6 +29,7 @@ import ctypes, json, os, sys, traceback
 import torch
 from polyhead.train.checkpoint import prune, save
 root, step, last, calls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].split(",")
+points = int(sys.argv[5])
 empty = {
     "openat": lambda: os.open("", 0), "write": lambda: os.write(99999, b""), "fsync": lambda: os.fsync(99999),
     "rename": lambda: os.rename("", ""), "unlink": lambda: os.unlink(""), "rmdir": lambda: os.rmdir(""),
@@ -49,9 +50,9 @@ def saver(call, n):
 ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # let strace attach where only a parent may
 print(os.getpid(), flush=True)
 sys.stdin.readline()
-points = []
+results = []
 for call in calls:
-    for n in range(1, last + 1):
+    for n in range(1, (points or last) + 1):
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -63,21 +64,22 @@ for call in calls:
             finally:
                 os._exit(code)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        points.append([call, n, status])
-        if status >= 0 and n > 1 and not sys.argv[5]:
+        results.append([call, n, status])
+        if status >= 0 and n > 1 and not points:
             break
-open(f"{root}/points.json", "w").write(json.dumps(points))
+open(f"{root}/points.json", "w").write(json.dumps(results))
 """
 
 
-def trace(
-    root: Path, step: int, calls: list[str], *options: str, all_points: bool = False
-) -> tuple[list[list], str]:
-    """Run the driver with strace attached: [call, n, exit status of the saver] for each point."""
+def trace(root: Path, step: int, calls: list[str], *options: str, points: int = 0) -> tuple[list[list], str]:
+    """Run the driver with strace attached: [call, n, exit status of the saver] for each, and stderr.
+
+    So many ``points`` for each call, else as many as there are until a saver gets through.
+    """
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     env = os.environ | {"PYTHONPATH": str(Path(checkpoint.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    arguments = [str(root), str(step), str(LAST), ",".join(calls), "all" if all_points else ""]
+    arguments = [str(root), str(step), str(LAST), ",".join(calls), str(points)]
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True,
@@ -158,9 +160,7 @@ def test_a_kill_at_any_system_call_leaves_the_newest_committed_checkpoint(quick,
 def test_one_failed_system_call_is_tried_again(quick):
     prepare(quick, FAILED)
     inject = [f"inject={call}:error=EIO:when={LAST}" for call in FAILED]
-    points, errors = trace(
-        quick, 2, FAILED, *(word for rule in inject for word in ("-e", rule)), all_points=True
-    )
+    points, errors = trace(quick, 2, FAILED, *(word for rule in inject for word in ("-e", rule)), points=12)
     log = (quick / "log").read_text()
     assert log.count("(INJECTED)") > 15
     for call, n, status in points:
