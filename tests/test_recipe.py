@@ -9,6 +9,7 @@ import pytest
 from polyhead import Choice
 from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.registry import CACHE
 
 TEXT = """
 data:
@@ -40,7 +41,7 @@ def complaint(path: Path, *overrides: str) -> str:
 def test_a_small_recipe_is_complete(recipe: Path) -> None:
     got = load_recipe(recipe)
     assert (got.task, got.out, got.data.root) == ("translation", Path("runs/small"), Path("."))
-    assert (got.model.d_model, got.tokenizer.kind, got.train.steps) == (512, Choice("bpe"), 100)
+    assert (got.model.d_model, got.tokenizer.kind.name, got.train.steps) == (512, "bpe", 100)
     assert got.generation == GenerationConfig()
 
 
@@ -59,6 +60,7 @@ def test_a_written_recipe_reads_back_the_same(recipe: Path, tmp_path: Path) -> N
 
 def test_every_key_is_written_out(recipe: Path) -> None:
     text = load_recipe(recipe).dump_yaml()
+    assert "position:\n    name: sinusoidal\n    base: 10000.0\n" in text
     for section in ("data", "tokenizer", "model", "train", "generation"):
         for key in Recipe.model_fields[section].annotation.model_fields:
             assert f"\n  {key}:" in text
@@ -89,11 +91,11 @@ def test_every_key_is_described() -> None:
         ("data.source=de", "data.source", "de"),
         ("data.source=2", "data.source", 2),
         ("data.train=[2026-01-02, 12:30]", "data.train", ["2026-01-02", "12:30"]),
-        ("model.position=rope", "model.position", Choice("rope")),
-        ("model.position.name=rope", "model.position", Choice("rope")),
+        ("model.position=rope", "model.position", Choice("rope", theta=1e4)),
+        ("model.position.name=rope", "model.position", Choice("rope", theta=1e4)),
         ("model.position={name: rope, theta: 5e5}", "model.position", Choice("rope", theta=5e5)),
         ("train.schedule.warmup=10", "train.schedule", Choice("inverse_sqrt", warmup=10)),
-        ("generation.cache=static", "generation.cache", Choice("static")),
+        ("generation.cache=static", "generation.cache", CACHE.check(Choice("static"))),
         ("out=runs/other", "out", Path("runs/other")),
     ],
 )

@@ -51,6 +51,7 @@ def test_options_are_the_keyword_only_parameters(parts: Registry[Any]) -> None:
 
 
 def test_options_are_converted_to_their_types(parts: Registry[Any]) -> None:
+    assert parts.check(Choice("spin")) == Choice("spin", theta=1e4, steps=None, flip=False)
     choice = parts.check(Choice("spin", theta="5e5", steps="3", flip="yes"))
     assert choice == Choice("spin", theta=500000.0, steps=3, flip=True)
     assert parts.build(choice, 8).given == (8, 500000.0, 3, True)
@@ -117,6 +118,17 @@ def test_every_part_says_what_it_is_and_types_its_options(registry: Registry[Any
             assert kind is not Any, f"{registry.kind} {name}: option {option} has no type"
             checked = registry.check(Choice(name, **{option: default}))
             assert checked.options[option] == default
+
+
+def test_an_option_without_default_is_asked_for() -> None:
+    registry: Registry[Any] = Registry("kind", "polyhead.errors")
+    registry.register("part")(_needy)
+    with pytest.raises(UserError, match="kind 'part' needs the option 'width'"):
+        registry.check(Choice("part"))
+    assert registry.check(Choice("part", width="3")) == Choice("part", width=3)
+
+
+def _needy(*, width: int) -> None: ...
 
 
 def test_literal_options_name_what_is_allowed() -> None:

@@ -96,14 +96,21 @@ class Registry(Generic[T]):
         return {p.name: (hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def check(self, choice: Choice) -> Choice:
-        """The same choice with every option converted to its declared type; UserError names what is wrong."""
+        """The same choice, complete: every option converted to its type, those not given at their defaults.
+
+        So a written configuration means the same when a default changes later.
+        """
         options = self.options(choice.name)
-        checked = {}
-        for key, value in choice.options.items():
+        for key in choice.options:
             if key not in options:
                 raise unknown(f"option of {self.kind} {choice.name!r}", key, options)
+        checked = {}
+        for key, (kind, default) in options.items():
+            value = choice.options.get(key, default)
+            if value is inspect.Parameter.empty:
+                raise UserError(f"{self.kind} {choice.name!r} needs the option {key!r}")
             try:
-                checked[key] = TypeAdapter(options[key][0]).validate_python(value, strict=False)
+                checked[key] = TypeAdapter(kind).validate_python(value, strict=False)
             except ValidationError as error:
                 raise explain(error, under=f"{key} of {self.kind} {choice.name!r}") from None
         return Choice(choice.name, **checked)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -32,9 +32,10 @@ def test_help_lists_every_verb(typed: list[str], capsys: pytest.CaptureFixture[s
 
 def test_help_is_quick() -> None:
     def seconds(*command: str) -> float:
-        start = time.perf_counter()
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *command], capture_output=True, timeout=60, check=True)
-        return time.perf_counter() - start
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
 
     bare = min(seconds("-c", "pass") for _ in range(5))
     assert min(seconds("-m", "polyhead", "--help") for _ in range(5)) - bare < 0.1

@@ -1,0 +1,139 @@
+"""The script that sets up a clone: installs once, passes arguments through, says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "dev"
+
+
+class Calls:
+    """Stands for subprocess.call: remembers the commands, and fails those that contain a word."""
+
+    def __init__(self, failing: str = "nothing") -> None:
+        self.commands: list[list[str]] = []
+        self.failing = failing
+
+    def __call__(self, command: list[str], cwd: str | None = None) -> int:
+        self.commands.append(command)
+        if "venv" in command and self.failing not in command:
+            python = Path(command[-1]) / "bin" / "python"
+            python.parent.mkdir(parents=True)
+            python.touch()
+        return int(self.failing in command)
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, in an empty clone."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    spec = spec_from_loader("dev", SourceFileLoader("dev", str(SCRIPT)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text(name)
+    module.ROOT, module.VENV, module.BIN = tmp_path, tmp_path / ".venv", tmp_path / ".venv" / "bin"
+    module.STAMP = module.VENV / "stamp.json"
+    return module
+
+
+def calls(dev: ModuleType, monkeypatch: pytest.MonkeyPatch, failing: str = "nothing") -> Calls:
+    made = Calls(failing)
+    monkeypatch.setattr(dev.subprocess, "call", made)
+    return made
+
+
+def test_the_first_call_installs_and_the_second_does_not(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = calls(dev, monkeypatch)
+    assert dev.install("demo,dev") == 0
+    assert [command[-1] for command in first.commands] == [str(dev.VENV), "torch", ".[demo,dev]"]
+    assert all("constraints.txt" in command for command in first.commands[1:])
+    second = calls(dev, monkeypatch)
+    assert dev.install("demo,dev") == 0
+    assert dev.install("demo") == 0
+    assert second.commands == []
+
+
+def test_changed_requirements_are_installed_again(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls(dev, monkeypatch)
+    dev.install("demo")
+    (dev.ROOT / "constraints.txt").write_text("torch==3")
+    again = calls(dev, monkeypatch)
+    assert dev.install("demo") == 0
+    assert [command[-1] for command in again.commands] == ["torch", ".[demo]"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        ("venv", "dev: cannot make .venv; on Debian or Ubuntu: apt install python3-venv\n"),
+        (
+            "torch",
+            "dev: pip could not install torch (its message is above); mend that and call ./dev again\n",
+        ),
+        (
+            ".[demo]",
+            "dev: pip could not install .[demo] (its message is above); mend that and call ./dev again\n",
+        ),
+    ],
+)
+def test_a_failed_installation_is_said_and_tried_again(
+    failing: str,
+    message: str,
+    dev: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls(dev, monkeypatch, failing)
+    assert dev.install("demo") == 1
+    assert capsys.readouterr().err.endswith(message)
+    assert not dev.STAMP.exists()
+
+
+def test_arguments_and_exit_codes_pass_through(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    calls(dev, monkeypatch)
+    monkeypatch.setattr(dev, "become", lambda command, **environment: seen.append(command) or 7)
+    monkeypatch.setattr(dev.os, "chdir", lambda path: None)
+    assert dev.main(["demo", "--translate", "March 3, 2027"]) == 7
+    assert seen[-1] == [str(dev.BIN / "polyhead"), "demo", "--translate", "March 3, 2027"]
+    assert dev.main(["test", "-x", "tests/cli"]) == 7
+    assert seen[-1][1:] == ["-m", "pytest", "-n", "2", "-x", "tests/cli"]
+
+
+def test_an_old_python_is_refused_by_name(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev.sys, "version_info", (3, 9, 1))
+    monkeypatch.setattr(dev.shutil, "which", lambda name: None)
+    assert dev.main(["lint"]) == 1
+    assert capsys.readouterr().err == "dev: Python 3.9 is too old; install Python 3.11 or newer\n"
+    monkeypatch.setattr(dev.shutil, "which", lambda name: name if name == "python3.12" else None)
+    newer = calls(dev, monkeypatch)
+    assert dev.main(["lint"]) == 0
+    assert newer.commands == [["python3.12", dev.__file__, "lint"]]
+
+
+def test_help_and_unknown_verbs_need_no_installation() -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=60
+        )
+
+    assert "./dev demo [...]" in run("--help").stdout
+    done = run("tset")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "dev: unknown verb 'tset'; there are: demo, test, lint, bench, acceptance\n",
+    )
