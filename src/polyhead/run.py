@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
+import numpy as np
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors
 from torch import Tensor
 
 from polyhead.analysis.attention_maps import cross_attention
 from polyhead.analysis.metrics import Score, bleu, chrf
 from polyhead.config import ModelConfig
-from polyhead.errors import UserError, nearest
+from polyhead.data.batches import plan_epoch
+from polyhead.errors import UserError, explain, nearest
 from polyhead.generate.search import Hypothesis, pad, search_all
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
-from polyhead.train.files import read_regular
+from polyhead.train.files import read_regular, replace_file
+from polyhead.train.tensors import expect
 
 MODEL_TYPE = "polyhead"
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+# what Hugging Face's tools read or write in these files, and we do not need: the tokenizer knows its own ids
+FOREIGN = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
 MAX_CONFIG = 1 << 20  # bytes
+DIGEST = "tokenizer_sha256"
+
+log = logging.getLogger(__name__)
 
 
 class PairScore(NamedTuple):
@@ -92,19 +102,19 @@ class Run:
         return [self.tokenizer.decode([h.tokens for h in best]) for best in found]
 
     @torch.inference_mode()
-    def score(self, sources: Sequence[str], targets: Sequence[str], batch_size: int = 64) -> list[PairScore]:
-        """log p(target | source) of each pair, teacher forced."""
+    def score(self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048) -> list[PairScore]:
+        """log p(target | source) of each pair, teacher forced, in batches of at most so many tokens a side."""
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
         pairs = list(zip(self.tokenizer.encode(sources), self.tokenizer.encode(targets), strict=True))
         for i, pair in enumerate(pairs):
             if max(map(len, pair)) >= self.config.max_len:
                 raise UserError(f"pair {i + 1} has {max(map(len, pair)) + 1} tokens; this model's max_len is {self.config.max_len}")
-        order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][1]))
+        source_lengths, target_lengths = (np.array([len(pair[side]) + 1 for pair in pairs]) for side in (0, 1))
+        widest = max(source_lengths.max(initial=1), target_lengths.max(initial=1), batch_tokens)
         scores: dict[int, PairScore] = {}
-        for at in range(0, len(order), batch_size):
-            rows = order[at : at + batch_size]
-            scores |= dict(zip(rows, self._score([pairs[i] for i in rows]), strict=True))
+        for rows in plan_epoch(source_lengths, target_lengths, max_tokens=int(widest), seed=0, epoch=0):
+            scores |= zip(rows, self._score([pairs[i] for i in rows]), strict=True)
         return [scores[i] for i in range(len(pairs))]
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
@@ -130,7 +140,11 @@ class Run:
         t = self.tokenizer
         (ids,) = t.encode([source])
         out = self.hypotheses([source])[0][0].tokens if target is None else t.encode([target])[0]
-        weights = cross_attention(self.model, torch.tensor([[*ids, t.eos_id]]), torch.tensor([[t.bos_id, *out]]))
+        device = self.model.cache_shape.device
+        source_ids, target_ids = ([[*ids, t.eos_id]], [[t.bos_id, *out]])
+        weights = cross_attention(
+            self.model, torch.tensor(source_ids, device=device), torch.tensor(target_ids, device=device)
+        )
         return [*map(self.display, ids), "■"], [*map(self.display, out), "■"], weights
 
     def display(self, token: int) -> str:
@@ -148,23 +162,22 @@ class Run:
         """Write the run as a Hugging Face style directory."""
         self.save_description(directory)
         if facts:
-            (directory / "README.md").write_text(facts, encoding="utf-8")
+            replace_file(directory / "README.md", facts.encode())
         weights = {name: p.detach().contiguous() for name, p in self.model.named_parameters()}
-        temporary = directory / "model.safetensors.tmp"
-        save_file(weights, temporary, metadata={"format": "pt", "tokenizer_sha256": self.tokenizer.sha256})
-        temporary.replace(directory / "model.safetensors")
+        metadata = {"format": "pt", DIGEST: self.tokenizer.sha256}
+        replace_file(directory / "model.safetensors", safetensors.save(weights, metadata))
 
     def save_description(self, directory: Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
         directory.mkdir(parents=True, exist_ok=True)
         t = self.tokenizer
-        ids = {"pad_token_id": t.pad_id, "bos_token_id": t.bos_id, "eos_token_id": t.eos_id, "decoder_start_token_id": t.bos_id}
+        ids = dict(zip(SPECIAL_IDS, (t.pad_id, t.bos_id, t.eos_id, t.bos_id), strict=True))
         described = {"model_type": MODEL_TYPE, "architectures": [type(self.model).__name__], "dtype": "float32", **ids}
         _write_json(directory / "config.json", described | self.config.model_dump(mode="json"))
         _write_json(directory / "generation_config.json", ids | self.generation.model_dump(mode="json"))
         t.save(directory)
         if self.recipe:
-            (directory / "recipe.yaml").write_text(self.recipe.dump_yaml(), encoding="utf-8")
+            replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())
 
 
 def load(directory: str | Path) -> Run:
@@ -176,7 +189,7 @@ def load(directory: str | Path) -> Run:
     config = _read_config(directory)
     tokenizer = Tokenizer.load(directory)
     model = build(config)
-    _put_weights(model, directory)
+    _put_weights(model, directory, tokenizer)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     return Run(model, tokenizer, _read_generation(directory), recipe)
 
@@ -184,58 +197,65 @@ def load(directory: str | Path) -> Run:
 def _read_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     given = _read_json(path)
-    kind = given.pop("model_type", None)
+    kind = given.get("model_type")
     if kind != MODEL_TYPE:
         raise UserError(f"{path}: model_type is {kind!r}; only {MODEL_TYPE!r} can be loaded")
-    fields = {key: value for key, value in given.items() if key in ModelConfig.model_fields}
     try:
-        return ModelConfig(**fields)
+        return ModelConfig.model_validate(_known(given, ModelConfig, path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from None
+        raise explain(error, ModelConfig, str(path)) from None
 
 
 def _read_generation(directory: Path) -> GenerationConfig:
     path = directory / "generation_config.json"
     if not path.is_file():
         return GenerationConfig()
-    given = {key: value for key, value in _read_json(path).items() if key in GenerationConfig.model_fields}
-    return _changed(GenerationConfig(), given)
+    try:
+        return GenerationConfig.model_validate(_known(_read_json(path), GenerationConfig, path))
+    except ValidationError as error:
+        raise explain(error, GenerationConfig, str(path)) from None
+
+
+def _known(given: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
+    """What is given without what other tools add; anything else that we do not know may not be passed over."""
+    for name in given.keys() - model.model_fields.keys() - FOREIGN:
+        raise UserError(f"{path}: {name!r} is not known{nearest(name, model.model_fields)}")
+    return {name: value for name, value in given.items() if name in model.model_fields}
 
 
 def _changed(config: GenerationConfig, changes: dict[str, Any]) -> GenerationConfig:
-    from polyhead.errors import explain
-
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:
         raise explain(error, GenerationConfig) from None
 
 
-def _put_weights(model: Seq2Seq, directory: Path) -> None:
+def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The weights and the digest of the tokenizer they were trained with, of a finished run or of its newest checkpoint."""
     path = directory / "model.safetensors"
     if path.is_file():
         try:
-            weights = load_file(path)
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(DIGEST)  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged or cut short: {error}") from None
-    else:
-        saved = checkpoint.newest(directory / "checkpoints")
-        if saved is None:
-            raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
-        weights = saved.tensors.get("ema", saved.tensors["model"])
+    # not checkpoint.newest, which tidies up: the run may be at work, here or elsewhere
+    for step in reversed(checkpoint.steps(directory / "checkpoints")):
+        try:
+            saved = checkpoint.load(directory / "checkpoints" / f"step-{step}")
+        except UserError as error:
+            log.warning("passing over a damaged checkpoint: %s", error)
+            continue
+        return saved.tensors.get("ema", saved.tensors["model"]), saved.extra.get(DIGEST)
+    raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
+
+
+def _put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
+    weights, digest = _read_weights(directory)
+    if digest not in (None, tokenizer.sha256):
+        raise UserError(f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with")
     parameters = dict(model.named_parameters())
-    wrong = [f"missing {name}" for name in sorted(parameters.keys() - weights.keys())]
-    wrong += [f"unknown {name}" for name in sorted(weights.keys() - parameters.keys())]
-    wrong += [
-        f"{name} is {list(weights[name].shape)}, wanted {list(p.shape)}"
-        for name, p in parameters.items()
-        if name in weights and weights[name].shape != p.shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise UserError(f"the weights in {directory} do not fit config.json: {'; '.join(wrong[:5])}{more}")
+    expect(weights, parameters, f"{directory}: what was trained")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
@@ -244,8 +264,9 @@ def _put_weights(model: Seq2Seq, directory: Path) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}")
+    content = read_regular(path, most=MAX_CONFIG)
     try:
-        value = json.loads(read_regular(path, most=MAX_CONFIG))
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -254,4 +275,4 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
