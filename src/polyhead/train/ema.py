@@ -23,8 +23,13 @@ class Ema:
     def update(self, model: nn.Module, step: int) -> None:
         """Move towards the model's present weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        ours = list(self.weights.values())
-        torch._foreach_lerp_(ours, [p.detach() for p in model.parameters()], 1 - decay)
+        names, theirs = zip(*model.named_parameters(), strict=True)
+        torch._foreach_lerp_([self.weights[name] for name in names], [p.detach() for p in theirs], 1 - decay)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from averages that were saved."""
+        for name, ours in self.weights.items():
+            ours.copy_(weights[name])
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:

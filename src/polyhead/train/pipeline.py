@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import signal
+import math
+import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 
 import torch
-from pydantic import BaseModel
 
 from polyhead.analysis.metrics import bleu, chrf
-from polyhead.config import ModelConfig
 from polyhead.data.batches import fill_rate
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.models import Seq2Seq, build
-from polyhead.recipe import Recipe, load_recipe
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.lock import RunLock
-from polyhead.train.loop import Outcome, Training, final_weights, total_steps, train
+from polyhead.train.loop import Outcome, total_steps, train
 from polyhead.train.reporting import Metrics, Reporter, Reporters, TensorBoard, at_terminal, duration
+from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.signals import stop_on_signal
 from polyhead.train.tasks.translation import Measure, Translation
-
-# what a run may change when it goes on: none of it alters the weights of a step
-MAY_CHANGE = {f"train.{name}" for name in ("steps", "epochs", "log_every", "keep", "tensorboard", "threads", "patience", "average")}
+from polyhead.train.training import Training, final_weights
 
 SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
 
@@ -40,76 +37,69 @@ def run_training(recipe: Recipe, *, resume: bool = False, report: Reporter | Non
     """
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
-    out = recipe.out
-    checkpoints = out / "checkpoints"
-    _check_directory(recipe, resume)
-    out.mkdir(parents=True, exist_ok=True)
+    out, checkpoints = recipe.out, recipe.out / "checkpoints"
+    before = check_directory(recipe, resume)
+    corpora = {split: corpus_of(recipe, split) for split in ("train", "valid")}
+    if recipe.data.test:
+        corpus_of(recipe, "test")  # a file that is missing is told now, not at the end
     with RunLock(out):
         saved = checkpoint.newest(checkpoints) if resume else None
-        metrics = Metrics(out / "metrics.jsonl", saved.step if saved else 0)
-        boards = [TensorBoard(out / "tensorboard")] if recipe.train.tensorboard else []
-        with Reporters(report or at_terminal(), metrics, *boards) as told:
-            tokenizer, task = _prepare(recipe, told)
-            config = ModelConfig(vocab_size=tokenizer.vocab_size, **recipe.model.model_dump())
+        with reporters(recipe, saved.step if saved else 0, report) as told:
+            tokenizer = _tokenizer(recipe, texts(corpora["train"]), resume, told)
+            task = _task(recipe, corpora, tokenizer, told)
+            config = recipe.model.with_vocabulary(tokenizer.vocab_size)
             run = Run(build(config, recipe.train.seed), tokenizer, recipe.generation, recipe)
-            run.save_description(out)
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)
-            if saved:
-                _check_same(saved, tokenizer, out)
+            extra = {"tokenizer_sha256": tokenizer.sha256}
+            extra |= {"train": task.train.directory.name, "valid": task.valid.directory.name}
+            if saved and before:
+                check_same(saved, extra, out)
+                check_rates(recipe.train, config.d_model, saved.step, total_steps(task, before.train), steps)
                 training.restore(saved)
                 told.say(f"resumed at step {saved.step} of {steps}")
+            run.save_description(out)
             told.say(f"{sum(p.numel() for p in run.model.parameters()):,} parameters, {steps:,} steps, to {out}")
-            with stop_on_signal() as stopped:
-                extra = {"tokenizer_sha256": tokenizer.sha256}
+            with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra)
             if outcome.how == "interrupted":
-                told.say(f"saved at step {outcome.step}; go on with: polyhead train {out / 'recipe.yaml'} --resume")
-                return run, outcome
-            origin = final_weights(training, recipe.train, checkpoints)
+                on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume"])
+                told.say(f"saved at step {outcome.step}; go on with: {on}")
+            else:
+                origin = final_weights(training, recipe.train, checkpoints)
+                _finish(run, recipe, task, outcome, origin, told)
             run.model.eval()
-            _finish(run, recipe, task, outcome, origin, told)
             return run, outcome
 
 
-@contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """A question whether Ctrl-C or SIGTERM has come; a second Ctrl-C ends the program at once."""
-    caught: list[int] = []
-
-    def catch(number: int, frame: object) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(caught)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def reporters(recipe: Recipe, from_step: int, shown: Reporter | None) -> Reporters:
+    """Terminal, metrics.jsonl and, if asked for, TensorBoard."""
+    boards = [TensorBoard(recipe.out / "tensorboard", from_step)] if recipe.train.tensorboard else []
+    return Reporters(shown or at_terminal(), Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
 
 
-def _prepare(recipe: Recipe, report: Reporter) -> tuple[Tokenizer, Translation]:
-    """Tokenizer and token stores, made or found."""
-    data, out = recipe.data, recipe.out
-    corpora = {split: corpus_of(recipe, split) for split in ("train", "valid")}
-    if (out / "tokenizer.json").is_file():
-        tokenizer = Tokenizer.load(out)
-    else:
-        started = time.monotonic()
-        tokenizer = train_tokenizer(texts(corpora["train"]), recipe.tokenizer.kind, recipe.tokenizer.vocab_size)
-        tokenizer.save(out)
-        report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
-    cache = data.cache or out / "data"
-    stores = {split: PairStore.open_or_build(c, tokenizer, cache, max_len=data.max_len) for split, c in corpora.items()}
+def _tokenizer(recipe: Recipe, lines: Iterable[str], resume: bool, report: Reporter) -> Tokenizer:
+    """The tokenizer of the run that goes on, or a new one."""
+    if resume:
+        return Tokenizer.load(recipe.out)
+    started = time.monotonic()
+    tokenizer = train_tokenizer(lines, recipe.tokenizer.kind, recipe.tokenizer.vocab_size)
+    report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
+    return tokenizer
+
+
+def _task(recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, report: Reporter) -> Translation:
+    """What is learned, with its token stores made or found."""
+    cache = recipe.data.cache or recipe.out / "data"
+    max_len = min(recipe.data.max_len, recipe.model.max_len)
+    stores = {split: PairStore.open_or_build(c, tokenizer, cache, max_len=max_len) for split, c in corpora.items()}
     for split, store in stores.items():
         report.say(f"{split}: {store.report}")
     task = Translation(stores["train"], stores["valid"], tokenizer, recipe.train, _measures(recipe, tokenizer))
     plan = task.plan(0)
     fill = fill_rate(plan, stores["train"].source_lengths, stores["train"].target_lengths)
     report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
-    return tokenizer, task
+    return task
 
 
 def corpus_of(recipe: Recipe, split: str) -> Corpus:
@@ -135,8 +125,11 @@ def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
 
 def _finish(run: Run, recipe: Recipe, task: Translation, outcome: Outcome, origin: str, report: Reporter) -> None:
     """Measure the final weights and write the run directory."""
+    run.model.eval()
     with torch.inference_mode():
         measured = task.evaluate(run.model)
+    if not math.isfinite(measured["loss"]):
+        raise UserError(f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr")
     facts = {"weights": origin, "valid loss": f"{measured['loss']:.4f}", "valid perplexity": f"{measured['ppl']:.3f}"}
     for split in ("valid", "test") if recipe.data.test else ("valid",):
         result = run.evaluate(*read_pairs(corpus_of(recipe, split))[:2], lang=recipe.data.target_lang)
@@ -156,34 +149,3 @@ def card(recipe: Recipe, facts: dict[str, str]) -> str:
         f"# A translator, {pair}\n\nTrained with Polyhead; `recipe.yaml` makes it again.\n\n"
         f"| measure | value |\n| --- | --- |\n{rows}\n\n```sh\npolyhead translate . input.txt\n```\n"
     )
-
-
-def _check_directory(recipe: Recipe, resume: bool) -> None:
-    """A directory with work in it is only touched by --resume, and only with the recipe that began it."""
-    written = recipe.out / "recipe.yaml"
-    begun = bool(checkpoint.steps(recipe.out / "checkpoints")) or (recipe.out / "model.safetensors").is_file()
-    if not resume:
-        if begun:
-            raise UserError(f"{recipe.out} already holds a run; go on with --resume, or choose another place with out=...")
-        return
-    if not written.is_file():
-        raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")
-    changed = [
-        key
-        for section in ("tokenizer", "model", "train")
-        for key in _differences(getattr(load_recipe(written), section), getattr(recipe, section), section)
-    ]
-    if changed := [key for key in changed if key not in MAY_CHANGE]:
-        raise UserError(
-            f"--resume: {', '.join(changed)} differ from the run's own recipe; "
-            f"use {written}, or start anew with out=..."
-        )
-
-
-def _differences(a: BaseModel, b: BaseModel, under: str) -> list[str]:
-    return [f"{under}.{name}" for name in type(a).model_fields if getattr(a, name) != getattr(b, name)]
-
-
-def _check_same(saved: checkpoint.Checkpoint, tokenizer: Tokenizer, out: Path) -> None:
-    if saved.extra.get("tokenizer_sha256") != tokenizer.sha256:
-        raise UserError(f"{out / 'tokenizer.json'} is not the tokenizer that {saved.path} was trained with")

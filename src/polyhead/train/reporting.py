@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from polyhead.errors import UserError
+from polyhead.train.files import replace_file
 
 Row = Mapping[str, float]
 
@@ -58,9 +59,8 @@ class Metrics:
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         kept = [row for row in read_metrics(path) if row["step"] <= from_step] if from_step else []
-        self.file = path.open("w", encoding="utf-8")
-        for row in kept:
-            self._write(row)
+        replace_file(path, "".join(map(_line, kept)).encode())
+        self.file = path.open("a", encoding="utf-8")
 
     def train(self, row: Row) -> None:
         self._write({"split": "train", **row})
@@ -75,30 +75,44 @@ class Metrics:
         self.file.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}) + "\n")
+        self.file.write(_line(row))
         self.file.flush()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A row as strict JSON: eight digits, and null for what is not finite."""
+    return json.dumps({name: _number(value) for name, value in row.items()}) + "\n"
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    try:
+        rows = [json.loads(line) for line in lines]
+        if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+            return rows
+    except ValueError:
+        pass
+    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to go on")
 
 
 class TensorBoard:
     """The same numbers for TensorBoard (extra ``board``)."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, from_step: int = 0) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError("train.tensorboard needs the extra 'board': pip install 'polyhead[board]'") from None
-        self.writer = SummaryWriter(str(directory))
+        self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
     def train(self, row: Row) -> None:
         self._add("train", row)
@@ -121,11 +135,8 @@ class TensorBoard:
 class Lines:
     """Sparse lines on stderr: for logs, pipes and the impatient."""
 
-    def __init__(self) -> None:
-        self.started, self.first = time.monotonic(), None
-
     def train(self, row: Row) -> None:
-        print(f"step {row['step']:>6}/{row['steps']}  {facts(row)}  {self._eta(row)}", file=sys.stderr, flush=True)
+        print(f"step {row['step']:>6}/{row['steps']}  {facts(row)}  {_left(row)}", file=sys.stderr, flush=True)
 
     def valid(self, row: Row) -> None:
         star = "  best so far" if row.get("best") else ""
@@ -136,9 +147,6 @@ class Lines:
 
     def close(self) -> None:
         pass
-
-    def _eta(self, row: Row) -> str:
-        return f"{duration((row['steps'] - row['step']) * row['ms_per_step'] / 1e3)} left"
 
 
 class Bar:
@@ -157,8 +165,7 @@ class Bar:
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=row["steps"], facts="")
-        left = duration((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3)
-        self.progress.update(self.task, completed=row["step"], facts=f"{facts(row)}  {left} left")
+        self.progress.update(self.task, completed=row["step"], facts=f"{facts(row)}  {_left(row)}")
 
     def valid(self, row: Row) -> None:
         star = "  [green]best so far[/green]" if row.get("best") else ""
@@ -177,13 +184,18 @@ def at_terminal() -> Reporter:
 
 
 def facts(row: Row) -> str:
-    """Loss, rate and speed in one line."""
-    return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  {row['tokens_per_s']:,.0f} tokens/s"
+    """Loss, rate and speed in one line, and how many steps were skipped if any."""
+    skipped = f"  {row['skipped']:.0f} skipped" if row["skipped"] else ""
+    return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  {row['tokens_per_s']:,.0f} tokens/s{skipped}"
 
 
 def measures(row: Row, leave_out: Sequence[str] = ("step", "epoch", "best", "split")) -> str:
     """Everything that was measured, name and number."""
     return "  ".join(f"{name} {value:.3f}" for name, value in row.items() if name not in leave_out)
+
+
+def _left(row: Row) -> str:
+    return f"{duration((row['steps'] - row['step']) * row['ms_per_step'] / 1e3)} left"
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import nn
 
-from polyhead.data.batches import plan_epoch
+from polyhead.data.batches import costliest, plan_epoch
 from polyhead.data.collate import Batch, collate
 from polyhead.data.store import PairStore
 from polyhead.models.seq2seq import Seq2Seq
@@ -27,10 +27,16 @@ class Translation:
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.config, self.measures = config, measures
+        self.valid_batches = self._plan(valid, 0)  # made now, so that a pair that fits no batch is told at the start
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
         return self._plan(self.train, epoch)
+
+    def hardest(self) -> np.ndarray:
+        """The rows of the batch that needs the most memory; no epoch has a larger one."""
+        batches = self.plan(0)
+        return batches[costliest(batches, self.train.source_lengths, self.train.target_lengths)]
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Padded tensors of some training pairs."""
@@ -51,7 +57,7 @@ class Translation:
         """Loss without smoothing and perplexity of the validation pairs, and whatever else is measured."""
         assert isinstance(model, Seq2Seq)
         nll, count = 0.0, 0
-        for rows in self._plan(self.valid, 0):
+        for rows in self.valid_batches:
             loss = self.loss(model, collate(self.valid, rows, self.tokenizer), smoothing=0.0)
             nll, count = nll + float(loss.nll), count + loss.count
         measured = {"loss": nll / count, "ppl": math.exp(min(nll / count, 700.0))}

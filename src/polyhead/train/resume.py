@@ -1,0 +1,68 @@
+"""Whether a run may begin in a directory, or go on there as if it had never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.registry import SCHEDULE
+from polyhead.train import checkpoint
+
+# what a run may change when it goes on: none of it alters the weights of a step (steps and epochs: see check_rates)
+_CHANGEABLE = ("steps", "epochs", "log_every", "keep", "average", "patience", "tensorboard", "threads")
+MAY_CHANGE = {f"train.{name}" for name in _CHANGEABLE}
+
+
+def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
+    """A directory with work in it is only touched by --resume, and only with the recipe that began it: returned."""
+    written = recipe.out / "recipe.yaml"
+    begun = bool(checkpoint.steps(recipe.out / "checkpoints")) or (recipe.out / "model.safetensors").is_file()
+    if not resume:
+        if begun:
+            raise UserError(f"{recipe.out} already holds a run; go on with --resume, or choose another place with out=...")
+        return None
+    if not written.is_file():
+        raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")
+    before = load_recipe(written)
+    changed = [
+        key
+        for section in ("tokenizer", "model", "train")
+        for key in differences(getattr(before, section), getattr(recipe, section), section)
+        if key not in MAY_CHANGE
+    ]
+    if changed:
+        raise UserError(
+            f"--resume: {', '.join(changed)} differ{'s' * (len(changed) == 1)} from the run's own recipe; "
+            f"use {written}, or start anew with out=..."
+        )
+    return before
+
+
+def differences(a: BaseModel, b: BaseModel, under: str) -> list[str]:
+    """The keys in which two sections of a recipe differ."""
+    return [f"{under}.{name}" for name in type(a).model_fields if getattr(a, name) != getattr(b, name)]
+
+
+def check_same(saved: checkpoint.Checkpoint, extra: dict[str, str], out: Path) -> None:
+    """The tokenizer and the text must be those that the checkpoint knows by their digests."""
+    if saved.extra.get("tokenizer_sha256") != extra["tokenizer_sha256"]:
+        raise UserError(f"{out / 'tokenizer.json'} is not the tokenizer that {saved.path} was trained with")
+    for split in ("train", "valid"):
+        if saved.extra.get(split) != extra[split]:
+            raise UserError(
+                f"--resume: the {split} text, its columns or data.max_len are not those that the run began with; "
+                "put them back, or start anew with out=..."
+            )
+
+
+def check_rates(config: TrainConfig, d_model: int, done: int, before: int, now: int) -> None:
+    """Another number of steps must leave the learning rates of the steps done as they were."""
+    old, new = (SCHEDULE.build(config.schedule, d_model, steps) for steps in (before, now))
+    if any(old(step) != new(step) for step in range(1, done + 1)):
+        raise UserError(
+            f"--resume: the run began with {before} steps; with {now} the schedule {config.schedule.name!r} would "
+            f"have given the {done} steps done other learning rates; keep the number, or start anew with out=..."
+        )
