@@ -10,35 +10,33 @@ from torch import Tensor
 
 from polyhead.cache.base import CacheShape
 from polyhead.errors import UserError
-from polyhead.nn.kv import KV, Watcher
+from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
-
-Index = tuple[slice | Tensor, slice | Tensor]
 
 
 class Step(NamedTuple):
-    """Where one step writes and what it reads back, computed once for all layers."""
+    """Where one step writes and what it may see, computed once for all layers."""
 
-    write: Index  # (row, slot) of each new token
-    read: Index  # the rows of this step, the slots in use
-    blank: slice  # slots that come into use, though not every row writes them
+    rows: Tensor | None  # the rows of this step, (B,); None: all, in order
+    write: slice | tuple[Tensor, Tensor]  # the slots of the new tokens: one slice for all rows, or (row, slot)
     pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
+    seen: Tensor  # (B, 1, T, S): which slots each new token may see
+    padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
 
 
 @CACHE.register("static")
 class StaticCache:
     """A row of slots for each sequence: slot = position, and one spare slot swallows padding.
 
-    Storage starts empty and doubles (at least ``chunk`` slots at a time) up to ``max_len``, so short outputs cost
-    little. Rows that stand at the same position are written and read as slices; ragged rows by index.
+    Storage starts empty and grows by ``chunk`` slots, or an eighth, up to ``max_len``. All of it is given to
+    attention, unused slots at position -1: a few wasted products cost less than keys that do not lie together.
     """
 
-    def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32) -> None:
+    def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 8) -> None:
         if chunk < 1:
             raise UserError(f"cache 'static': chunk is {chunk}, wanted at least 1 slot")
         self.max_len, self.chunk, self.device = max_len, chunk, shape.device
         self.lengths = [0] * n_rows  # one past the highest position that each row holds
-        self.used = 0  # slots that any row has held; beyond them storage is undefined
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one
         self.layers = [StaticLayer(shape, n_rows) for _ in range(shape.n_layers)]
 
@@ -49,49 +47,34 @@ class StaticCache:
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.cpu()
         assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
-        ends = [
-            max(self.lengths[row], last + 1) for row, last in zip(rows, host.amax(1).tolist(), strict=True)
-        ]
-        seen = max(1, *ends)
-        if seen > self.max_len:
+        last = host.amax(1).tolist()
+        ends = [max(self.lengths[row], at + 1) for row, at in zip(rows, last, strict=True)]
+        longest = max(ends, default=0)
+        if longest > self.max_len:
             raise UserError(
-                f"position {seen - 1} does not fit into a cache of {self.max_len} positions; "
+                f"position {longest - 1} does not fit into a cache of {self.max_len} positions; "
                 "make it longer or the text shorter"
             )
         for row, end in zip(rows, ends, strict=True):
             self.lengths[row] = end
-        if seen >= self.pos.size(1):
-            self._grow(seen)
-        whole = rows == list(range(len(self.lengths)))
-        write: Index
-        if whole and _aligned(host):
-            start = int(host[0, 0])
-            write, blank = (slice(None), slice(start, start + host.size(1))), slice(self.used, start)
-            read: Index = (slice(None), slice(seen))
-        else:
-            index = torch.tensor(rows, device=self.device)
-            write = (index[:, None], torch.where(pos < 0, self.pos.size(1) - 1, pos))
-            read, blank = (slice(None) if whole else index, slice(seen)), slice(self.used, seen)
-        self.pos[write] = pos
-        self.used = max(self.used, seen)
-        step = Step(write, read, blank, self.pos[read][:, None])
+        if longest >= self.pos.size(1):
+            self._grow(longest)
+        step = self._step(rows, pos, host)
         for layer in self.layers:
-            layer.begin(step, self.used)
+            layer.step = step
 
     def room(self) -> int:
         return len(self.lengths) * self.max_len - sum(self.lengths)
 
     def fork(self, src: int, dst: int) -> None:
-        self.pos[dst] = self.pos[src]
         self.lengths[dst] = self.lengths[src]
-        for layer in self.layers:
-            layer.fork(src, dst)
+        for x in (self.pos, *(x for layer in self.layers for x in (layer.k, layer.v))):
+            x[dst] = x[src]
 
     def release(self, row: int) -> None:
-        self.pos[row] = -1
-        self.lengths[row] = 0
+        self.pos[row], self.lengths[row] = -1, 0
         for layer in self.layers:
-            layer.clear(row)
+            layer.k[row], layer.v[row] = 0, 0  # in case there was a NaN
 
     def select(self, rows: Sequence[int]) -> None:
         rows = [int(row) for row in rows]
@@ -103,82 +86,73 @@ class StaticCache:
         for layer in self.layers:
             layer.select(index)
 
+    def _step(self, rows: list[int], pos: Tensor, host: Tensor) -> Step:
+        """Mark the new positions; rows that stand together are written as one slice, others by index."""
+        index = None if rows == list(range(len(self.lengths))) else torch.tensor(rows, device=self.device)
+        if index is None and _aligned(host):
+            slots = slice(int(host[0, 0]), int(host[0, 0]) + host.size(1))
+            self.pos[:, slots] = pos
+            return Step(None, slots, self.pos[:, None], visible(pos, self.pos[:, None], True), None)
+        where = torch.arange(len(pos), device=self.device) if index is None else index
+        write = where[:, None], torch.where(pos < 0, self.pos.size(1) - 1, pos)
+        self.pos[write] = pos
+        held = _of(self.pos, index)[:, None]
+        return Step(index, write, held, visible(pos, held, True), (pos < 0)[:, None, :, None])
+
     def _grow(self, slots: int) -> None:
-        """Room for ``slots`` at least; the spare slot moves to the new end."""
+        """Room for ``slots`` at least; the spare slot stays the last."""
         held = self.pos.size(1) - 1
-        slots = 1 + min(max(slots, held + max(self.chunk, held)), self.max_len)
-        self.pos = torch.cat([self.pos[:, :held], self.pos.new_full((len(self.pos), slots - held), -1)], 1)
+        more = min(max(slots, held + max(self.chunk, held // 8)), self.max_len) - held
+        self.pos = torch.cat([self.pos, self.pos.new_full((len(self.pos), more), -1)], 1)
         for layer in self.layers:
-            layer.grow(slots)
+            layer.grow(more)
 
 
 class StaticLayer:
-    """The slots of one layer, (row, slot, K, D): the slots of a row lie together, so moving a row is one copy.
-
-    Slots below ``used`` are finite in all rows, for a masked slot has weight 0, and 0 times NaN is NaN.
+    """The slots of one layer, (row, K, slot, D), finite from the beginning: a masked slot has weight 0, and
+    0 times NaN is NaN. Beams are moved to and fro between two storages, for fresh memory costs more than the copy.
     """
 
     def __init__(self, shape: CacheShape, n_rows: int) -> None:
-        self.k = torch.empty(
-            n_rows, 1, shape.n_kv_heads, shape.head_dim, dtype=shape.dtype, device=shape.device
-        )
-        self.v = torch.empty(n_rows, 1, shape.n_kv_heads, shape.v_dim, dtype=shape.dtype, device=shape.device)
-        self.used = 0
+        size = (n_rows, shape.n_kv_heads, 1)
+        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
+        self.other: list[Tensor] = []  # where k and v go at the next select, if there was one
         self.step: Step | None = None
         self.watcher: Watcher | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
-    def begin(self, step: Step, used: int) -> None:
-        """Get ready for a step after which ``used`` slots are in use."""
-        self.step, self.used = step, used
-        self.k[:, step.blank] = 0
-        self.v[:, step.blank] = 0
+        return sum(x.untyped_storage().nbytes() for x in (self.k, self.v, *self.other))
 
     def update(self, kv: KV) -> KV:
-        """(B, K, T, D) in, (B, K, S, D) out: the slots in use."""
+        """(B, K, T, D) in, (B, K, S, D) out: all slots."""
         assert self.step is not None, "begin() comes before update()"
-        self.k[self.step.write] = kv.k.transpose(1, 2).to(self.k.dtype)
-        self.v[self.step.write] = kv.v.transpose(1, 2).to(self.v.dtype)
-        k, v = self.k[self.step.read], self.v[self.step.read]
-        return KV(k.transpose(1, 2), v.transpose(1, 2), self.step.pos)
+        rows, write, pos, seen, padding = self.step
+        for x, new in ((self.k, kv.k), (self.v, kv.v)):
+            new = new.to(x.dtype) if padding is None else new.to(x.dtype).masked_fill(padding, 0)
+            if isinstance(write, slice):
+                x[:, :, write] = new
+            else:  # two index tensors about a slice: their dimensions come first
+                x[write[0], :, write[1]] = new.transpose(1, 2)
+        return KV(_of(self.k, rows), _of(self.v, rows), pos, seen=seen)
 
     def select(self, rows: Tensor) -> None:
-        self.k, self.v = (_moved(x, rows, self.used) for x in (self.k, self.v))
-        self.step = None
+        there = [x for x in self.other if x.size(0) >= len(rows)] or [self.k.new_empty(0), self.v.new_empty(0)]
+        moved = [torch.index_select(x, 0, rows, out=to[: len(rows)]) for x, to in zip((self.k, self.v), there, strict=True)]
+        self.other, (self.k, self.v), self.step = [self.k, self.v], moved, None
 
-    def fork(self, src: int, dst: int) -> None:
-        """Row src, copied to row dst."""
-        for x in (self.k, self.v):
-            x[dst, : self.used] = x[src, : self.used]
+    def grow(self, more: int) -> None:
+        """So many slots more."""
+        self.k, self.v = (torch.cat([x, x.new_zeros(*x.shape[:2], more, x.size(3))], 2) for x in (self.k, self.v))
+        self.other = []
 
-    def clear(self, row: int) -> None:
-        """Zeros, in case there was a NaN."""
-        for x in (self.k, self.v):
-            x[row, : self.used] = 0
 
-    def grow(self, slots: int) -> None:
-        """So many slots in all."""
-        self.k, self.v = (_widened(x, slots, self.used) for x in (self.k, self.v))
+def _of(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x[rows]
 
 
 def _aligned(pos: Tensor) -> bool:
     """Whether all rows hold the same run of positions: (B, T)."""
     first = pos[0]
     return bool(first[0] >= 0) and bool((pos == first[0] + torch.arange(pos.size(1))).all())
-
-
-def _widened(x: Tensor, slots: int, used: int) -> Tensor:
-    """(B, S, K, D) -> (B, slots, K, D), of which ``used`` are worth copying."""
-    wide = x.new_empty((x.size(0), slots, *x.shape[2:]))
-    wide[:, :used] = x[:, :used]
-    return wide
-
-
-def _moved(x: Tensor, rows: Tensor, used: int) -> Tensor:
-    """The given rows of (B, S, K, D), of which ``used`` slots are worth copying."""
-    moved = x.new_empty((len(rows), *x.shape[1:]))
-    torch.index_select(x[:, :used], 0, rows, out=moved[:, :used])
-    return moved

@@ -86,7 +86,7 @@ class State:
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
         self.model, self.rules, self.step = model, rules, 0
-        self.memory = model.encode(source, source_pos)
+        self.memory = [kv.kept() for kv in model.encode(source, source_pos)]
         self.cache: Cache = CACHE.build(cache, model.cache_shape, len(source), max(rules.max_new_tokens))
 
     def extend(self, tokens: Ints, k: int) -> tuple[Floats, Ints]:

@@ -25,11 +25,17 @@ class KV(NamedTuple):
     v: Tensor  # (B, K, S, D)
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): a slot may stand for many tokens
+    seen: Tensor | None = None  # (B, 1|K, T or 1, S): what visible() would say, from who computed it once a step
 
     def select(self, rows: Tensor) -> KV:
         """The given batch rows, in that order."""
-        pos, log_count = (None if part is None else part.index_select(0, rows) for part in self[2:])
-        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), pos, log_count)
+        rest = (None if part is None else part.index_select(0, rows) for part in self[2:])
+        return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *rest)
+
+    def kept(self) -> KV:
+        """The same, laid out for being read at every step: a head's slots together, padding looked up once."""
+        seen = None if self.pos is None else (self.pos >= 0)[:, :, None]
+        return self._replace(k=self.k.contiguous(), v=self.v.contiguous(), seen=seen)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
@@ -64,6 +70,8 @@ def visible(q_pos: Tensor, k_pos: Tensor, causal: bool, window: int | None = Non
 
 def sight(q_pos: Tensor | None, kv: KV, length: int, causal: bool, window: int | None) -> Tensor | None:
     """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen."""
+    if window is None and kv.seen is not None:
+        return kv.seen
     if window is None and kv.pos is None and (q_pos is None or not causal):
         return None
     q_pos = whole(length, kv.k.device) if q_pos is None else q_pos
@@ -102,7 +110,7 @@ def attend(
     scores = _fold_scores(mask, bias, kv, (n, group, T, q.dtype))
     q = q.reshape(B, n, K, group * T, D).transpose(1, 2).reshape(B, K, n * group * T, D)
     if by_hand:
-        products = q @ kv.k.mT * (D**-0.5 if scale is None else scale)
+        products = q * (D**-0.5 if scale is None else scale) @ kv.k.mT
         # safe: a row that sees nothing gives 0, and its gradient is 0 as well
         weights = torch._safe_softmax(products if scores is None else products + scores, -1)
         for see in watch:
@@ -114,8 +122,16 @@ def attend(
 
 
 def _fused_is_slow(q: Tensor, kv: KV) -> bool:
-    """On a CPU the backward pass of the fused kernel takes seven times as long in bf16 when rows are short."""
-    return q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.requires_grad and kv.k.size(2) <= 256
+    """Where two plain products beat the fused kernel of the CPU, as measured in benchmarks/attention.py.
+
+    Training in bf16 its backward pass takes seven times as long on short rows; decoding, its cost a (row, head)
+    exceeds the arithmetic of a few queries.
+    """
+    if q.device.type != "cpu":
+        return False
+    if q.requires_grad:
+        return q.dtype == torch.bfloat16 and kv.k.size(2) <= 256
+    return q.size(2) == 1 and (len(kv.k) > 1 or q.dtype == torch.bfloat16)
 
 
 def _fold_scores(mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]) -> Tensor | None:

@@ -1,0 +1,73 @@
+"""The same model in other libraries, with the same weights: what the benchmarks compare with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.models import Seq2Seq
+from polyhead.nn.position.sinusoidal import sinusoids
+
+
+def marian(model: Seq2Seq, pad_id: int, bos_id: int, eos_id: int) -> nn.Module:
+    """Hugging Face's MarianMTModel with the weights of a post-norm, ReLU, sinusoidal, tied Seq2Seq."""
+    from transformers import MarianConfig, MarianMTModel
+
+    c = model.config
+    assert (c.norm_first, c.feed_forward.name, c.position.name, c.tie_embeddings) == (False, "relu", "sinusoidal", "all")
+    theirs = MarianMTModel(
+        MarianConfig(
+            vocab_size=c.vocab_size, d_model=c.d_model, encoder_layers=c.n_layers, decoder_layers=c.decoder_layers,
+            encoder_attention_heads=c.n_heads, decoder_attention_heads=c.n_heads, encoder_ffn_dim=c.d_ff,
+            decoder_ffn_dim=c.d_ff, max_position_embeddings=c.max_len, activation_function="relu", dropout=c.dropout,
+            attention_dropout=0.0, activation_dropout=0.0, scale_embedding=c.scale_embedding, pad_token_id=pad_id,
+            eos_token_id=eos_id, bos_token_id=bos_id, decoder_start_token_id=bos_id, forced_eos_token_id=None,
+        )
+    )  # fmt: skip
+    weights = {"model.shared.weight": model.head.weight}
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        weights[f"model.{side}.embed_positions.weight"] = sinusoids(c.max_len, c.d_model)
+        for name, tensor in stack.named_parameters():
+            weights[f"model.{side}.{_marian_name(name)}"] = tensor
+    missing, unexpected = theirs.load_state_dict({k: v.detach().clone() for k, v in weights.items()}, strict=False)
+    tied = {"final_logits_bias", "lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+    assert not unexpected and set(missing) <= tied, (missing, unexpected)
+    return theirs
+
+
+MARIAN_NAMES = {
+    "attn_residual.norm": "self_attn_layer_norm", "cross_residual.norm": "encoder_attn_layer_norm",
+    "ffn_residual.norm": "final_layer_norm", "attn.o_proj": "self_attn.out_proj", "cross.o_proj": "encoder_attn.out_proj",
+    "ffn.up_proj": "fc1", "ffn.down_proj": "fc2", "attn.": "self_attn.", "cross.": "encoder_attn.",
+}  # fmt: skip
+
+
+def _marian_name(name: str) -> str:
+    for ours, theirs in MARIAN_NAMES.items():
+        if f".{ours}" in name:
+            return name.replace(f".{ours}", f".{theirs}")
+    return name
+
+
+class TorchTransformer(nn.Module):
+    """torch.nn.Transformer with embeddings, positions and a tied output layer: what its documentation shows."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        c = model.config
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.embedding.weight.data.copy_(model.head.weight.data)
+        self.register_buffer("table", sinusoids(c.max_len, c.d_model))
+        self.dropout, self.scale = nn.Dropout(c.dropout), c.d_model**0.5
+        assert c.d_ff is not None
+        self.body = nn.Transformer(
+            c.d_model, c.n_heads, c.n_layers, c.decoder_layers, c.d_ff, c.dropout, batch_first=True, norm_first=c.norm_first
+        )
+
+    def forward(self, source: Tensor, target: Tensor, source_padding: Tensor | None) -> Tensor:
+        """(B, S), (B, T), (B, S) True at padding -> logits (B, T, V)."""
+        x, y = (self.dropout(self.embedding(t) * self.scale + self.table[: t.size(1)]) for t in (source, target))
+        causal = nn.Transformer.generate_square_subsequent_mask(target.size(1))
+        out = self.body(x, y, tgt_mask=causal, src_key_padding_mask=source_padding,
+                        memory_key_padding_mask=source_padding, tgt_is_causal=True)  # fmt: skip
+        return out @ self.embedding.weight.T

@@ -1,0 +1,148 @@
+"""Translating with the same weights: Polyhead against Hugging Face generate, paired in one run.
+
+python benchmarks/translate.py                 base sizes, random weights, batch 32, beam 4, 32 tokens out
+python benchmarks/translate.py --run RUN --source FILE --reference FILE     a trained run: BLEU of each as well
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+from peers import marian
+from timing import interleaved, ratio, table
+from torch import Tensor
+
+import polyhead as ph
+from polyhead.analysis.metrics import bleu
+from polyhead.generate.beam import beam_search
+from polyhead.models import Seq2Seq, build, preset
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="base", help="sizes (default: base)")
+    parser.add_argument("--vocab-size", type=int, default=10000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--source-len", type=int, default=26)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--run", type=Path, help="a trained run; needs --source and --reference")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--reference", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    (trained if options.run else equal_lengths)(options)
+
+
+def equal_lengths(options: argparse.Namespace) -> None:
+    """Random weights; every output has the same length, so only speed differs."""
+    model = build(preset(options.preset, options.vocab_size), seed=1).eval()
+    torch.manual_seed(2)
+    source = torch.randint(5, options.vocab_size, (options.batch, options.source_len))
+    theirs, half = marian(model, PAD, BOS, EOS).eval(), build(model.config).eval()
+    half.load_state_dict(model.state_dict())
+    half.bfloat16()
+    their_half = marian(model, PAD, BOS, EOS).eval().bfloat16()
+    n = options.new_tokens
+
+    def ours_do(model: Seq2Seq) -> list[list[int]]:
+        found = beam_search(
+            model, source, None, bos_id=BOS, eos_id=EOS, beam_size=options.beam, max_new_tokens=[n] * len(source),
+            min_new_tokens=n,
+        )  # fmt: skip
+        return [best[0].tokens for best in found]
+
+    def theirs_do(model: torch.nn.Module) -> list[list[int]]:
+        return hugging_face(model, source, torch.ones_like(source), options.beam, n, n)
+
+    same = sum(a == b for a, b in zip(ours_do(model), theirs_do(theirs), strict=True))
+    print(f"fp32 outputs equal to Hugging Face's: {same} of {options.batch}")
+    seconds = interleaved(
+        {
+            "Hugging Face fp32": lambda: theirs_do(theirs),
+            "Polyhead fp32": lambda: ours_do(model),
+            "Hugging Face bf16": lambda: theirs_do(their_half),
+            "Polyhead bf16": lambda: ours_do(half),
+        },
+        options.rounds,
+    )
+    tokens = options.batch * n
+    rows = [["system", "tokens/s", "times Hugging Face fp32"]]
+    for name, times in seconds.items():
+        rows.append([name, f"{tokens / statistics.median(times):,.0f}", f"{ratio(seconds['Hugging Face fp32'], times):.2f}"])
+    print(f"{options.preset}, batch {options.batch}, beam {options.beam}, {options.source_len} tokens in, {n} out, "
+          f"{options.threads} threads, medians of {options.rounds} interleaved rounds")  # fmt: skip
+    print(table(rows))
+
+
+def trained(options: argparse.Namespace) -> None:
+    """A trained run on real text: speed and BLEU together."""
+    run, half = ph.load(options.run), ph.load(options.run)
+    half.model.bfloat16()
+    tokenizer = run.tokenizer
+    theirs = marian(run.model, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id).eval()
+    sources, references = (path.read_text(encoding="utf-8").strip("\n").split("\n") for path in (options.source, options.reference))
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    encoded = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode(sources)]
+    batch_tokens = options.batch * options.beam * 26
+
+    def theirs_do() -> list[str]:
+        outputs = [""] * len(sources)
+        for at in range(0, len(order), options.batch):
+            rows = order[at : at + options.batch]
+            longest = max(len(encoded[i]) for i in rows)
+            source = torch.full((len(rows), longest), tokenizer.pad_id)
+            for j, i in enumerate(rows):
+                source[j, : len(encoded[i])] = torch.tensor(encoded[i])
+            found = hugging_face(theirs, source, (source != tokenizer.pad_id).long(), options.beam, 0, 2 * longest + 20)
+            for i, text in zip(rows, tokenizer.decode(found), strict=True):
+                outputs[i] = text
+        return outputs
+
+    outputs: dict[str, list[str]] = {}
+
+    def keep(name: str, texts: list[str]) -> None:
+        outputs[name] = texts
+
+    seconds = interleaved(
+        {
+            "Hugging Face fp32": lambda: keep("Hugging Face fp32", theirs_do()),
+            "Polyhead fp32": lambda: keep(
+                "Polyhead fp32", run.translate(sources, beam_size=options.beam, batch_tokens=batch_tokens)
+            ),
+            "Polyhead bf16": lambda: keep(
+                "Polyhead bf16", half.translate(sources, beam_size=options.beam, batch_tokens=batch_tokens)
+            ),
+        },
+        options.rounds,
+        warmup=0,
+    )
+    rows = [["system", "sentences/s", "times Hugging Face fp32", "BLEU", "outputs as Hugging Face's"]]
+    for name, times in seconds.items():
+        same = sum(a == b for a, b in zip(outputs[name], outputs["Hugging Face fp32"], strict=True))
+        rows.append([name, f"{len(sources) / statistics.median(times):.1f}", f"{ratio(seconds['Hugging Face fp32'], times):.2f}",
+                     f"{bleu(outputs[name], references).value:.2f}", f"{same} of {len(sources)}"])  # fmt: skip
+    print(table(rows))
+
+
+def hugging_face(
+    model: torch.nn.Module, source: Tensor, mask: Tensor, beam: int, least: int, most: int
+) -> list[list[int]]:
+    """generate() of Hugging Face -> token ids without begin and end."""
+    with torch.inference_mode():
+        found = model.generate(  # type: ignore[operator]
+            input_ids=source, attention_mask=mask, num_beams=beam, max_new_tokens=most, min_new_tokens=least, do_sample=False,
+        )  # fmt: skip
+    rows = found[:, 1:].tolist()
+    return [row[: row.index(model.config.eos_token_id)] if model.config.eos_token_id in row else row for row in rows]  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    main()
