@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from polyhead.models import Seq2Seq
@@ -14,7 +13,12 @@ def marian(model: Seq2Seq, pad_id: int, bos_id: int, eos_id: int) -> nn.Module:
     from transformers import MarianConfig, MarianMTModel
 
     c = model.config
-    assert (c.norm_first, c.feed_forward.name, c.position.name, c.tie_embeddings) == (False, "relu", "sinusoidal", "all")
+    assert (c.norm_first, c.feed_forward.name, c.position.name, c.tie_embeddings) == (
+        False,
+        "relu",
+        "sinusoidal",
+        "all",
+    )
     theirs = MarianMTModel(
         MarianConfig(
             vocab_size=c.vocab_size, d_model=c.d_model, encoder_layers=c.n_layers, decoder_layers=c.decoder_layers,
@@ -29,8 +33,15 @@ def marian(model: Seq2Seq, pad_id: int, bos_id: int, eos_id: int) -> nn.Module:
         weights[f"model.{side}.embed_positions.weight"] = sinusoids(c.max_len, c.d_model)
         for name, tensor in stack.named_parameters():
             weights[f"model.{side}.{_marian_name(name)}"] = tensor
-    missing, unexpected = theirs.load_state_dict({k: v.detach().clone() for k, v in weights.items()}, strict=False)
-    tied = {"final_logits_bias", "lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+    missing, unexpected = theirs.load_state_dict(
+        {k: v.detach().clone() for k, v in weights.items()}, strict=False
+    )
+    tied = {
+        "final_logits_bias",
+        "lm_head.weight",
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+    }
     assert not unexpected and set(missing) <= tied, (missing, unexpected)
     return theirs
 
@@ -61,12 +72,21 @@ class TorchTransformer(nn.Module):
         self.dropout, self.scale = nn.Dropout(c.dropout), c.d_model**0.5
         assert c.d_ff is not None
         self.body = nn.Transformer(
-            c.d_model, c.n_heads, c.n_layers, c.decoder_layers, c.d_ff, c.dropout, batch_first=True, norm_first=c.norm_first
+            c.d_model,
+            c.n_heads,
+            c.n_layers,
+            c.decoder_layers,
+            c.d_ff,
+            c.dropout,
+            batch_first=True,
+            norm_first=c.norm_first,
         )
 
     def forward(self, source: Tensor, target: Tensor, source_padding: Tensor | None) -> Tensor:
         """(B, S), (B, T), (B, S) True at padding -> logits (B, T, V)."""
-        x, y = (self.dropout(self.embedding(t) * self.scale + self.table[: t.size(1)]) for t in (source, target))
+        x, y = (
+            self.dropout(self.embedding(t) * self.scale + self.table[: t.size(1)]) for t in (source, target)
+        )
         causal = nn.Transformer.generate_square_subsequent_mask(target.size(1))
         out = self.body(x, y, tgt_mask=causal, src_key_padding_mask=source_padding,
                         memory_key_padding_mask=source_padding, tgt_is_causal=True)  # fmt: skip

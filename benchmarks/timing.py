@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def interleaved(contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+def interleaved(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
+) -> dict[str, list[float]]:
     """Seconds of each call, in turn: name -> one figure a round."""
     for _ in range(warmup):
         for run in contestants.values():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead.analysis.metrics import bleu
+from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
 from polyhead.models import Seq2Seq, build, preset
 
@@ -24,7 +25,9 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="base", help="sizes (default: base)")
     parser.add_argument("--vocab-size", type=int, default=10000)
     parser.add_argument("--batch", type=int, default=32)
@@ -46,10 +49,16 @@ def equal_lengths(options: argparse.Namespace) -> None:
     model = build(preset(options.preset, options.vocab_size), seed=1).eval()
     torch.manual_seed(2)
     source = torch.randint(5, options.vocab_size, (options.batch, options.source_len))
-    theirs, half = marian(model, PAD, BOS, EOS).eval(), build(model.config).eval()
+    theirs, half, plain = (
+        marian(model, PAD, BOS, EOS).eval(),
+        build(model.config).eval(),
+        build(model.config).eval(),
+    )
+    plain.load_state_dict(model.state_dict())
     half.load_state_dict(model.state_dict())
-    half.bfloat16()
     their_half = marian(model, PAD, BOS, EOS).eval().bfloat16()
+    packed(half.bfloat16())
+    packed(model)
     n = options.new_tokens
 
     def ours_do(model: Seq2Seq) -> list[list[int]]:
@@ -67,6 +76,7 @@ def equal_lengths(options: argparse.Namespace) -> None:
     seconds = interleaved(
         {
             "Hugging Face fp32": lambda: theirs_do(theirs),
+            "Polyhead fp32, not packed": lambda: ours_do(plain),
             "Polyhead fp32": lambda: ours_do(model),
             "Hugging Face bf16": lambda: theirs_do(their_half),
             "Polyhead bf16": lambda: ours_do(half),
@@ -76,7 +86,13 @@ def equal_lengths(options: argparse.Namespace) -> None:
     tokens = options.batch * n
     rows = [["system", "tokens/s", "times Hugging Face fp32"]]
     for name, times in seconds.items():
-        rows.append([name, f"{tokens / statistics.median(times):,.0f}", f"{ratio(seconds['Hugging Face fp32'], times):.2f}"])
+        rows.append(
+            [
+                name,
+                f"{tokens / statistics.median(times):,.0f}",
+                f"{ratio(seconds['Hugging Face fp32'], times):.2f}",
+            ]
+        )
     print(f"{options.preset}, batch {options.batch}, beam {options.beam}, {options.source_len} tokens in, {n} out, "
           f"{options.threads} threads, medians of {options.rounds} interleaved rounds")  # fmt: skip
     print(table(rows))
@@ -85,10 +101,14 @@ def equal_lengths(options: argparse.Namespace) -> None:
 def trained(options: argparse.Namespace) -> None:
     """A trained run on real text: speed and BLEU together."""
     run, half = ph.load(options.run), ph.load(options.run)
-    half.model.bfloat16()
     tokenizer = run.tokenizer
     theirs = marian(run.model, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id).eval()
-    sources, references = (path.read_text(encoding="utf-8").strip("\n").split("\n") for path in (options.source, options.reference))
+    packed(run.model)
+    packed(half.model.bfloat16())
+    sources, references = (
+        path.read_text(encoding="utf-8").strip("\n").split("\n")
+        for path in (options.source, options.reference)
+    )
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     encoded = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode(sources)]
     batch_tokens = options.batch * options.beam * 26
@@ -101,7 +121,9 @@ def trained(options: argparse.Namespace) -> None:
             source = torch.full((len(rows), longest), tokenizer.pad_id)
             for j, i in enumerate(rows):
                 source[j, : len(encoded[i])] = torch.tensor(encoded[i])
-            found = hugging_face(theirs, source, (source != tokenizer.pad_id).long(), options.beam, 0, 2 * longest + 20)
+            found = hugging_face(
+                theirs, source, (source != tokenizer.pad_id).long(), options.beam, 0, 2 * longest + 20
+            )
             for i, text in zip(rows, tokenizer.decode(found), strict=True):
                 outputs[i] = text
         return outputs
@@ -141,7 +163,10 @@ def hugging_face(
             input_ids=source, attention_mask=mask, num_beams=beam, max_new_tokens=most, min_new_tokens=least, do_sample=False,
         )  # fmt: skip
     rows = found[:, 1:].tolist()
-    return [row[: row.index(model.config.eos_token_id)] if model.config.eos_token_id in row else row for row in rows]  # type: ignore[union-attr]
+    return [
+        row[: row.index(model.config.eos_token_id)] if model.config.eos_token_id in row else row
+        for row in rows
+    ]  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ class Step(NamedTuple):
     """Where one step writes and what it may see, computed once for all layers."""
 
     rows: Tensor | None  # the rows of this step, (B,); None: all, in order
-    write: slice | tuple[Tensor, Tensor]  # the slots of the new tokens: one slice for all rows, or (row, slot)
+    write: (
+        slice | tuple[Tensor, Tensor]
+    )  # the slots of the new tokens: one slice for all rows, or (row, slot)
     pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
     seen: Tensor  # (B, 1, T, S): which slots each new token may see
     padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
@@ -138,13 +140,21 @@ class StaticLayer:
         return KV(_of(self.k, rows), _of(self.v, rows), pos, seen=seen)
 
     def select(self, rows: Tensor) -> None:
-        there = [x for x in self.other if x.size(0) >= len(rows)] or [self.k.new_empty(0), self.v.new_empty(0)]
-        moved = [torch.index_select(x, 0, rows, out=to[: len(rows)]) for x, to in zip((self.k, self.v), there, strict=True)]
+        there = [x for x in self.other if x.size(0) >= len(rows)] or [
+            self.k.new_empty(0),
+            self.v.new_empty(0),
+        ]
+        moved = [
+            torch.index_select(x, 0, rows, out=to[: len(rows)])
+            for x, to in zip((self.k, self.v), there, strict=True)
+        ]
         self.other, (self.k, self.v), self.step = [self.k, self.v], moved, None
 
     def grow(self, more: int) -> None:
         """So many slots more."""
-        self.k, self.v = (torch.cat([x, x.new_zeros(*x.shape[:2], more, x.size(3))], 2) for x in (self.k, self.v))
+        self.k, self.v = (
+            torch.cat([x, x.new_zeros(*x.shape[:2], more, x.size(3))], 2) for x in (self.k, self.v)
+        )
         self.other = []
 
 

@@ -17,7 +17,12 @@ def packed(model: nn.Module) -> nn.Module:
     afterwards. Where this build of torch has no such kernels, or the model is on a GPU, nothing is changed.
     """
     weight = next(model.parameters())
-    if not can_pack() or weight.device.type != "cpu" or model.training or weight.dtype not in (torch.float32, torch.bfloat16):
+    if (
+        not can_pack()
+        or weight.device.type != "cpu"
+        or model.training
+        or weight.dtype not in (torch.float32, torch.bfloat16)
+    ):
         return model
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):

@@ -35,7 +35,11 @@ class Seq2Seq(nn.Module):
             config, self.decoder_embedding.position, config.decoder_layers, causal=True, cross=True
         )
         tied = config.tie_embeddings != "none"
-        self.head = Head(target.weight if tied else nn.Parameter(torch.empty_like(target.weight).normal_(std=config.d_model**-0.5)))
+        self.head = Head(
+            target.weight
+            if tied
+            else nn.Parameter(torch.empty_like(target.weight).normal_(std=config.d_model**-0.5))
+        )
 
     def _position(self) -> Position:
         c = self.config
@@ -43,14 +47,22 @@ class Seq2Seq(nn.Module):
         return position
 
     def forward(
-        self, source: Tensor, target: Tensor, source_pos: Tensor | None = None, target_pos: Tensor | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_pos: Tensor | None = None,
+        target_pos: Tensor | None = None,
     ) -> Tensor:
         """Teacher forced: (B, S), (B, T) -> logits (B, T, V). Position -1 marks padding; None means none."""
         logits: Tensor = self.head(self.features(source, target, source_pos, target_pos))
         return logits
 
     def features(
-        self, source: Tensor, target: Tensor, source_pos: Tensor | None = None, target_pos: Tensor | None = None
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_pos: Tensor | None = None,
+        target_pos: Tensor | None = None,
     ) -> Tensor:
         """What the head reads: (B, S), (B, T) -> (B, T, C)."""
         x: Tensor = self.decoder_embedding(target, target_pos)
@@ -71,5 +83,5 @@ class Seq2Seq(nn.Module):
     @property
     def cache_shape(self) -> CacheShape:
         """What a cache must hold for this model."""
-        c, weight = self.config, self.head.weight
+        c, weight = self.config, self.decoder_embedding.token.weight
         return CacheShape(c.decoder_layers, c.kv_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)

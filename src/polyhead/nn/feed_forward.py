@@ -15,7 +15,9 @@ from polyhead.registry import FEED_FORWARD
 class FeedForward(nn.Module):
     """g(x W1 + b1) W2 + b2: the bias is inside the activation (Vaswani et al., 2017, eq. 2)."""
 
-    def __init__(self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float) -> None:
+    def __init__(
+        self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float
+    ) -> None:
         super().__init__()
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
@@ -30,7 +32,9 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """(g(x W_gate) * x W_up) W_down: one half decides what the other lets through (Shazeer, 2020, eq. 5)."""
 
-    def __init__(self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float) -> None:
+    def __init__(
+        self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float
+    ) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
         self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
@@ -50,19 +54,25 @@ def relu(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) ->
 
 
 @FEED_FORWARD.register("leaky_relu")
-def leaky_relu(d_model: int, d_ff: int, *, slope: float = 0.01, bias: bool = True, dropout: float = 0.0) -> FeedForward:
+def leaky_relu(
+    d_model: int, d_ff: int, *, slope: float = 0.01, bias: bool = True, dropout: float = 0.0
+) -> FeedForward:
     """x where positive, slope * x elsewhere, so that no unit dies (Maas et al., 2013)."""
     return FeedForward(d_model, d_ff, nn.LeakyReLU(slope), bias, dropout)
 
 
 @FEED_FORWARD.register("prelu")
-def prelu(d_model: int, d_ff: int, *, slope: float = 0.25, bias: bool = True, dropout: float = 0.0) -> FeedForward:
+def prelu(
+    d_model: int, d_ff: int, *, slope: float = 0.25, bias: bool = True, dropout: float = 0.0
+) -> FeedForward:
     """Leaky ReLU whose slope is learned, one a layer (He et al., 2015)."""
     return FeedForward(d_model, d_ff, nn.PReLU(init=slope), bias, dropout)
 
 
 @FEED_FORWARD.register("gelu")
-def gelu(d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = True, dropout: float = 0.0) -> FeedForward:
+def gelu(
+    d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = True, dropout: float = 0.0
+) -> FeedForward:
     """x times the normal distribution function of x, exact or in the tanh form (Hendrycks & Gimpel, 2016)."""
     return FeedForward(d_model, d_ff, nn.GELU("tanh" if tanh else "none"), bias, dropout)
 
@@ -92,7 +102,9 @@ def reglu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) 
 
 
 @FEED_FORWARD.register("geglu")
-def geglu(d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
+def geglu(
+    d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = False, dropout: float = 0.0
+) -> GatedFeedForward:
     """Gated with a GELU (Shazeer, 2020)."""
     return GatedFeedForward(d_model, d_ff, nn.GELU("tanh" if tanh else "none"), bias, dropout)
 

@@ -25,7 +25,9 @@ class KV(NamedTuple):
     v: Tensor  # (B, K, S, D)
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): a slot may stand for many tokens
-    seen: Tensor | None = None  # (B, 1|K, T or 1, S): what visible() would say, from who computed it once a step
+    seen: Tensor | None = (
+        None  # (B, 1|K, T or 1, S): what visible() would say, from who computed it once a step
+    )
 
     def select(self, rows: Tensor) -> KV:
         """The given batch rows, in that order."""
@@ -100,7 +102,13 @@ def attend(
     by_hand = bool(watch) or _fused_is_slow(q, kv)
     if mask is None and bias is None and kv.log_count is None and not by_hand and len(q) == len(kv.k):
         return F.scaled_dot_product_attention(
-            q, kv.k, kv.v, is_causal=causal, scale=scale, dropout_p=dropout, enable_gqa=q.size(1) != kv.k.size(1)
+            q,
+            kv.k,
+            kv.v,
+            is_causal=causal,
+            scale=scale,
+            dropout_p=dropout,
+            enable_gqa=q.size(1) != kv.k.size(1),
         )
     (N, H, T, D), (B, K, S, _) = q.shape, kv.k.shape
     assert N % B == 0 and H % K == 0, f"{N} rows over {B}, {H} heads over {K}"
@@ -134,7 +142,9 @@ def _fused_is_slow(q: Tensor, kv: KV) -> bool:
     return q.size(2) == 1 and (len(kv.k) > 1 or q.dtype == torch.bfloat16)
 
 
-def _fold_scores(mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]) -> Tensor | None:
+def _fold_scores(
+    mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[int, int, int, torch.dtype]
+) -> Tensor | None:
     """Bias, counts and mask as one additive term, (B, 1|K, n * group * T or 1, S); -inf where nothing is seen."""
     n, group, T, dtype = shape
     scores: Tensor | None = None
@@ -145,7 +155,12 @@ def _fold_scores(mask: Tensor | None, bias: Tensor | None, kv: KV, shape: tuple[
         scores = counts if scores is None else scores + counts
     if mask is not None:
         if mask.size(2) > 1 or (n > 1 and mask.size(0) == n * len(kv.k)):
-            mask = _fold(mask.repeat_interleave(group, 1) if mask.size(1) > 1 else mask, n, group, shared=mask.size(1) == 1)
+            mask = _fold(
+                mask.repeat_interleave(group, 1) if mask.size(1) > 1 else mask,
+                n,
+                group,
+                shared=mask.size(1) == 1,
+            )
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
     return scores
@@ -156,7 +171,11 @@ def _fold(x: Tensor, n: int, group: int, shared: bool = False) -> Tensor:
     if shared or x.size(1) == 1:
         x = x.expand(-1, group, -1, -1)
     (N, H, T, S), n = x.shape, n if x.size(0) > 1 else 1
-    return x.reshape(N // n, n, H // group, group * T, S).transpose(1, 2).reshape(N // n, H // group, n * group * T, S)
+    return (
+        x.reshape(N // n, n, H // group, group * T, S)
+        .transpose(1, 2)
+        .reshape(N // n, H // group, n * group * T, S)
+    )
 
 
 def _unfold(x: Tensor, n: int, group: int) -> Tensor:

@@ -18,7 +18,9 @@ class Loss(NamedTuple):
     count: int  # type: ignore[assignment]  # rather than tuple's method of that name
 
 
-def cross_entropy(features: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0, chunk: int = 512) -> Loss:
+def cross_entropy(
+    features: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0, chunk: int = 512
+) -> Loss:
     """Label-smoothed cross-entropy of softmax(features weight^T) (Szegedy et al., 2016).
 
     features (..., C), weight (V, C), labels (...) with -100 where nothing is asked. Smoothing e gives the
@@ -34,7 +36,13 @@ def cross_entropy(features: Tensor, weight: Tensor, labels: Tensor, smoothing: f
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, labels: Tensor, smoothing: float, chunk: int, learning: bool
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        smoothing: float,
+        chunk: int,
+        learning: bool,
     ) -> tuple[Tensor, Tensor]:
         vocab_size, dtype = len(weight), _compute_dtype(features)
         w = weight.detach().to(dtype)
@@ -47,7 +55,9 @@ class _Chunked(torch.autograd.Function):
             log_p = (x @ w.T).float().log_softmax(-1)
             missed = -log_p.gather(1, y).sum()
             nll += missed
-            total += (1 - smoothing) * missed - (smoothing / vocab_size) * log_p.sum() if smoothing else missed
+            total += (
+                (1 - smoothing) * missed - (smoothing / vocab_size) * log_p.sum() if smoothing else missed
+            )
             if d_features is not None and d_weight is not None:
                 d = log_p.exp_()
                 if smoothing:

@@ -40,7 +40,13 @@ class _RMS(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_().div_(x.size(-1)).add_(eps).rsqrt_()
+        scale = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+            .square_()
+            .div_(x.size(-1))
+            .add_(eps)
+            .rsqrt_()
+        )
         normed = (x * scale).to(x.dtype)
         ctx.save_for_backward(normed, weight, scale)
         return normed * weight.to(x.dtype)

@@ -23,16 +23,24 @@ class Stack(nn.Module):
         self.layers, self.final_norm = nn.ModuleList(blocks), final_norm
 
     def forward(
-        self, x: Tensor, pos: Tensor | None = None, cache: Cache | None = None, memory: Sequence[KV] | None = None
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: Cache | None = None,
+        memory: Sequence[KV] | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
         for i, layer in enumerate(self.layers):
-            x = layer(x, pos, None if cache is None else cache.layers[i], None if memory is None else memory[i])
+            x = layer(
+                x, pos, None if cache is None else cache.layers[i], None if memory is None else memory[i]
+            )
         out: Tensor = self.final_norm(x)
         return out
 
 
-def build_stack(config: ModelConfig, position: Position, n_layers: int, *, causal: bool, cross: bool) -> Stack:
+def build_stack(
+    config: ModelConfig, position: Position, n_layers: int, *, causal: bool, cross: bool
+) -> Stack:
     """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross)."""
 
     def attention(position: Position, causal: bool) -> nn.Module:

@@ -17,10 +17,14 @@ class Rope(Position):
     Half-split layout: feature j turns with feature j + head_dim / 2, as in Llama's checkpoints.
     """
 
-    def __init__(self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, theta: float = 10000.0) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, theta: float = 10000.0
+    ) -> None:
         super().__init__(d_model, n_heads, head_dim, max_len)
         assert head_dim % 2 == 0
-        self.register_buffer("rate", theta ** (-torch.arange(0, head_dim, 2).float() / head_dim), persistent=False)
+        self.register_buffer(
+            "rate", theta ** (-torch.arange(0, head_dim, 2).float() / head_dim), persistent=False
+        )
         self.rate: Tensor
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:

@@ -16,7 +16,9 @@ class Sinusoidal(Position):
     p[i, 2j] = sin(i / base^(2j / d_model)), p[i, 2j + 1] = cos of the same.
     """
 
-    def __init__(self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, base: float = 10000.0) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, base: float = 10000.0
+    ) -> None:
         super().__init__(d_model, n_heads, head_dim, max_len)
         self.base = base
         self.register_buffer("table", sinusoids(max_len, d_model, base), persistent=False)
@@ -26,7 +28,9 @@ class Sinusoidal(Position):
         """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which nobody sees."""
         longest = x.size(1) if pos is None else int(pos.max()) + 1 if pos.numel() else 0
         if longest > len(self.table):  # a preset length is a guess, not a limit
-            self.table = sinusoids(max(longest, 2 * len(self.table)), self.table.size(1), self.base).to(self.table)
+            self.table = sinusoids(max(longest, 2 * len(self.table)), self.table.size(1), self.base).to(
+                self.table
+            )
         return x + (self.table[: x.size(1)] if pos is None else self.table[pos.clamp(min=0)]).to(x.dtype)
 
 
