@@ -63,7 +63,7 @@ action = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(action, max_size=14), st.integers(1, 8))
 def test_any_history_of_ragged_steps_forks_and_selections_equals_plain_lists(actions, chunk):
     cache, lists, stamp = build(ROWS, chunk=chunk), [[] for _ in range(ROWS)], 0
