@@ -255,7 +255,7 @@ def _put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
     if digest not in (None, tokenizer.sha256):
         raise UserError(f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with")
     parameters = dict(model.named_parameters())
-    expect(weights, parameters, f"{directory}: what was trained")
+    expect(weights, parameters, f"what was trained in {directory}")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -1,0 +1,420 @@
+"""The loop on a task of fourteen rows: exact sums, skipped steps, the rhythm of saving, and what a resume repeats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from polyhead import ModelConfig, build
+from polyhead.errors import UserError
+from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.recipe import TrainConfig
+from polyhead.train import checkpoint
+from polyhead.train.loop import MOST_SKIPPED, Outcome, seed_of, total_steps, train
+from polyhead.train.training import Training, final_weights, regular
+from tests.train.conftest import Notes, Toy, bits, equal, toy_model, toy_training
+
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+def config(**changes: Any) -> TrainConfig:
+    usual = {"steps": 12, "lr": 0.01, "precision": "fp32", "schedule": {"name": "noam", "warmup": 4}, "log_every": 1,
+             "eval_every": 100, "save_every": 100}  # fmt: skip
+    return TrainConfig.model_validate(usual | changes)
+
+
+def run(
+    root: Path, task: Toy, settings: TrainConfig, stop_at: int | None = None, resume: bool = False, steps: int | None = None
+) -> tuple[Training, Outcome, Notes]:
+    """A training of the toy, from the start or from the newest checkpoint, stopped after a step if asked."""
+    training, notes = toy_training(settings, steps), Notes()
+    saved = checkpoint.newest(root) if resume else None
+    if saved:
+        training.restore(saved)
+    outcome = train(training, task, settings, root, notes, lambda: training.progress.step == stop_at)
+    return training, outcome, notes
+
+
+class Catch:
+    """An optimiser that keeps the gradients it is given and changes nothing."""
+
+    param_groups: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.seen = model, []
+
+    def step(self) -> None:
+        self.seen.append([p.grad.clone() for p in self.model.parameters()])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Parts:
+    """Sentences of several lengths, each epoch one batch after another as they are partitioned."""
+
+    def __init__(self, parts: list[list[int]]) -> None:
+        generator = torch.Generator().manual_seed(2)
+        self.parts = parts
+        lengths = [1, 2, 3, 3, 5, 8, 8, 9]
+        self.rows = [torch.randint(4, 20, (2, n), generator=generator) for n in lengths]
+
+    def plan(self, epoch: int) -> list[list[int]]:
+        return self.parts
+
+    def hardest(self) -> list[int]:
+        return self.parts[0]
+
+    def batch(self, rows: list[int]) -> list[int]:
+        return rows
+
+    def count(self, batch: list[int]) -> int:
+        return sum(self.rows[i].shape[1] for i in batch)
+
+    def loss(self, model: nn.Module, batch: list[int]) -> Loss:
+        width = max(self.rows[i].shape[1] for i in batch)
+        source, target = torch.zeros(2, len(batch), width, dtype=torch.int64)
+        pos, labels = torch.full((2, len(batch), width), -1)
+        for row, i in enumerate(batch):
+            n = self.rows[i].shape[1]
+            source[row, :n], target[row, :n] = self.rows[i]
+            pos[row, :n], labels[row, :n] = torch.arange(n), self.rows[i][0]
+        labels[labels == -1] = -100
+        return cross_entropy(model.features(source, target, pos), model.head.weight, labels, 0.1)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+MODEL = build(ModelConfig(vocab_size=20, d_model=8, n_heads=2, n_layers=1, d_ff=16, max_len=16, dropout=0.0), seed=3)
+
+
+def gradients(parts: list[list[int]], root: Path) -> tuple[list[torch.Tensor], dict[str, float]]:
+    settings = config(steps=1, accumulate=len(parts), clip_norm=0, eval_every=1)
+    training, notes = Training(MODEL, settings, 8, 1), Notes()
+    catch = Catch(MODEL)
+    training.optimizers = [catch]  # type: ignore[list-item]
+    train(training, Parts(parts), settings, root, notes)
+    return catch.seen[0], notes.rows[0]
+
+
+@pytest.mark.acceptance("A6")
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(order=st.permutations(range(8)), cuts=st.sets(st.integers(1, 7)))
+def test_any_partition_of_a_batch_gives_the_same_gradients(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], cuts: set[int]
+) -> None:
+    root = tmp_path_factory.mktemp("parts")
+    whole, row = gradients([list(range(8))], root / "whole")
+    edges = [0, *sorted(cuts), 8]
+    parts, its_row = gradients([order[a:b] for a, b in zip(edges, edges[1:], strict=False)], root / "parts")
+    size = math.sqrt(sum(float(a.square().sum()) for a in whole))
+    for a, b in zip(whole, parts, strict=True):  # the bias of the keys has no gradient but rounding
+        assert float((a - b).norm()) <= 1e-5 * float(a.norm()) + 1e-8 * size
+    for name in ("loss", "ppl", "grad_norm"):
+        assert its_row[name] == pytest.approx(row[name], rel=1e-5)
+
+
+def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path: Path) -> None:
+    for limit, wanted in ((0.05, 0.05), (1e6, None), (0, None)):
+        settings = config(steps=1, clip_norm=limit)
+        training, notes = toy_training(settings), Notes()
+        catch = Catch(training.model)
+        training.optimizers = [catch]  # type: ignore[list-item]
+        train(training, Toy(), settings, tmp_path / str(limit), notes)
+        norm = math.sqrt(sum(float(g.square().sum()) for g in catch.seen[0]))
+        assert norm == pytest.approx(wanted or notes.rows[0]["grad_norm"], rel=1e-4)
+        assert notes.rows[0]["grad_norm"] > 0.05
+
+
+@pytest.mark.acceptance("A5")
+def test_a_batch_without_labels_is_skipped_and_counted(tmp_path: Path) -> None:
+    class Empty(Toy):
+        def count(self, batch: Any) -> int:
+            return 0 if batch in self.ledger[3:20] else len(batch)
+
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            features, weight = torch.randn(len(batch), 2, 4), torch.randn(6, 4, requires_grad=True)
+            if self.count(batch):
+                return super().loss(model, batch)
+            return cross_entropy(features, weight, torch.full((len(batch), 2), -100))
+
+    training, outcome, notes = run(tmp_path, Empty(), config(steps=25))
+    assert outcome.how == "done"  # even after more of them in a row than the loss may be infinite
+    assert 10 < training.progress.skipped < 20
+    assert training.progress.in_a_row == 0
+    assert notes.series("skipped")[-1] == training.progress.skipped
+    assert sum("no label counts" in line for line in notes.said) == training.progress.skipped
+    assert all(torch.isfinite(tensor).all() for tensor in bits(training).values())
+
+
+class Sick(Toy):
+    """A loss that is not finite at some batches (the rehearsal is number 0)."""
+
+    def __init__(self, at: set[int]) -> None:
+        super().__init__()
+        self.at = at
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        return loss._replace(total=loss.total * math.nan) if len(self.ledger) - 1 in self.at else loss
+
+
+@pytest.mark.acceptance("A7")
+def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(tmp_path: Path) -> None:
+    training, outcome, notes = run(tmp_path, Sick({3, 7}), config(save_every=1, keep=50, ema=0.9))
+    assert (outcome.how, training.progress.skipped) == ("done", 2)
+    assert [line.partition(":")[0] for line in notes.said] == ["step 3", "step 7"]
+    assert checkpoint.steps(tmp_path) == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]  # none while it is unknown whether it heals
+    before, after = (toy_training(config(ema=0.9)) for _ in range(2))
+    before.restore(checkpoint.load(tmp_path / "step-2"))
+    run(tmp_path / "to-3", Sick({3}), config(ema=0.9), stop_at=3)
+    after.restore(checkpoint.load(tmp_path / "to-3" / "step-3"))
+    assert equal(before, after)
+
+
+@pytest.mark.acceptance("A7")
+def test_a_loss_that_stays_infinite_ends_the_run_at_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"not finite for {MOST_SKIPPED} updates in a row, at step 16") as error:
+        run(tmp_path, Sick(set(range(7, 99))), config(steps=50, save_every=2, keep=1))
+    # step-6 holds the weights that gave no finite loss ten times: it is gone
+    assert f"the last good checkpoint is {tmp_path / 'step-4'}; try a lower train.lr" in str(error.value)
+    assert checkpoint.steps(tmp_path) == [4]
+
+
+@pytest.mark.acceptance("A7")
+def test_a_loss_that_was_never_finite_leaves_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="at step 10; there is no good checkpoint"):
+        run(tmp_path, Sick(set(range(99))), config(steps=50, save_every=2, eval_every=2))
+    assert checkpoint.steps(tmp_path) == []
+
+
+@pytest.mark.acceptance("A7")
+def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path: Path) -> None:
+    settings = config(save_every=1, keep=1)
+    training = toy_training(settings)
+
+    def spoil(*_: Any) -> None:
+        if training.progress.step == 5:
+            next(training.model.parameters()).data[0, 0] = math.inf
+
+    training.optimizers[0].register_step_post_hook(spoil)
+    with pytest.raises(UserError, match=r"the weights are not finite, at step 5; the last good checkpoint is .*step-4"):
+        train(training, Toy(), settings, tmp_path, Notes())
+    assert checkpoint.steps(tmp_path)[-1] == 4
+
+
+def test_each_step_draws_other_dropout_and_each_seed_too() -> None:
+    # torch's CPU generator looks at the low 32 bits of a seed alone
+    draws = set()
+    for seed, step in [(1, 1), (1, 2), (2, 1), (1, 3), (1 + 2**32, 1), (2, 2**31)]:
+        torch.manual_seed(seed_of(seed, step))
+        draws.add(tuple(torch.rand(4).tolist()))
+    assert len(draws) == 6
+
+
+def test_each_step_has_another_mask_and_the_same_seed_the_same_ones(tmp_path: Path) -> None:
+    masks: list[list[float]] = []
+
+    class Look(Toy):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            masks.append(model[1](torch.ones(64)).tolist())
+            return super().loss(model, batch)
+
+    a, _, _ = run(tmp_path / "a", Look(), config())
+    b, _, _ = run(tmp_path / "b", Look(), config())
+    c, _, _ = run(tmp_path / "c", Look(), config(seed=2))
+    assert masks[1:13] == masks[14:26]
+    assert len({tuple(mask) for mask in masks[1:13] + masks[27:39]}) == 24
+    assert equal(a, b)
+    assert not equal(a, c)
+
+
+@pytest.mark.acceptance("B8", "B9", "B11")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_that_is_stopped_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path, accumulate: int) -> None:
+    settings = config(epochs=2.4, steps=None, accumulate=accumulate, ema=0.8, log_every=3, eval_every=4, save_every=5)
+    steps = total_steps(Toy(), settings)
+    assert steps == math.ceil(2.4 * Toy.N_BATCHES / accumulate)
+    whole_task = Toy()
+    whole, _, notes = run(tmp_path / "whole", whole_task, settings, steps=steps)
+    assert len(whole_task.ledger) == 1 + steps * accumulate
+    epochs = [whole_task.ledger[1 + 5 * i : 6 + 5 * i] for i in range(2)]
+    assert all(sorted(sum(epoch, [])) == list(range(14)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    for k in range(1, steps + 1):
+        first, second = Toy(), Toy()
+        _, outcome, early = run(tmp_path / str(k), first, settings, stop_at=k, steps=steps)
+        assert (outcome.how, outcome.step) == ("interrupted", k)
+        training, outcome, late = run(tmp_path / str(k), second, settings, resume=True, steps=steps)
+        assert (outcome.how, outcome.step) == ("done", steps)
+        assert first.ledger[1:] + second.ledger[1:] == whole_task.ledger[1:]
+        assert equal(training, whole), k
+        assert training.progress == whole.progress
+        assert timeless(early.rows + late.rows) == timeless(notes.rows)
+
+
+def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if k not in ("tokens_per_s", "ms_per_step")} for row in rows]
+
+
+@pytest.mark.acceptance("B11")
+def test_the_rates_are_those_of_the_schedule(tmp_path: Path) -> None:
+    _, _, notes = run(tmp_path, Toy(), config())
+    wanted = [0.01 * 8**-0.5 * min(s**-0.5, s * 4**-1.5) for s in range(1, 13)]
+    assert notes.series("lr") == pytest.approx(wanted, rel=1e-12)
+
+
+LOSSES = [5.0, 4.0, math.nan, 4.5, 3.0, 3.0, 3.5, 3.1, 2.0]
+
+
+def scripted(first: int = 0) -> Callable[[nn.Module], float]:
+    losses: Iterator[float] = iter(LOSSES[first:])
+    return lambda model: next(losses)
+
+
+@pytest.mark.acceptance("B7", "B11")
+@pytest.mark.parametrize("stop_at", [None, *range(1, 17)])
+def test_patience_and_the_best_survive_a_resume(tmp_path: Path, stop_at: int | None) -> None:
+    settings = config(steps=18, eval_every=2, save_every=3, keep=1, patience=3)
+    if stop_at:
+        run(tmp_path, Toy(scripted()), settings, stop_at)
+    training, outcome, _ = run(tmp_path, Toy(scripted((stop_at or 0) // 2)), settings, resume=True)
+    assert (outcome.how, outcome.step) == ("stopped early", 16)
+    progress = training.progress
+    assert (progress.best, progress.best_step, progress.stale) == (3.0, 10, 3)
+    assert checkpoint.steps(tmp_path) == [10, 16]
+    assert final_weights(training, settings, tmp_path) == "checkpoint 10"
+    # the run is over, and saying --resume once more does not train a step more
+    again, outcome, notes = run(tmp_path, Toy(), settings, resume=True)
+    assert (outcome.how, outcome.step, notes.rows) == ("stopped early", 16, [])
+    assert again.progress == progress
+
+
+def test_a_measure_that_should_rise_is_best_at_its_top(tmp_path: Path) -> None:
+    class Bleu(Toy):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            return {"loss": 1.0, "bleu": {4: 20.0, 8: 31.0, 12: 30.0}[training.progress.step]}
+
+    settings = config(metric="bleu", eval_every=4)
+    training, notes = toy_training(settings), Notes()
+    train(training, Bleu(), settings, tmp_path, notes)
+    assert (training.progress.best, training.progress.best_step) == (31.0, 8)
+    assert notes.series("best", "valid") == [1.0, 1.0, 0.0]
+
+
+def test_evaluations_see_the_average_and_leave_the_weights_alone(tmp_path: Path) -> None:
+    seen = []
+
+    def look(model: nn.Module) -> float:
+        assert not model.training
+        seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        return 1.0
+
+    training, _, _ = run(tmp_path, Toy(look), config(ema=0.7))
+    assert training.ema is not None
+    assert all(torch.equal(seen[-1][name], w) for name, w in training.ema.weights.items())
+    plain, _, _ = run(tmp_path / "plain", Toy(), config())
+    for a, b in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_last_regular_checkpoints_are_averaged(tmp_path: Path) -> None:
+    # evaluations at 2, 4, ... get ever better, so there are checkpoints off the rhythm of 5 as well
+    falling = iter(range(99, 0, -1))
+    settings = config(steps=23, eval_every=2, save_every=5, keep=3, average=3, ema=0.9)
+    training, _, _ = run(tmp_path, Toy(lambda model: float(next(falling))), settings)
+    assert regular(checkpoint.steps(tmp_path), settings) == [10, 15, 20]
+    several = [checkpoint.load(tmp_path / f"step-{s}").tensors["model"] for s in (10, 15, 20)]
+    assert final_weights(training, settings, tmp_path) == "mean of the checkpoints 10, 15, 20"
+    for name, p in training.model.named_parameters():
+        wanted = (several[0][name].double() + several[1][name] + several[2][name]) / 3
+        assert torch.allclose(p.double(), wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_the_final_weights_are_average_else_ema_else_best(tmp_path: Path) -> None:
+    def losses() -> Callable[[nn.Module], float]:
+        values = iter([3.0, 1.0, 2.0])
+        return lambda model: next(values)
+
+    settings = config(eval_every=4, save_every=4, ema=0.9)
+    training, _, _ = run(tmp_path, Toy(losses()), settings)
+    assert final_weights(training, settings, tmp_path) == "EMA at step 8"
+    wanted = checkpoint.load(tmp_path / "step-8").tensors["ema"]
+    assert all(torch.equal(p, wanted[name]) for name, p in training.model.named_parameters())
+
+    training, _, _ = run(tmp_path / "never", Toy(lambda model: math.nan), config())
+    last = bits(training)
+    assert final_weights(training, config(), tmp_path / "never") == "checkpoint 12"
+    assert all(torch.equal(last[name], tensor) for name, tensor in bits(training).items())
+
+
+@pytest.mark.acceptance("A8")
+def test_the_costliest_batch_is_run_before_anything_is_learned(tmp_path: Path) -> None:
+    task = Toy()
+    run(tmp_path, task, config(steps=1))
+    assert task.ledger[0] == task.hardest().tolist()
+    with_rehearsal, _, _ = run(tmp_path / "a", Toy(), config())
+
+    class Small(Toy):
+        def hardest(self) -> np.ndarray:
+            return np.arange(1)
+
+    assert equal(with_rehearsal, run(tmp_path / "b", Small(), config())[0])
+
+
+@pytest.mark.acceptance("A8")
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")])
+def test_a_batch_too_large_for_memory_is_told_before_the_first_step(tmp_path: Path, error: Exception) -> None:
+    class Large(Toy):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            raise error
+
+    message = r"the largest batch does not fit into memory; lower train.max_tokens \(4096\), data.max_len or"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, Large(), config())
+
+
+def test_what_is_no_lack_of_memory_is_not_called_one(tmp_path: Path) -> None:
+    class Broken(Toy):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        run(tmp_path, Broken(), config())
+
+
+def test_the_end_is_whichever_limit_comes_first() -> None:
+    assert total_steps(Toy(), config(steps=7, epochs=2)) == 7
+    assert total_steps(Toy(), config(steps=70, epochs=2)) == 10
+    assert total_steps(Toy(), config(steps=None, epochs=2, accumulate=3)) == 4
+    assert total_steps(Toy(), config(steps=None, epochs=0.01)) == 1
+
+
+def test_speed_counts_the_labels_of_the_time_since_the_last_row(tmp_path: Path) -> None:
+    _, _, notes = run(tmp_path, Toy(), config(log_every=5))
+    assert notes.series("step") == [5, 10, 12]
+    for row in notes.rows:
+        if row["split"] == "train":
+            n_steps = 2 if row["step"] == 12 else 5
+            labels = row["tokens_per_s"] * row["ms_per_step"] * n_steps / 1e3
+            assert labels == pytest.approx(round(labels), rel=1e-6)
+            assert 2 * n_steps <= labels <= 4 * n_steps
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, Toy(), config(steps=1))
+    other = Training(nn.Linear(4, 1), config(), 8, 1)
+    with pytest.raises(UserError, match="does not fit: '0.bias' is missing|'0.bias' is not wanted"):
+        other.restore(checkpoint.load(tmp_path / "step-1"))
+    assert toy_model()
