@@ -20,7 +20,8 @@ from polyhead.analysis.attention_maps import cross_attention
 from polyhead.analysis.metrics import Score, bleu, chrf
 from polyhead.config import ModelConfig
 from polyhead.data.batches import plan_epoch
-from polyhead.errors import UserError, explain, nearest
+from polyhead.errors import UserError, explain, nearest, unknown
+from polyhead.fast.pack import packed
 from polyhead.generate.search import Hypothesis, pad, search_all
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.loss import IGNORED
@@ -30,6 +31,7 @@ from polyhead.train import checkpoint
 from polyhead.train.files import read_regular, replace_file
 from polyhead.train.tensors import expect
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODEL_TYPE = "polyhead"
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 # what Hugging Face's tools read or write in these files, and we do not need: the tokenizer knows its own ids
@@ -57,7 +59,9 @@ class Evaluation(NamedTuple):
 class Run:
     """A translator: text in, text out. ``ph.load(directory)`` makes one."""
 
-    def __init__(self, model: Seq2Seq, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self, model: Seq2Seq, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
+    ) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UserError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}: "
@@ -71,7 +75,12 @@ class Run:
         return self.model.config
 
     def hypotheses(
-        self, texts: Sequence[str], *, truncate: bool = False, progress: Callable[[int], None] | None = None, **changes: Any
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool = False,
+        progress: Callable[[int], None] | None = None,
+        **changes: Any,
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text as tokens with scores; ``changes`` are fields of GenerationConfig."""
         tokenizer = self.tokenizer
@@ -91,7 +100,9 @@ class Run:
     def translate(self, texts: Sequence[str], *, n_best: None = None, **changes: Any) -> list[str]: ...
     @overload
     def translate(self, texts: Sequence[str], *, n_best: int, **changes: Any) -> list[list[str]]: ...
-    def translate(self, texts: Sequence[str], *, n_best: int | None = None, **changes: Any) -> list[str] | list[list[str]]:
+    def translate(
+        self, texts: Sequence[str], *, n_best: int | None = None, **changes: Any
+    ) -> list[str] | list[list[str]]:
         """The best translation of each text, or the ``n_best`` of each.
 
         ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0.
@@ -102,15 +113,21 @@ class Run:
         return [self.tokenizer.decode([h.tokens for h in best]) for best in found]
 
     @torch.inference_mode()
-    def score(self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048) -> list[PairScore]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048
+    ) -> list[PairScore]:
         """log p(target | source) of each pair, teacher forced, in batches of at most so many tokens a side."""
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
         pairs = list(zip(self.tokenizer.encode(sources), self.tokenizer.encode(targets), strict=True))
         for i, pair in enumerate(pairs):
             if max(map(len, pair)) >= self.config.max_len:
-                raise UserError(f"pair {i + 1} has {max(map(len, pair)) + 1} tokens; this model's max_len is {self.config.max_len}")
-        source_lengths, target_lengths = (np.array([len(pair[side]) + 1 for pair in pairs]) for side in (0, 1))
+                raise UserError(
+                    f"pair {i + 1} has {max(map(len, pair)) + 1} tokens; this model's max_len is {self.config.max_len}"
+                )
+        source_lengths, target_lengths = (
+            np.array([len(pair[side]) + 1 for pair in pairs]) for side in (0, 1)
+        )
         widest = max(source_lengths.max(initial=1), target_lengths.max(initial=1), batch_tokens)
         scores: dict[int, PairScore] = {}
         for rows in plan_epoch(source_lengths, target_lengths, max_tokens=int(widest), seed=0, epoch=0):
@@ -152,10 +169,16 @@ class Run:
         (text,) = self.tokenizer.decode([[token]])
         return self.tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text.replace(" ", "␣")
 
-    def evaluate(self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any) -> Evaluation:
+    def evaluate(
+        self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any
+    ) -> Evaluation:
         """BLEU and chrF of detokenised free-running output, and the outputs themselves."""
         outputs = self.translate(sources, truncate=True, **changes)
-        scores = [bleu(outputs, references, lang), bleu(outputs, references, lang, lowercase=True), chrf(outputs, references)]
+        scores = [
+            bleu(outputs, references, lang),
+            bleu(outputs, references, lang, lowercase=True),
+            chrf(outputs, references),
+        ]
         return Evaluation(scores, outputs)
 
     def save(self, directory: Path, facts: str = "") -> None:
@@ -165,14 +188,19 @@ class Run:
             replace_file(directory / "README.md", facts.encode())
         weights = {name: p.detach().contiguous() for name, p in self.model.named_parameters()}
         metadata = {"format": "pt", DIGEST: self.tokenizer.sha256}
-        replace_file(directory / "model.safetensors", safetensors.save(weights, metadata))
+        replace_file(directory / "model.safetensors", _weights_file(weights, metadata))
 
     def save_description(self, directory: Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
         directory.mkdir(parents=True, exist_ok=True)
         t = self.tokenizer
         ids = dict(zip(SPECIAL_IDS, (t.pad_id, t.bos_id, t.eos_id, t.bos_id), strict=True))
-        described = {"model_type": MODEL_TYPE, "architectures": [type(self.model).__name__], "dtype": "float32", **ids}
+        described = {
+            "model_type": MODEL_TYPE,
+            "architectures": [type(self.model).__name__],
+            "dtype": "float32",
+            **ids,
+        }
         _write_json(directory / "config.json", described | self.config.model_dump(mode="json"))
         _write_json(directory / "generation_config.json", ids | self.generation.model_dump(mode="json"))
         t.save(directory)
@@ -180,16 +208,27 @@ class Run:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())
 
 
-def load(directory: str | Path) -> Run:
-    """Open a run directory. Every way in which it cannot be one is a UserError of one line."""
+def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> Run:
+    """Open a run directory. Every way in which it cannot be one is a UserError of one line.
+
+    ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
+    weights out for inference on this CPU, after which the model cannot be trained or saved.
+    """
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
     directory = Path(directory)
     if not directory.is_dir():
-        there = [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
+        there = (
+            [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
+        )
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
     config = _read_config(directory)
     tokenizer = Tokenizer.load(directory)
     model = build(config)
     _put_weights(model, directory, tokenizer)
+    model = model.to(DTYPES[dtype]).eval()
+    if fast:
+        packed(model)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     return Run(model, tokenizer, _read_generation(directory), recipe)
 
@@ -236,7 +275,9 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
     if path.is_file():
         try:
             with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(DIGEST)  # noqa: SIM118
+                return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(
+                    DIGEST
+                )  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} is damaged or cut short: {error}") from None
     # not checkpoint.newest, which tidies up: the run may be at work, here or elsewhere
@@ -253,7 +294,9 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
 def _put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
     weights, digest = _read_weights(directory)
     if digest not in (None, tokenizer.sha256):
-        raise UserError(f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with")
+        raise UserError(
+            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"
+        )
     parameters = dict(model.named_parameters())
     expect(weights, parameters, f"what was trained in {directory}")
     with torch.no_grad():
@@ -272,6 +315,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold an object")
     return value
+
+
+def _weights_file(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """A safetensors file. The library writes metadata in random order; equal weights shall be equal files."""
+    content = safetensors.save(weights)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(
+        {"__metadata__": metadata} | json.loads(content[8:start]), separators=(",", ":")
+    ).encode()
+    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
+    return len(header).to_bytes(8, "little") + header + content[start:]
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

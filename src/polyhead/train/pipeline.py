@@ -14,6 +14,7 @@ from polyhead.data.batches import fill_rate
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
+from polyhead.fast.memory import keep_freed_memory
 from polyhead.models import Seq2Seq, build
 from polyhead.recipe import Recipe
 from polyhead.run import Run
@@ -30,11 +31,14 @@ from polyhead.train.training import Training, final_weights
 SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
 
 
-def run_training(recipe: Recipe, *, resume: bool = False, report: Reporter | None = None) -> tuple[Run, Outcome]:
+def run_training(
+    recipe: Recipe, *, resume: bool = False, report: Reporter | None = None
+) -> tuple[Run, Outcome]:
     """Do all that a recipe says. A run that was interrupted goes on with ``resume`` as if it had not been.
 
     The lock on the directory keeps a second process out; Ctrl-C and SIGTERM save and end the run in good order.
     """
+    keep_freed_memory()
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     out, checkpoints = recipe.out, recipe.out / "checkpoints"
@@ -59,7 +63,9 @@ def run_training(recipe: Recipe, *, resume: bool = False, report: Reporter | Non
                 training.restore(saved)
                 told.say(f"resumed at step {saved.step} of {steps}")
             run.save_description(out)
-            told.say(f"{sum(p.numel() for p in run.model.parameters()):,} parameters, {steps:,} steps, to {out}")
+            told.say(
+                f"{sum(p.numel() for p in run.model.parameters()):,} parameters, {steps:,} steps, to {out}"
+            )
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra)
             if outcome.how == "interrupted":
@@ -92,10 +98,14 @@ def _task(recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, repo
     """What is learned, with its token stores made or found."""
     cache = recipe.data.cache or recipe.out / "data"
     max_len = min(recipe.data.max_len, recipe.model.max_len)
-    stores = {split: PairStore.open_or_build(c, tokenizer, cache, max_len=max_len) for split, c in corpora.items()}
+    stores = {
+        split: PairStore.open_or_build(c, tokenizer, cache, max_len=max_len) for split, c in corpora.items()
+    }
     for split, store in stores.items():
         report.say(f"{split}: {store.report}")
-    task = Translation(stores["train"], stores["valid"], tokenizer, recipe.train, _measures(recipe, tokenizer))
+    task = Translation(
+        stores["train"], stores["valid"], tokenizer, recipe.train, _measures(recipe, tokenizer)
+    )
     plan = task.plan(0)
     fill = fill_rate(plan, stores["train"].source_lengths, stores["train"].target_lengths)
     report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
@@ -123,14 +133,22 @@ def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
     return [measure]
 
 
-def _finish(run: Run, recipe: Recipe, task: Translation, outcome: Outcome, origin: str, report: Reporter) -> None:
+def _finish(
+    run: Run, recipe: Recipe, task: Translation, outcome: Outcome, origin: str, report: Reporter
+) -> None:
     """Measure the final weights and write the run directory."""
     run.model.eval()
     with torch.inference_mode():
         measured = task.evaluate(run.model)
     if not math.isfinite(measured["loss"]):
-        raise UserError(f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr")
-    facts = {"weights": origin, "valid loss": f"{measured['loss']:.4f}", "valid perplexity": f"{measured['ppl']:.3f}"}
+        raise UserError(
+            f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr"
+        )
+    facts = {
+        "weights": origin,
+        "valid loss": f"{measured['loss']:.4f}",
+        "valid perplexity": f"{measured['ppl']:.3f}",
+    }
     for split in ("valid", "test") if recipe.data.test else ("valid",):
         result = run.evaluate(*read_pairs(corpus_of(recipe, split))[:2], lang=recipe.data.target_lang)
         for score in result.scores:

@@ -1,0 +1,38 @@
+"""Packed weights: the same numbers as the plain model."""
+
+import pytest
+import torch
+
+from polyhead.fast.pack import PackedLinear, can_pack, packed
+from polyhead.generate.beam import beam_search
+from polyhead.models import build, preset
+
+CONFIG = preset("tiny", 97, n_layers=2, feed_forward="swiglu", n_kv_heads=2, max_len=32)
+SOURCE, TARGET = torch.randint(5, 97, (3, 9)), torch.randint(5, 97, (3, 7))
+
+pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no packed products")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"]
+)
+def test_a_packed_model_gives_the_logits_of_the_plain_one(dtype, near):
+    model, pos = build(CONFIG, seed=1).eval().to(dtype), torch.arange(9).repeat(3, 1)
+    pos[1, 5:] = -1
+    with torch.inference_mode():
+        plain = model(SOURCE, TARGET, pos)
+        assert sum(isinstance(layer, PackedLinear) for layer in packed(model).modules()) == 2 * 7 + 2 * 11 + 1
+        torch.testing.assert_close(model(SOURCE, TARGET, pos), plain, atol=near, rtol=near)
+
+
+def test_beams_of_a_packed_model_are_those_of_the_plain_one():
+    model = build(CONFIG, seed=1).eval()
+    search = {"bos_id": 1, "eos_id": 2, "beam_size": 4, "max_new_tokens": [12] * 3}
+    plain = beam_search(model, SOURCE, None, **search)
+    found = beam_search(packed(model), SOURCE, None, **search)
+    assert [[h.tokens for h in best] for best in found] == [[h.tokens for h in best] for best in plain]
+
+
+def test_a_model_in_training_is_left_alone():
+    model = build(CONFIG, seed=1).train()
+    assert not any(isinstance(layer, PackedLinear) for layer in packed(model).modules())
