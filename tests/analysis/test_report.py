@@ -228,6 +228,7 @@ def test_a_report_replaces_the_one_before_it_whole(tmp_path):
     [
         (["Friday", ",", " November", " 20", "</s>"], "Friday, November 20"),
         (["2026", "年", "11", "月", "</s>"], "2026年11月"),
+        (["in", " 3", " days", "■"], "in 3 days"),
         (["ein", "Hund"], "ein Hund"),
     ],
 )

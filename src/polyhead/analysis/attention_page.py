@@ -14,6 +14,7 @@ ABOUT = (
     "Each row is a word being written; the darker a cell, the more that word looks at the word of the source above it. "
     "Every row sums to one. Choose an example, a layer and a head; point at a cell, or move with the arrow keys."
 )
+ENDS = ("</s>", "■")  # how the end of a sentence is written
 
 
 def attention_page(
@@ -50,7 +51,7 @@ def plain(attention: AttentionMap) -> dict[str, Any]:
 
 def sentence(tokens: Sequence[str]) -> str:
     """The tokens read as one text: their own spaces where they have any, none between Chinese ones."""
-    words = [token for token in tokens if token != "</s>"]
+    words = [token for token in tokens if token not in ENDS]
     spaced = any(token.startswith(" ") for token in words) or any(
         columns(token) > len(token) for token in words
     )

@@ -15,6 +15,7 @@ from polyhead.errors import nearest
 
 # verb -> (its module in this package, what it does)
 VERBS = {
+    "demo": ("demo", "Train a translator in minutes on text that comes along, and judge it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity."),
     "translate": ("translate", "Translate a file or what is piped in, one line at a time."),

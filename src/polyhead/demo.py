@@ -1,0 +1,222 @@
+"""The main job from end to end on a corpus that needs no download: learn to translate, be judged, show what was learned.
+
+All of it goes the way of any other run: a recipe, ``run_training``, a run directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyhead.analysis.heat_map import AttentionMap
+from polyhead.analysis.metrics import Score
+from polyhead.analysis.report import write_report
+from polyhead.data.cldr import find_locale, write_corpus
+from polyhead.data.corpus import read_pairs
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe, load_recipe
+from polyhead.run import Run, load
+from polyhead.train import checkpoint
+from polyhead.train.files import remove
+from polyhead.train.lock import RunLock
+from polyhead.train.loop import Outcome
+from polyhead.train.pipeline import corpus_of, run_training
+from polyhead.train.reporting import Reporter, duration, read_metrics
+
+PAIRS = {"n": 20_000, "n_valid": 500, "n_test": 500}
+
+# 1.5 million parameters. Numbers are copied figure by figure, for which positions relative to each other (rope) and
+# a small vocabulary are best: with 8,000 tokens most years and amounts would be single tokens, many of them rare.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tokenizer": {"kind": "bpe", "vocab_size": 1000},
+    "model": {
+        "d_model": 128,
+        "n_layers": 3,
+        "n_heads": 4,
+        "position": "rope",
+        "norm_first": True,
+        "dropout": 0.0,
+        "max_len": 128,
+    },
+    "train": {
+        "steps": 700,
+        "max_tokens": 2048,
+        "lr": 3e-3,
+        "schedule": {"name": "cosine", "warmup": 70},
+        "log_every": 10,
+        "eval_every": 100,
+        "save_every": 100,
+        "keep": 1,
+    },
+    "generation": {"beam_size": 1},
+}
+
+
+class Judged(NamedTuple):
+    """What came out on the held-out pairs."""
+
+    sources: list[str]
+    references: list[str]
+    outputs: list[str]
+    scores: list[Score]
+
+    @property
+    def right(self) -> int:
+        """How many outputs equal their reference, character by character."""
+        return sum(
+            output == reference for output, reference in zip(self.outputs, self.references, strict=True)
+        )
+
+    @property
+    def exact(self) -> float:
+        """Exact match in percent."""
+        return 100 * self.right / len(self.references)
+
+    @property
+    def bleu(self) -> Score:
+        return next(score for score in self.scores if score.name == "bleu")
+
+    def examples(self, rows: Sequence[int]) -> list[dict[str, str]]:
+        """Some rows as the report shows them."""
+        columns = {"source": self.sources, "output": self.outputs, "reference": self.references}
+        return [{name: column[row] for name, column in columns.items()} for row in rows]
+
+
+def make_recipe(source: str, target: str, out: Path) -> Recipe:
+    """The recipe of the demo; its text lies in the run directory."""
+    names = {
+        split: [f"{split}.{locale}" for locale in (source, target)] for split in ("train", "valid", "test")
+    }
+    data = {"root": out / "corpus", "source_lang": source, "target_lang": target, "max_len": 127, **names}
+    return Recipe.model_validate({"data": data, "out": out, **SETTINGS})
+
+
+def begun(out: Path) -> bool:
+    """Whether a demo was started here and can go on."""
+    return bool(checkpoint.steps(out / "checkpoints")) and (out / "recipe.yaml").is_file()
+
+
+def finished(out: Path) -> bool:
+    """Whether a trained run lies here."""
+    return (out / "model.safetensors").is_file()
+
+
+def open_recipe(source: str, target: str, out: Path) -> Recipe:
+    """The recipe of the run that lies in ``out``, or a new one. Locales are checked before anything is written."""
+    source, target = str(find_locale(source)), str(find_locale(target))
+    if not begun(out) and not finished(out):
+        return make_recipe(source, target, out)
+    found = load_recipe(out / "recipe.yaml")
+    if found.data.root.name != "corpus" or not (out / "corpus").is_dir():
+        raise UserError(f"{out} holds a run that is not a demo's; choose another place with --out")
+    there = found.data.source_lang, found.data.target_lang
+    if there != (source, target):
+        raise UserError(f"{out} holds a demo from {there[0]} to {there[1]}; choose another place with --out")
+    return found.model_copy(
+        update={"out": out, "data": found.data.model_copy(update={"root": out / "corpus"})}
+    )
+
+
+def forget(out: Path) -> None:
+    """Take away what was learned, so that it is learned again."""
+    with RunLock(out):
+        for step in checkpoint.steps(out / "checkpoints"):
+            remove(out / "checkpoints" / f"step-{step}")
+        remove(out / "model.safetensors")
+
+
+def write_text(recipe: Recipe) -> None:
+    """Write the corpus that the recipe names."""
+    data = recipe.data
+    write_corpus(data.root, data.source_lang, data.target_lang, **PAIRS)
+
+
+def obtain(recipe: Recipe, report: Reporter | None = None) -> tuple[Run, Outcome | None]:
+    """The trained run: the finished one, the interrupted one taken to its end, or a new one."""
+    if finished(recipe.out):
+        return load(recipe.out), None
+    return run_training(recipe, resume=begun(recipe.out), report=report)
+
+
+def judge(run: Run, recipe: Recipe) -> Judged:
+    """Translate the held-out pairs and compare."""
+    sources, references, _ = read_pairs(corpus_of(recipe, "test"))
+    result = run.evaluate(sources, references, lang=recipe.data.target_lang)
+    return Judged(sources, references, result.outputs, result.scores)
+
+
+def spread(texts: Sequence[str], n: int) -> list[int]:
+    """n rows from short to long: chosen by the source alone, so that no output can sway the choice."""
+    order = sorted(range(len(texts)), key=lambda row: (len(texts[row]), texts[row]))
+    return [order[(2 * i + 1) * len(order) // (2 * n)] for i in range(n)]
+
+
+def attention_map(run: Run, text: str) -> AttentionMap:
+    """Where the decoder looks while it translates a text."""
+    source, target, weights = run.attention(text)
+    # the page draws spaces in its own way, and needs them to read the tokens as a text again
+    read, written = ([token.replace("␣", " ") for token in tokens] for tokens in (source, target))
+    return AttentionMap(read, written, weights)
+
+
+def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -> Path:
+    """report.html: numbers, curves, the examples shown and every mistake, attention of the examples."""
+    metrics = read_metrics(recipe.out / "metrics.jsonl")
+    wrong = [
+        row for row, (output, reference) in enumerate(zip(judged.outputs, judged.references, strict=True))
+        if output != reference and row not in shown
+    ]  # fmt: skip
+    pair = f"{title(recipe.data.source_lang)} to {title(recipe.data.target_lang)}"
+    n = len(judged.references)
+    return write_report(
+        recipe.out / "report.html",
+        pair,
+        facts(run, recipe, judged, metrics),
+        metrics,
+        judged.examples([*shown, *wrong]),
+        [attention_map(run, judged.sources[row]) for row in shown],
+        lead=f"{judged.right} of {n} held-out texts came out exactly like their reference. The examples below are "
+        f"{len(shown)} of all lengths and every other mistake.",
+    )
+
+
+def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the report says in numbers."""
+    train, valid = ([row for row in metrics if row.get("split") == split] for split in ("train", "valid"))
+    best = min(valid, key=lambda row: float(row["loss"]))
+    return {
+        "Exact match": f"{judged.exact:.1f} %",
+        **{name: f"{score.value:.1f}" for name, score in named(judged.scores).items()},
+        "Perplexity": f"{best['ppl']:.3f}",
+        "Parameters": f"{sum(p.numel() for p in run.model.parameters()):,}",
+        "Steps": f"{train[-1]['step']:,}",
+        "Time to train": duration(seconds(train)),
+        "Vocabulary": f"{run.tokenizer.vocab_size:,} tokens",
+        "Signatures": {name: score.signature for name, score in named(judged.scores).items()},
+        "Recipe": {
+            name: str(values) for name, values in recipe.model_dump(mode="json").items() if name in SETTINGS
+        },
+        "Versions": f"polyhead {version('polyhead')}, torch {version('torch')}, babel {version('babel')}",
+    }
+
+
+def named(scores: Sequence[Score]) -> dict[str, Score]:
+    """The scores under the names people know."""
+    names = {"bleu": "BLEU", "chrf": "chrF"}
+    return {names[score.name]: score for score in scores if score.name in names}
+
+
+def seconds(rows: Sequence[Mapping[str, Any]]) -> float:
+    """How long the training took, over all its interruptions."""
+    steps = [0, *(int(row["step"]) for row in rows)]
+    return sum(
+        float(row["ms_per_step"]) * (after - before) / 1e3
+        for row, before, after in zip(rows, steps, steps[1:], strict=False)
+    )
+
+
+def title(locale: str) -> str:
+    """The English name of a locale."""
+    return find_locale(locale).english_name or locale

@@ -1,0 +1,208 @@
+"""The demo, small: the same way with fewer pairs and steps. The slow test runs it whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from copy import deepcopy
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from polyhead import demo
+from polyhead.cli import main
+from polyhead.demo import Judged, seconds, spread
+from polyhead.recipe import load_recipe
+from polyhead.train import checkpoint
+from polyhead.train.reporting import Lines
+
+pytest.importorskip("babel")
+
+REPORT = Path("runs/demo/report.html")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to stand in, and a demo of a second or two."""
+    settings = deepcopy(demo.SETTINGS)
+    settings["tokenizer"]["vocab_size"] = 300
+    settings["model"] |= {"d_model": 32, "n_layers": 2, "n_heads": 2}
+    settings["train"] |= {"steps": 4, "max_tokens": 512, "log_every": 2, "eval_every": 2, "save_every": 2}
+    monkeypatch.setattr(demo, "SETTINGS", settings)
+    monkeypatch.setattr(demo, "PAIRS", {"n": 300, "n_valid": 20, "n_test": 20})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(run: str = "runs/demo") -> int:
+    """When the weights were written."""
+    return (Path(run) / "model.safetensors").stat().st_mtime_ns
+
+
+def weights(run: str = "runs/demo") -> dict[str, list[float]]:
+    """What they are."""
+    return {name: w.flatten().tolist() for name, w in load_file(Path(run) / "model.safetensors").items()}
+
+
+def test_exact_match_counts_outputs_equal_to_the_last_character() -> None:
+    judged = Judged(
+        sources=["in 3 days", "5 m", "May 4", "2 ft"],
+        references=["3天后", "5米", "5月4日", "2英尺"],
+        outputs=["3天后", "5米 ", "5月4日", "3英尺"],
+        scores=[],
+    )
+    assert (judged.right, judged.exact) == (2, 50.0)
+    assert judged.examples([3]) == [{"source": "2 ft", "output": "3英尺", "reference": "2英尺"}]
+
+
+def test_the_examples_are_spread_over_the_lengths() -> None:
+    texts = ["x" * n for n in (9, 1, 5, 7, 3, 2, 8, 4, 6, 10)]
+    assert [len(texts[row]) for row in spread(texts, 5)] == [2, 4, 6, 8, 10]
+
+
+def test_the_time_of_training_is_summed_over_uneven_reports() -> None:
+    rows = [
+        {"step": 10, "ms_per_step": 100.0},
+        {"step": 20, "ms_per_step": 200.0},
+        {"step": 25, "ms_per_step": 40.0},
+    ]
+    assert seconds(rows) == pytest.approx(1.0 + 2.0 + 0.2)
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order, and keeps the data blocks."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.data: list[str] = []
+        self.inside_data = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.inside_data = ("type", "application/json") in attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self.inside_data = False
+
+    def handle_data(self, data: str) -> None:
+        if self.inside_data:
+            self.data.append(data)
+
+
+def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    told = capsys.readouterr()
+    assert "English to Chinese" in told.out
+    assert re.search(r"Exact match +0\.0 % +0 of \d+ equal their reference", told.out)
+    assert "tok:zh" in told.out
+    assert f"Report  {REPORT}" in told.out
+    assert "polyhead demo --translate" in told.out
+    assert "step      4/4" in told.err
+
+    page = Page()
+    page.feed(REPORT.read_text(encoding="utf-8"))
+    page.close()
+    assert page.open == []
+    maps = next(block for block in map(json.loads, page.data) if isinstance(block[0], dict))
+    assert len(maps) == 5
+    for attention in maps:
+        assert len(attention["weights"]) == 2 and {len(layer) for layer in attention["weights"]} == {2}
+        for row in (row for layer in attention["weights"] for head in layer for row in head):
+            assert len(row) == len(attention["source"])
+            assert sum(row) == pytest.approx(1000, abs=len(row))
+
+    recipe = load_recipe("runs/demo/recipe.yaml")
+    assert recipe == demo.make_recipe("en", "zh", Path("runs/demo"))
+
+
+def test_a_finished_demo_is_used_again(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--translate", "in 3 days"]) == 0
+    first = capsys.readouterr()
+    assert "Exact match" in first.err
+    before, report, learned = written(), REPORT.stat().st_mtime_ns, weights()
+
+    assert main(["demo", "--translate", "in 3 days"]) == 0
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert second.out.count("\n") == 1
+    assert second.err == ""
+    assert written() == before and REPORT.stat().st_mtime_ns == report
+
+    assert main(["demo"]) == 0
+    assert "used again; --again trains anew" in capsys.readouterr().out
+    assert written() == before
+
+    assert main(["demo", "--again"]) == 0
+    assert written() != before
+    assert weights() == learned, "the same recipe gives the same weights"
+
+
+def test_an_interrupted_demo_goes_on(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "train", lambda self, row: os.kill(os.getpid(), signal.SIGINT))
+        assert main(["demo"]) == 130
+    told = capsys.readouterr()
+    assert "The same command goes on from there." in told.out
+    assert checkpoint.steps(Path("runs/demo/checkpoints")) == [2]
+
+    assert main(["demo"]) == 0
+    told = capsys.readouterr()
+    assert "interrupted run, which goes on" in told.out
+    assert "resumed at step 2 of 4" in told.err
+    assert main(["demo", "--out", "runs/whole"]) == 0
+    assert weights("runs/whole") == weights()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source", "klingon"], "unknown locale 'klingon'"),
+        (["--target", "chinese"], "unknown locale 'chinese'; did you mean 'zh'?"),
+        (["--target", "en"], "source and target locale are both 'en'"),
+        (["--translate", "  "], "--translate: there is nothing to translate"),
+        (["--out", "file"], "file"),
+    ],
+)
+def test_mistakes_are_one_line(
+    small: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    Path("file").write_text("")
+    assert main(["demo", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"polyhead: {message}")
+    assert told.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_a_run_of_another_pair_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    capsys.readouterr()
+    assert main(["demo", "--target", "de", "--out", "runs/demo", "--again"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "polyhead: runs/demo holds a demo from en to zh; choose another place"
+    )
+    assert REPORT.is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_demo_learns_to_translate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = demo.open_recipe("en", "zh", Path("runs/demo"))
+    demo.write_text(recipe)
+    run, _ = demo.obtain(recipe)
+    judged = demo.judge(run, recipe)
+    assert judged.exact >= 95
+    assert judged.bleu.value >= 95
+    assert len(judged.references) >= 500
