@@ -58,3 +58,20 @@ def test_a_config_does_not_change() -> None:
 def test_what_cannot_be_built_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig(**{"vocab_size": 10, **given})
+
+
+def test_a_preset_gives_the_sizes_of_the_literature_and_what_is_given_beside_it_counts():
+    base = ModelConfig.model_validate({"preset": "base", "vocab_size": 10, "dropout": 0.2})
+    sizes = (
+        base.n_layers,
+        base.decoder_layers,
+        base.d_model,
+        base.d_ff,
+        base.n_heads,
+        base.head_dim,
+        base.dropout,
+    )
+    assert sizes == (6, 6, 512, 2048, 8, 64, 0.2)
+    assert "preset" not in base.model_dump()
+    with pytest.raises(ValueError, match="unknown preset 'bse'; did you mean 'base'"):
+        ModelConfig.model_validate({"preset": "bse", "vocab_size": 10})

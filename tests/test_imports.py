@@ -18,7 +18,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 # from low to high; a module may import from its own layer and those below
 LAYERS = [
-    {"errors", "registry", "config", "document", "recipe"},
+    {"errors", "presets", "registry", "config", "document", "recipe"},
     {"nn", "cache", "text"},
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},

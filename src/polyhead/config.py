@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, unknown
+from polyhead.presets import PRESETS
 from polyhead.registry import ATTENTION, FEED_FORWARD, INIT, NORM, POSITION, Choice, Registry
 
 Kind = Literal["encoder-decoder"]
@@ -24,7 +25,8 @@ PARTS: dict[str, Registry[Any]] = {
 class ModelSection(BaseModel):
     """Sizes and parts of one Transformer, all but its vocabulary: the `model` section of a recipe.
 
-    Defaults are the base model of Vaswani et al. (2017), table 3.
+    Defaults are the base model of Vaswani et al. (2017), table 3. ``preset`` (tiny, base, big) gives the sizes of
+    the literature in their place; what is given beside it still counts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -56,6 +58,16 @@ class ModelSection(BaseModel):
     def _known(cls, choice: Choice, info: ValidationInfo) -> Choice:
         assert info.field_name is not None
         return PARTS[info.field_name].check(choice)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, given: Any) -> Any:
+        """A preset is a shorthand: its sizes stand in the config, its name does not."""
+        if not isinstance(given, dict) or "preset" not in given:
+            return given
+        if given["preset"] not in PRESETS:
+            raise unknown("preset", given["preset"], PRESETS)
+        return PRESETS[given["preset"]] | {key: value for key, value in given.items() if key != "preset"}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from polyhead.config import ModelConfig
@@ -16,3 +18,8 @@ def build(config: ModelConfig, seed: int | None = None) -> Seq2Seq:
     model = Seq2Seq(config)
     INIT.get(config.init.name)(model, config, **config.init.options)
     return model
+
+
+def preset(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
+    """The config of a preset (tiny, base, big), with changes."""
+    return ModelConfig.model_validate({"preset": name, "vocab_size": vocab_size, **changes})

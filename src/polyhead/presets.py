@@ -1,11 +1,8 @@
-"""Sizes of the literature, as data."""
+"""Sizes of the literature, as data: ``model: {preset: base}`` in a recipe, ``preset("base", ...)`` in Python."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from polyhead.config import ModelConfig
-from polyhead.errors import unknown
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Wu et al. (2021), the setting for small parallel corpora
@@ -14,10 +11,3 @@ PRESETS: dict[str, dict[str, Any]] = {
     "base": {"n_layers": 6, "d_model": 512, "d_ff": 2048, "n_heads": 8, "dropout": 0.1},
     "big": {"n_layers": 6, "d_model": 1024, "d_ff": 4096, "n_heads": 16, "dropout": 0.3},
 }
-
-
-def preset(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    """The config of a preset, with changes."""
-    if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
-    return ModelConfig(vocab_size=vocab_size, **{**PRESETS[name], **changes})
