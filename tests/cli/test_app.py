@@ -46,8 +46,8 @@ def test_every_verb_has_help_with_all_its_options(verb: str, capsys: pytest.Capt
     assert main([verb, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: polyhead {verb} ")
-    assert VERBS[verb][1].split(":")[0].rstrip(".") in out
-    assert import_module(f"polyhead.cli.{VERBS[verb][0]}").run.__doc__
+    said = import_module(f"polyhead.cli.{VERBS[verb][0]}").run.__doc__.splitlines()[0]
+    assert said in " ".join(out.split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "polyhead: unknown verb 'trian'; did you mean 'train'?\n"
     assert main(["xyzzy"]) == 2
-    assert capsys.readouterr().err.startswith("polyhead: unknown verb 'xyzzy'; there are: train, eval, ")
+    assert capsys.readouterr().err == f"polyhead: unknown verb 'xyzzy'; there are: {', '.join(VERBS)}\n"
 
 
 def test_an_unknown_option_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
