@@ -114,7 +114,9 @@ def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureF
     assert page.open == []
     maps = next(block for block in map(json.loads, page.data) if isinstance(block[0], dict))
     assert len(maps) == 5
+    held_out = Path("runs/demo/corpus/test.en").read_text(encoding="utf-8").splitlines()
     for attention in maps:
+        assert attention["title"] in held_out
         assert len(attention["weights"]) == 2 and {len(layer) for layer in attention["weights"]} == {2}
         for row in (row for layer in attention["weights"] for head in layer for row in head):
             assert len(row) == len(attention["source"])

@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "eval_every": 100,
         "save_every": 100,
         "keep": 1,
+        "eval_bleu": True,
     },
     "generation": {"beam_size": 1},
 }
@@ -156,9 +157,9 @@ def spread(texts: Sequence[str], n: int) -> list[int]:
 def attention_map(run: Run, text: str) -> AttentionMap:
     """Where the decoder looks while it translates a text."""
     source, target, weights = run.attention(text)
-    # the page draws spaces in its own way, and needs them to read the tokens as a text again
+    # the page has its own way to draw spaces
     read, written = ([token.replace("␣", " ") for token in tokens] for tokens in (source, target))
-    return AttentionMap(read, written, weights)
+    return AttentionMap(read, written, weights, title=text)
 
 
 def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -> Path:
@@ -176,7 +177,7 @@ def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -
         facts(run, recipe, judged, metrics),
         metrics,
         judged.examples([*shown, *wrong]),
-        [attention_map(run, judged.sources[row]) for row in shown],
+        [attention_map(run, judged.sources[row]) for row in reversed(shown)],
         lead=f"{judged.right} of {n} held-out texts came out exactly like their reference. The examples below are "
         f"{len(shown)} of all lengths and every other mistake.",
     )
@@ -189,11 +190,11 @@ def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[st
     return {
         "Exact match": f"{judged.exact:.1f} %",
         **{name: f"{score.value:.1f}" for name, score in named(judged.scores).items()},
-        "Perplexity": f"{best['ppl']:.3f}",
         "Parameters": f"{sum(p.numel() for p in run.model.parameters()):,}",
         "Steps": f"{train[-1]['step']:,}",
         "Time to train": duration(seconds(train)),
-        "Vocabulary": f"{run.tokenizer.vocab_size:,} tokens",
+        "Perplexity": {"of a validation token": f"{best['ppl']:.3f}"},
+        "Vocabulary": {"size": f"{run.tokenizer.vocab_size:,} tokens, shared by both languages"},
         "Signatures": {name: score.signature for name, score in named(judged.scores).items()},
         "Recipe": {
             name: str(values) for name, values in recipe.model_dump(mode="json").items() if name in SETTINGS

@@ -39,7 +39,7 @@ def plain(attention: AttentionMap) -> dict[str, Any]:
     """A map as the script reads it; weights are whole thousandths, which is all an eye or a tooltip can use."""
     return {
         "kind": attention.kind,
-        "title": sentence(attention.source_tokens),
+        "title": attention.title or sentence(attention.source_tokens),
         "source": [shown(token) for token in attention.source_tokens],
         "target": [shown(token) for token in attention.target_tokens],
         "weights": [

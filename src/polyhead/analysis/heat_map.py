@@ -18,12 +18,14 @@ class AttentionMap(NamedTuple):
     """Who looks at whom: row t holds the weights that target token t gives to each source token.
 
     ``weights`` is (layers, heads, T, S): nested lists, or anything that has ``tolist`` (numpy, torch).
+    ``title`` is the source as one text; without it the tokens are put together.
     """
 
     source_tokens: Sequence[str]
     target_tokens: Sequence[str]
     weights: Any
     kind: str = "cross-attention"
+    title: str = ""
 
 
 def as_lists(attention: AttentionMap) -> list[list[Matrix]]:

@@ -150,22 +150,23 @@ class Lines:
 
 
 class Bar:
-    """A progress bar at a terminal, with loss, rate, speed and time left; evaluations scroll by above it."""
+    """A progress bar at a terminal, with loss, speed and time left; evaluations scroll by above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self.console = Console(stderr=True, highlight=False)
         columns = TextColumn("[bold]training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}")
-        self.progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+        self.progress = Progress(*columns, console=self.console, transient=True)
         self.task: Any = None
 
     def train(self, row: Row) -> None:
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=row["steps"], facts="")
-        self.progress.update(self.task, completed=row["step"], facts=f"{facts(row)}  {_left(row)}")
+        short = f"loss {row['loss']:.3f}  {_speed(row)}  {_left(row)}"  # fits beside the bar in 80 columns
+        self.progress.update(self.task, completed=row["step"], facts=short)
 
     def valid(self, row: Row) -> None:
         star = "  [green]best so far[/green]" if row.get("best") else ""
@@ -185,8 +186,12 @@ def at_terminal() -> Reporter:
 
 def facts(row: Row) -> str:
     """Loss, rate and speed in one line, and how many steps were skipped if any."""
+    return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  {_speed(row)}"
+
+
+def _speed(row: Row) -> str:
     skipped = f"  {row['skipped']:.0f} skipped" if row["skipped"] else ""
-    return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  {row['tokens_per_s']:,.0f} tokens/s{skipped}"
+    return f"{row['tokens_per_s']:,.0f} tokens/s{skipped}"
 
 
 def measures(row: Row, leave_out: Sequence[str] = ("step", "epoch", "best", "split")) -> str:
