@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # a label that does not count
 
@@ -71,6 +72,7 @@ class _Chunked(torch.autograd.Function):
         return total, nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_features, d_weight = ctx.saved_tensors
         return d_features * grad, d_weight * grad, None, None, None, None

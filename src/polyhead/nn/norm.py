@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from polyhead.registry import NORM
 
@@ -40,8 +41,9 @@ class _RMS(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
         scale = (
-            torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
             .square_()
             .div_(x.size(-1))
             .add_(eps)
@@ -52,9 +54,10 @@ class _RMS(torch.autograd.Function):
         return normed * weight.to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, weight, scale = ctx.saved_tensors
-        d_weight = (grad * normed).flatten(0, -2).sum(0, dtype=torch.float32).to(weight.dtype)
+        d_weight = (grad * normed).reshape(-1, grad.size(-1)).sum(0, dtype=scale.dtype).to(weight.dtype)
         grad = grad * weight.to(grad.dtype)
         inner = (grad * normed).sum(-1, keepdim=True).div_(grad.size(-1))
         return (torch.addcmul(grad, normed, inner, value=-1) * scale).to(grad.dtype), d_weight, None
