@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead.errors import UserError
+
 
 class Dropout(nn.Module):
     """Zero each element with probability p, scale the rest by 1 / (1 - p) (Srivastava et al., 2014).
@@ -16,6 +18,8 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
+        if not 0 <= p < 1:
+            raise UserError(f"dropout is a probability from 0 to below 1, not {p}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -155,22 +155,18 @@ def _fold_scores(
         scores = counts if scores is None else scores + counts
     if mask is not None:
         if mask.size(2) > 1 or (n > 1 and mask.size(0) == n * len(kv.k)):
-            mask = _fold(
-                mask.repeat_interleave(group, 1) if mask.size(1) > 1 else mask,
-                n,
-                group,
-                shared=mask.size(1) == 1,
-            )
+            mask = mask.repeat_interleave(group, 1) if mask.size(1) > 1 else mask
+            mask = _fold(mask.expand(-1, -1, T, -1), n, group)
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
     return scores
 
 
-def _fold(x: Tensor, n: int, group: int, shared: bool = False) -> Tensor:
+def _fold(x: Tensor, n: int, group: int) -> Tensor:
     """(1|N, 1|H, T, S) -> (1|B, 1|K, n * group * T, S): the layout that attend gives its queries."""
-    if shared or x.size(1) == 1:
-        x = x.expand(-1, group, -1, -1)
-    (N, H, T, S), n = x.shape, n if x.size(0) > 1 else 1
+    x = x.expand(n if x.size(0) == 1 else -1, group if x.size(1) == 1 else -1, -1, -1)
+    N, H, T, S = x.shape
+    assert N % n == 0, f"{N} rows of bias or mask for {n} rows of queries on each row of keys"
     return (
         x.reshape(N // n, n, H // group, group * T, S)
         .transpose(1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
+from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher, attend, merge_heads, sight, split_heads
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
@@ -35,6 +36,10 @@ class Attention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        if window is not None and window < 1:
+            raise UserError(f"window is {window}; it counts the query itself, so 1 is the least")
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout of attention is a probability from 0 to below 1, not {dropout}")
         self.head_dim = d_model // n_heads
         self.causal, self.scale, self.window, self.dropout = causal, scale, window, dropout
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
