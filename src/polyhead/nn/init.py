@@ -7,6 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from polyhead.config import ModelConfig
+from polyhead.nn.head import Head
+from polyhead.nn.position.learned import Learned
 from polyhead.registry import INIT
 
 
@@ -28,10 +30,12 @@ def normal(model: nn.Module, config: ModelConfig, *, std: float = 0.02) -> None:
 
 
 def _fill(model: nn.Module, matrix: Callable[[Tensor], object], embedding_std: float) -> None:
+    done: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.Linear):
             matrix(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
+        elif isinstance(module, (nn.Embedding, Learned, Head)) and id(module.weight) not in done:
             nn.init.normal_(module.weight, std=embedding_std)
+            done.add(id(module.weight))  # the head may be an embedding
