@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from polyhead.config import ModelConfig
+from polyhead.errors import unknown
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.presets import PRESETS
 from polyhead.registry import INIT
 
 
@@ -22,4 +24,6 @@ def build(config: ModelConfig, seed: int | None = None) -> Seq2Seq:
 
 def preset(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
     """The config of a preset (tiny, base, big), with changes."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
     return ModelConfig.model_validate({"preset": name, "vocab_size": vocab_size, **changes})
