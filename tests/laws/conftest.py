@@ -1,0 +1,115 @@
+"""Every law is tested on every registered part, so a new part is covered the day it is born."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyhead.config import ModelConfig
+from polyhead.models import Seq2Seq, build
+from polyhead.registry import ATTENTION, FEED_FORWARD, INIT, NORM, POSITION, Registry
+
+NEEDS: dict[str, dict[str, Any]] = {}
+"""Options that a part cannot do without: its name -> an example of them."""
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "softmax": [{"window": 3}, {"qk_norm": True, "scale": 0.3, "bias": False}],
+    "rope": [{"theta": 100.0}],
+}
+"""Options that change what a part does and are worth the laws of their own."""
+
+HEADS = {"mha": 4, "gqa": 2, "mqa": 1}
+VOCAB = 19
+
+
+def choices(registry: Registry[Any]) -> list[dict[str, Any]]:
+    """Every part of a registry, those with variants in all of them."""
+    parts = []
+    for name in registry.names():
+        plain = {"name": name, **NEEDS.get(name, {})}
+        parts += [plain, *({**plain, **options} for options in VARIANTS.get(name, []))]
+    return parts
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """What differs from the base model, by a readable name.
+
+    Attentions, positions and head counts meet each other in full, for they act on the same numbers; norms and
+    feed-forward layers, which see one token at a time, take turns. Variants meet the other parts once.
+    """
+    core = [
+        {"attention": a, "position": p, "n_kv_heads": HEADS[heads]}
+        for a, p, heads in itertools.product(choices(ATTENTION), choices(POSITION), HEADS)
+        if len(a) + len(p) == 2 or (heads == "gqa" and 1 in (len(a), len(p)))
+    ]
+    norms = [{"norm": n, "norm_first": pre} for n, pre in itertools.product(choices(NORM), (False, True))]
+    ffns = [{"feed_forward": f} for f in choices(FEED_FORWARD)]
+    turns = range(max(map(len, (core, norms, ffns))))
+    found = [core[i % len(core)] | norms[i % len(norms)] | ffns[i % len(ffns)] for i in turns]
+    found += [{"init": i, "tie_embeddings": "none"} for i in choices(INIT)]
+    found += [{"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1}]
+    return {"-".join(map(say, case.values())): case for case in found}
+
+
+def say(value: Any) -> str:
+    if isinstance(value, dict):
+        return "_".join([value["name"], *(f"{k}={v}" for k, v in value.items() if k != "name")])
+    if isinstance(value, bool):
+        return "pre" if value else "post"
+    return str(value)
+
+
+CASES = cases()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", list(CASES), scope="session")
+
+
+@functools.cache
+def made(case: str) -> Seq2Seq:
+    sizes = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 20, "max_len": 16, "dropout": 0.1}
+    model = build(ModelConfig(vocab_size=VOCAB, **{**sizes, **CASES[case]}), seed=1)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():  # no bias at 0, no gain at 1: nothing may hide
+            p.add_(0.1 * torch.randn_like(p))
+    return model.eval()
+
+
+@pytest.fixture
+def config(case: str) -> ModelConfig:
+    return made(case).config
+
+
+@pytest.fixture
+def model(case: str) -> Seq2Seq:
+    """In evaluation mode; a test that changes it takes a copy."""
+    return made(case)
+
+
+class Pairs(NamedTuple):
+    """A batch of ragged rows, padding on the right."""
+
+    source: Tensor
+    target: Tensor
+    source_pos: Tensor
+    target_pos: Tensor
+
+
+@pytest.fixture
+def pairs() -> Pairs:
+    torch.manual_seed(3)
+
+    def positions(*lengths: int) -> Tensor:
+        at = torch.arange(max(lengths)).expand(len(lengths), -1)
+        return at.masked_fill(at >= torch.tensor(lengths)[:, None], -1)
+
+    source, target = torch.randint(5, VOCAB, (3, 7)), torch.randint(5, VOCAB, (3, 9))
+    return Pairs(source, target, positions(7, 4, 1), positions(9, 1, 6))
