@@ -1,0 +1,110 @@
+"""Each feed-forward layer against its formula in double precision."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from polyhead.errors import UserError
+from polyhead.registry import FEED_FORWARD, Choice
+
+ACTIVATIONS = {
+    "relu": lambda x: max(0.0, x),
+    "leaky_relu": lambda x: x if x > 0 else 0.01 * x,
+    "prelu": lambda x: x if x > 0 else 0.25 * x,
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "tanh": math.tanh,
+    "glu": lambda x: 1 / (1 + math.exp(-x)),
+    "reglu": lambda x: max(0.0, x),
+    "geglu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "swiglu": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+def tanh_gelu(x):
+    return x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+VARIANTS = [(name, {}, g) for name, g in ACTIVATIONS.items()] + [
+    ("leaky_relu", {"slope": 0.3}, lambda x: x if x > 0 else 0.3 * x),
+    ("prelu", {"slope": 0.5}, lambda x: x if x > 0 else 0.5 * x),
+    ("gelu", {"tanh": True}, tanh_gelu),
+    ("geglu", {"tanh": True}, tanh_gelu),
+]
+
+
+def matrix(linear, x):
+    """x W + b by loops."""
+    bias = [0.0] * linear.out_features if linear.bias is None else linear.bias.tolist()
+    return [
+        b + sum(a * w for a, w in zip(x, row, strict=True))
+        for row, b in zip(linear.weight.tolist(), bias, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("name", "options", "g"), VARIANTS)
+def test_feed_forward_is_its_formula_with_the_bias_inside(name, options, g, bias):
+    """g(x W1 + b1) W2 + b2, or (g(x Wg + bg) * (x Wu + bu)) Wd + bd, each position alone."""
+    torch.manual_seed(0)
+    ffn = FEED_FORWARD.build(Choice(name, bias=bias, **options), 4, 6).double()
+    for p in ffn.parameters():
+        p.data.add_(torch.randn_like(p) if p.ndim < 2 and p.numel() > 1 else 0)
+    x = torch.randn(2, 3, 4, dtype=torch.double)
+    out = ffn(x)
+    for b in range(2):
+        for t in range(3):
+            row = x[b, t].tolist()
+            up = matrix(ffn.up_proj, row)
+            if hasattr(ffn, "gate_proj"):
+                inner = [g(a) * u for a, u in zip(matrix(ffn.gate_proj, row), up, strict=True)]
+            else:
+                inner = [g(u) for u in up]
+            assert out[b, t].tolist() == pytest.approx(matrix(ffn.down_proj, inner), abs=1e-9)
+
+
+def test_every_registered_feed_forward_has_its_formula_here():
+    assert set(FEED_FORWARD.names()) == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("name", FEED_FORWARD.names())
+def test_feed_forward_is_a_convolution_of_width_one(name):
+    """The same weights as 1x1 kernels over (B, C, T)."""
+    ffn = FEED_FORWARD.build(Choice(name), 4, 6)
+    x = torch.randn(2, 5, 4)
+
+    def conv(linear, x):
+        return F.conv1d(x, linear.weight[:, :, None], linear.bias)
+
+    channels = x.mT
+    inner = ffn.activation(conv(getattr(ffn, "gate_proj", ffn.up_proj), channels))
+    if hasattr(ffn, "gate_proj"):
+        inner = inner * conv(ffn.up_proj, channels)
+    torch.testing.assert_close(conv(ffn.down_proj, inner).mT, ffn(x), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FEED_FORWARD.names())
+def test_dropout_falls_on_the_inner_layer_in_training_alone(name):
+    torch.manual_seed(0)
+    ffn = FEED_FORWARD.build(Choice(name, dropout=0.5), 4, 64)
+    seen = []
+    ffn.down_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    ffn(torch.randn(8, 4))
+    ffn.eval()(torch.randn(8, 4))
+    dropped, whole = ((x == 0).float().mean().item() for x in seen)
+    assert dropped > whole + 0.2
+
+
+def test_the_slope_of_prelu_is_learned():
+    ffn = FEED_FORWARD.build(Choice("prelu"), 4, 6)
+    ffn(-torch.ones(1, 4)).sum().backward()
+    assert isinstance(ffn.activation, nn.PReLU)
+    assert ffn.activation.weight.grad.abs() > 0
+
+
+def test_a_dropout_that_is_no_probability_is_refused():
+    with pytest.raises(UserError, match="dropout"):
+        FEED_FORWARD.build(Choice("relu", dropout=1.5), 4, 6)

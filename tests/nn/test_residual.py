@@ -1,0 +1,62 @@
+"""Residuals and blocks: what is added to what, and where the norm stands."""
+
+import pytest
+import torch
+from torch import nn
+
+from polyhead.nn.attention.softmax import Attention
+from polyhead.nn.block import Block
+from polyhead.nn.kv import KV
+from polyhead.nn.norm import LayerNorm, RMSNorm
+from polyhead.nn.position.base import Position
+from polyhead.nn.residual import Residual
+from polyhead.nn.stack import Stack
+from polyhead.registry import FEED_FORWARD, Choice
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_the_norm_comes_first_or_last(pre):
+    norm, linear, x = RMSNorm(4), nn.Linear(4, 4), torch.randn(2, 3, 4)
+    nn.init.normal_(norm.weight)
+    wanted = x + linear(norm(x)) if pre else norm(x + linear(x))
+    assert torch.equal(Residual(norm, pre)(x, linear), wanted)
+
+
+def test_dropout_falls_on_the_output_of_the_sublayer_not_on_the_stream():
+    torch.manual_seed(0)
+    x = torch.full((200, 4), 7.0)
+    y = Residual(nn.Identity(), True, 0.5)(x, torch.ones_like)
+    assert set(y.unique().tolist()) == {7.0, 9.0}
+    y = Residual(nn.Identity(), False, 0.5)(x, torch.ones_like)
+    assert set(y.unique().tolist()) == {7.0, 9.0}
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_each_sublayer_adds_its_own_input(pre):
+    """Y = N(Z + F(Z)) with Z from the sub-layer before, three times over (Vaswani et al., 2017)."""
+    torch.manual_seed(0)
+    attn, cross = (Attention(8, 2, 2, Position(8, 2, 4, 9), causal) for causal in (True, False))
+    ffn = FEED_FORWARD.build(Choice("relu"), 8, 12)
+    norms = [LayerNorm(8) for _ in range(3)]
+    for norm in norms:
+        nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    residuals = [Residual(norm, pre) for norm in norms]
+    block = Block(attn, ffn, residuals[0], residuals[2], cross, residuals[1])
+    x, memory = torch.randn(1, 5, 8), cross.remember(torch.randn(1, 3, 8), None)
+    wanted = x
+    for norm, sub in zip(norms, (attn, lambda h: cross(h, memory=memory), ffn), strict=True):
+        wanted = wanted + sub(norm(wanted)) if pre else norm(wanted + sub(wanted))
+    torch.testing.assert_close(block(x, memory=memory), wanted)
+    assert not any("cross" in name for name, _ in Block(attn, ffn, *residuals[:2]).named_parameters())
+
+
+def test_a_stack_gives_each_layer_its_memory_and_ends_with_its_norm():
+    class Add(nn.Module):
+        def forward(self, x, pos, cache, memory):
+            return x + (0 if memory is None else memory.k)
+
+    stack = Stack([Add(), Add()], nn.ReLU())
+    memory = [KV(torch.tensor(-3.0), torch.tensor(0.0)), KV(torch.tensor(1.0), torch.tensor(0.0))]
+    x = torch.tensor([1.0, 5.0])
+    assert stack(x, memory=memory).tolist() == [0.0, 3.0]
+    assert stack(x).tolist() == [1.0, 5.0]
