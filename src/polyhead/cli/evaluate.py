@@ -55,10 +55,10 @@ def run(
     polyhead eval runs/multi30k
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     """
-    from polyhead.fast.memory import keep_freed_memory
+    from polyhead.fast.memory import tune_memory
     from polyhead.run import load
 
-    keep_freed_memory()
+    tune_memory()
 
     loaded = load(directory, dtype=dtype, fast=True)
     sources, references = pairs(loaded, files or [], split, limit)

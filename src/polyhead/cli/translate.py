@@ -75,10 +75,10 @@ def run(
     }
     changes = {name: value for name, value in typed.items() if value is not None}
     lines = read_lines(source)
-    from polyhead.fast.memory import keep_freed_memory
+    from polyhead.fast.memory import tune_memory
     from polyhead.run import load
 
-    keep_freed_memory()
+    tune_memory()
     translator = load(directory, dtype=dtype, fast=True)
     counter, done = Counter(), 0
     changes |= {"truncate": truncate, "progress": counter.at}

@@ -14,7 +14,7 @@ from polyhead.data.batches import fill_rate
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
-from polyhead.fast.memory import keep_freed_memory
+from polyhead.fast.memory import tune_memory
 from polyhead.models import Seq2Seq, build
 from polyhead.recipe import Recipe
 from polyhead.run import Run
@@ -38,7 +38,7 @@ def run_training(
 
     The lock on the directory keeps a second process out; Ctrl-C and SIGTERM save and end the run in good order.
     """
-    keep_freed_memory()
+    tune_memory()
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     out, checkpoints = recipe.out, recipe.out / "checkpoints"
