@@ -22,7 +22,7 @@ LAYERS = [
     {"nn", "cache", "text"},
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},
-    {"train", "serve", "run"},
+    {"train", "serve", "run", "run_files"},
     {"cli", "demo"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

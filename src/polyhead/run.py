@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +9,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors import torch as safetensors
+from pydantic import ValidationError
 from torch import Tensor
 
 from polyhead.analysis.attention_maps import cross_attention
@@ -26,20 +22,20 @@ from polyhead.generate.search import Hypothesis, pad, search_all
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.run_files import (
+    DIGEST,
+    MODEL_TYPE,
+    SPECIAL_IDS,
+    put_weights,
+    read_config,
+    read_generation,
+    weights_file,
+    write_json,
+)
 from polyhead.text.tokenizer import Tokenizer
-from polyhead.train import checkpoint
-from polyhead.train.files import read_regular, replace_file
-from polyhead.train.tensors import expect
+from polyhead.train.files import replace_file
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-MODEL_TYPE = "polyhead"
-SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-# what Hugging Face's tools read or write in these files, and we do not need: the tokenizer knows its own ids
-FOREIGN = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
-MAX_CONFIG = 1 << 20  # bytes
-DIGEST = "tokenizer_sha256"
-
-log = logging.getLogger(__name__)
 
 
 class PairScore(NamedTuple):
@@ -188,7 +184,7 @@ class Run:
             replace_file(directory / "README.md", facts.encode())
         weights = {name: p.detach().contiguous() for name, p in self.model.named_parameters()}
         metadata = {"format": "pt", DIGEST: self.tokenizer.sha256}
-        replace_file(directory / "model.safetensors", _weights_file(weights, metadata))
+        replace_file(directory / "model.safetensors", weights_file(weights, metadata))
 
     def save_description(self, directory: Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
@@ -201,8 +197,8 @@ class Run:
             "dtype": "float32",
             **ids,
         }
-        _write_json(directory / "config.json", described | self.config.model_dump(mode="json"))
-        _write_json(directory / "generation_config.json", ids | self.generation.model_dump(mode="json"))
+        write_json(directory / "config.json", described | self.config.model_dump(mode="json"))
+        write_json(directory / "generation_config.json", ids | self.generation.model_dump(mode="json"))
         t.save(directory)
         if self.recipe:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())
@@ -222,44 +218,15 @@ def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> R
             [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
         )
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
-    config = _read_config(directory)
+    config = read_config(directory)
     tokenizer = Tokenizer.load(directory)
     model = build(config)
-    _put_weights(model, directory, tokenizer)
+    put_weights(model, directory, tokenizer)
     model = model.to(DTYPES[dtype]).eval()
     if fast:
         packed(model)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
-    return Run(model, tokenizer, _read_generation(directory), recipe)
-
-
-def _read_config(directory: Path) -> ModelConfig:
-    path = directory / "config.json"
-    given = _read_json(path)
-    kind = given.get("model_type")
-    if kind != MODEL_TYPE:
-        raise UserError(f"{path}: model_type is {kind!r}; only {MODEL_TYPE!r} can be loaded")
-    try:
-        return ModelConfig.model_validate(_known(given, ModelConfig, path))
-    except ValidationError as error:
-        raise explain(error, ModelConfig, str(path)) from None
-
-
-def _read_generation(directory: Path) -> GenerationConfig:
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return GenerationConfig()
-    try:
-        return GenerationConfig.model_validate(_known(_read_json(path), GenerationConfig, path))
-    except ValidationError as error:
-        raise explain(error, GenerationConfig, str(path)) from None
-
-
-def _known(given: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
-    """What is given without what other tools add; anything else that we do not know may not be passed over."""
-    for name in given.keys() - model.model_fields.keys() - FOREIGN:
-        raise UserError(f"{path}: {name!r} is not known{nearest(name, model.model_fields)}")
-    return {name: value for name, value in given.items() if name in model.model_fields}
+    return Run(model, tokenizer, read_generation(directory), recipe)
 
 
 def _changed(config: GenerationConfig, changes: dict[str, Any]) -> GenerationConfig:
@@ -267,66 +234,3 @@ def _changed(config: GenerationConfig, changes: dict[str, Any]) -> GenerationCon
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:
         raise explain(error, GenerationConfig) from None
-
-
-def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The weights and the digest of the tokenizer they were trained with, of a finished run or of its newest checkpoint."""
-    path = directory / "model.safetensors"
-    if path.is_file():
-        try:
-            with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(
-                    DIGEST
-                )  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged or cut short: {error}") from None
-    # not checkpoint.newest, which tidies up: the run may be at work, here or elsewhere
-    for step in reversed(checkpoint.steps(directory / "checkpoints")):
-        try:
-            saved = checkpoint.load(directory / "checkpoints" / f"step-{step}")
-        except UserError as error:
-            log.warning("passing over a damaged checkpoint: %s", error)
-            continue
-        return saved.tensors.get("ema", saved.tensors["model"]), saved.extra.get(DIGEST)
-    raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
-
-
-def _put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
-    weights, digest = _read_weights(directory)
-    if digest not in (None, tokenizer.sha256):
-        raise UserError(
-            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"
-        )
-    parameters = dict(model.named_parameters())
-    expect(weights, parameters, f"what was trained in {directory}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}")
-    content = read_regular(path, most=MAX_CONFIG)
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} must hold an object")
-    return value
-
-
-def _weights_file(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """A safetensors file. The library writes metadata in random order; equal weights shall be equal files."""
-    content = safetensors.save(weights)
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(
-        {"__metadata__": metadata} | json.loads(content[8:start]), separators=(",", ":")
-    ).encode()
-    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
-    return len(header).to_bytes(8, "little") + header + content[start:]
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,127 @@
+"""The files of a run directory: how a model, its tokenizer and its settings are written and read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors
+from torch import Tensor
+
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError, explain, nearest
+from polyhead.models import Seq2Seq
+from polyhead.recipe import GenerationConfig
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train import checkpoint
+from polyhead.train.files import read_regular, replace_file
+from polyhead.train.tensors import expect
+
+MODEL_TYPE = "polyhead"
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+# what Hugging Face's tools read or write in these files, and we do not need: the tokenizer knows its own ids
+FOREIGN = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
+MAX_CONFIG = 1 << 20  # bytes
+DIGEST = "tokenizer_sha256"
+
+log = logging.getLogger(__name__)
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """config.json; that of another kind of model, or a key nobody knows, is a UserError."""
+    path = directory / "config.json"
+    given = _read_json(path)
+    kind = given.get("model_type")
+    if kind != MODEL_TYPE:
+        raise UserError(f"{path}: model_type is {kind!r}; only {MODEL_TYPE!r} can be loaded")
+    try:
+        return ModelConfig.model_validate(_known(given, ModelConfig, path))
+    except ValidationError as error:
+        raise explain(error, ModelConfig, str(path)) from None
+
+
+def read_generation(directory: Path) -> GenerationConfig:
+    """generation_config.json, or the defaults where there is none."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return GenerationConfig()
+    try:
+        return GenerationConfig.model_validate(_known(_read_json(path), GenerationConfig, path))
+    except ValidationError as error:
+        raise explain(error, GenerationConfig, str(path)) from None
+
+
+def _known(given: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
+    """What is given without what other tools add; anything else that we do not know may not be passed over."""
+    for name in given.keys() - model.model_fields.keys() - FOREIGN:
+        raise UserError(f"{path}: {name!r} is not known{nearest(name, model.model_fields)}")
+    return {name: value for name, value in given.items() if name in model.model_fields}
+
+
+def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The weights and the digest of the tokenizer they were trained with, of a finished run or of its newest checkpoint."""
+    path = directory / "model.safetensors"
+    if path.is_file():
+        try:
+            with safe_open(path, "pt") as file:
+                names, metadata = file.keys(), file.metadata() or {}
+                return {name: file.get_tensor(name) for name in names}, metadata.get(DIGEST)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path} is damaged or cut short: {error}") from None
+    # not checkpoint.newest, which tidies up: the run may be at work, here or elsewhere
+    for step in reversed(checkpoint.steps(directory / "checkpoints")):
+        try:
+            saved = checkpoint.load(directory / "checkpoints" / f"step-{step}")
+        except UserError as error:
+            log.warning("passing over a damaged checkpoint: %s", error)
+            continue
+        return saved.tensors.get("ema", saved.tensors["model"]), saved.extra.get(DIGEST)
+    raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
+
+
+def put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
+    """The weights of a run into its model; a UserError lists all names and shapes that do not fit."""
+    weights, digest = _read_weights(directory)
+    if digest not in (None, tokenizer.sha256):
+        raise UserError(
+            f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"
+        )
+    parameters = dict(model.named_parameters())
+    expect(weights, parameters, f"what was trained in {directory}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}")
+    content = read_regular(path, most=MAX_CONFIG)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold an object")
+    return value
+
+
+def weights_file(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+    """A safetensors file. The library writes metadata in random order; equal weights shall be equal files."""
+    content = safetensors.save(weights)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(
+        {"__metadata__": metadata} | json.loads(content[8:start]), separators=(",", ":")
+    ).encode()
+    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
+    return len(header).to_bytes(8, "little") + header + content[start:]
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A JSON file, there whole or not at all."""
+    replace_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
