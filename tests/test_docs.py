@@ -1,0 +1,357 @@
+"""What the documentation says is run, parsed, looked up and compared with the code."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import typer
+import yaml
+
+from polyhead import document
+from polyhead.cli import main
+from polyhead.cli.app import VERBS
+from polyhead.cli.keys import keys
+from polyhead.cli.words import type_name, yaml_word
+from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.registry import ALL, Registry
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
+PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
+RECORDED = ("demo.svg", "demo.txt")  # what a run of the demo leaves in docs/
+EXCERPT = re.compile(r"# (src/\S+)\n")
+TINY = {
+    "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 64,
+    "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
+    "generation.max_length_ratio": 1.0, "generation.max_length_extra": 2,
+}  # fmt: skip
+
+
+class Fence(NamedTuple):
+    """A fenced block, and the line it begins on."""
+
+    language: str
+    text: str
+    line: int
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def fences(text: str) -> list[Fence]:
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [Fence(m[1], m[2], text[: m.start()].count("\n") + 1) for m in found]
+
+
+def prose(text: str) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^(#+ .*)$", prose(text), re.M)
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    plain = re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower())
+    return plain.replace(" ", "-")
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The cells of the tables whose head begins with that word, escapes undone."""
+    rows, inside = [], False
+    for line in text.splitlines():
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        inside = bool(cells) and (inside or cells[0] == first)
+        if inside and cells[0] != first and not set(cells[0]) <= set("-: "):
+            rows.append(cells)
+    return rows
+
+
+def section(text: str, title: str) -> str:
+    """What stands under a heading of the second level."""
+    parts = re.split(r"^## (.*)$", text, flags=re.M)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert title in found, f"no section '## {title}'"
+    return found[title]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Every call of ./dev or polyhead in blocks for the shell and in code spans, as words."""
+    spans = re.findall(r"`((?:polyhead|\./dev) [^`]+)`", prose(text))
+    lines = [line for fence in fences(text) if fence.language == "sh" for line in fence.text.splitlines()]
+    for line in [*lines, *spans]:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("|&;<>()"):
+                words.append(word)
+                continue
+            if words and words[0] in ("polyhead", "./dev"):
+                yield words
+            words = []
+
+
+def readme_recipe() -> dict[str, Any]:
+    """The recipe that the README trains with."""
+    (recipe,) = (fence.text for fence in fences((ROOT / "README.md").read_text()) if fence.language == "yaml")
+    tree: dict[str, Any] = document.parse(recipe)
+    return tree
+
+
+def lines_of(rows: list[list[str]]) -> str:
+    return "".join(" ".join(row) + "\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with text, the README's recipe, and a run that the README's command made of it, but tiny."""
+    home = tmp_path_factory.mktemp("docs")
+    words = {
+        "a": "ein",
+        "dog": "hund",
+        "barks": "bellt",
+        "two": "zwei",
+        "red": "rot",
+        "here": "hier",
+        "cat": "katze",
+    }
+    order = [[*words][i * 3 % 7 :] + [*words][: i % 5] for i in range(40)]
+    for split, rows in (("train", order), ("valid", order[:6]), ("test", order[6:9])):
+        (home / f"{split}.en").write_text(lines_of(rows))
+        (home / f"{split}.de").write_text(lines_of([[words[w] for w in row] for row in rows]))
+    shrunk = readme_recipe()
+    for key, value in TINY.items():
+        document.assign(shrunk, key.split("."), value, Recipe)
+    (home / "mine.yaml").write_text(document.write(shrunk))
+    before = Path.cwd()
+    os.chdir(home)
+    try:
+        assert main(["train", "mine.yaml"]) == 0
+    finally:
+        os.chdir(before)
+    return home
+
+
+@pytest.fixture
+def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of it, to stand in; what an example registers is forgotten again."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for registry in ALL:
+        registry.names()
+        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+    threads = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+WITH_PYTHON = [page for page in PAGES if any(f.language == "python" for f in fences(page.read_text()))]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def test_the_examples_run(page: Path, home: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    for fence in fences(page.read_text()):
+        if fence.language == "python" and not EXCERPT.match(fence.text):
+            # blank lines before it, so that a traceback names the line of the page
+            exec(compile("\n" * fence.line + fence.text, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def test_excerpts_stand_in_the_source(page: Path) -> None:
+    for fence in fences(page.read_text()):
+        if cited := EXCERPT.match(fence.text):
+            source = iter((ROOT / cited[1]).read_text().splitlines())
+            for line in filter(None, fence.text.splitlines()[1:]):
+                assert line in source, f"{cited[1]} has no line {line!r} there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_parse(page: Path) -> None:
+    verbs_of_dev = runpy.run_path(str(ROOT / "dev"))["EXTRAS"]
+    for words in commands(page.read_text()):
+        program, verb, *rest = words
+        if program == "./dev":
+            assert verb in verbs_of_dev, words
+        elif not verb.startswith("-"):
+            assert verb in VERBS, words
+            if rest:  # a verb alone is only a mention of it
+                parse(verb, rest)
+
+
+def parse(verb: str, arguments: list[str]) -> None:
+    """Fail if the verb does not take the arguments; changes to a recipe must be a recipe's keys."""
+    app = typer.Typer(add_completion=False)
+    app.command(verb)(import_module(f"polyhead.cli.{VERBS[verb][0]}").run)
+    command = typer.main.get_command(app)
+    try:
+        context = command.make_context(verb, list(arguments))
+    except typer.Exit:  # --keys, --help
+        return
+    if changes := context.params.get("changes"):
+        tree = readme_recipe()
+        for place, value in document.parse_overrides(changes, Recipe):
+            if place[0] == "model" and value == "scalenorm":  # the part of one's own in architecture.md
+                continue
+            document.assign(tree, place, value, Recipe)
+        Recipe.model_validate(tree)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_recipes_are_valid(page: Path) -> None:
+    for fence in fences(page.read_text()):
+        if fence.language == "yaml":
+            given = document.parse(fence.text)
+            base = {"data": {"train": ["a"], "valid": ["b"]}, "train": {"steps": 1}}
+            Recipe.model_validate({key: base.get(key, {}) | given.get(key, {}) for key in base | given})
+
+
+def test_the_recipes_folder_is_listed_and_loads() -> None:
+    listed = (ROOT / "recipes/README.md").read_text()
+    for path in (ROOT / "recipes").glob("*.yaml"):
+        assert f"({path.name})" in listed
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if re.match(r"https?://", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        if path.name in RECORDED and not path.exists():
+            pytest.xfail(f"{path.name} is not recorded yet")
+        assert path.exists(), f"{name(page)} links to {target}, which is not there"
+        if anchor:
+            assert anchor in map(slug, headings(path.read_text())), f"{name(page)}: no heading {target}"
+
+
+def pages_of_parts() -> list[tuple[Registry[Any], str]]:
+    return [(registry, part) for registry in ALL for part in registry.names()]
+
+
+@pytest.mark.parametrize(("registry", "part"), pages_of_parts(), ids=lambda x: getattr(x, "kind", x))
+def test_every_part_has_a_section_with_its_options(registry: Registry[Any], part: str) -> None:
+    page = (ROOT / f"docs/parts/{registry.kind}.md").read_text()
+    rows = table(section(page, part), "option")
+    documented = {row[0].strip("`"): (row[1].strip("`"), row[2].strip("`")) for row in rows}
+    wanted = {
+        option: (type_name(kind), "(required)" if default is inspect.Parameter.empty else yaml_word(default))
+        for option, (kind, default) in registry.options(part).items()
+    }
+    assert documented == wanted
+    assert all(row[3] for row in rows), "an option without a meaning"
+
+
+@pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.kind)
+def test_no_section_is_of_a_part_that_is_gone(registry: Registry[Any]) -> None:
+    page = (ROOT / f"docs/parts/{registry.kind}.md").read_text()
+    assert {h[3:] for h in headings(page) if h.startswith("## ")} == set(registry.names())
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readme_lists_every_part(readme: str) -> None:
+    text = (ROOT / readme).read_text()
+    for registry in ALL:
+        (row,) = [line for line in text.splitlines() if f"(docs/parts/{registry.kind}.md)" in line]
+        named = set(re.findall(r"`(\w+)`", row.split("|")[3]))
+        assert named == set(registry.names()), registry.kind
+
+
+def test_beam_search_lists_every_key_of_decoding() -> None:
+    rows = table((ROOT / "docs/parts/beam_search.md").read_text(), "option")
+    lines = [line.partition("  ")[0] for line in keys(GenerationConfig)]
+    assert [f"{row[0]}: {row[1]} = {row[2]}".replace("`", "") for row in rows] == lines
+
+
+@pytest.mark.parametrize(
+    ("guide", "head", "required"), [("guide.md", "key", "(required)"), ("guide.zh-CN.md", "键", "（必填）")]
+)
+def test_the_guide_lists_every_key_of_a_recipe(guide: str, head: str, required: str) -> None:
+    rows = table((ROOT / "docs" / guide).read_text(), head)
+    wanted = [line.partition("  ")[0] for line in keys()]
+    assert [
+        f"{row[0]}: {row[1]} = {row[2]}".replace("`", "").replace(f" = {required}", "") for row in rows
+    ] == wanted
+    assert all(row[3] for row in rows)
+
+
+def test_the_guide_lists_every_file_of_a_run(trained: Path) -> None:
+    run = trained / "runs/mine"
+    for guide, head in (("guide.md", "file"), ("guide.zh-CN.md", "文件")):
+        listed = " ".join(row[0] + " " + row[1] for row in table((ROOT / "docs" / guide).read_text(), head))
+        for path in run.rglob("*"):
+            inside = path.relative_to(run).as_posix()
+            assert (
+                path.is_dir()
+                or inside.startswith("data/")
+                or f"`{path.name}`" in listed
+                or f"`{inside}`" in listed
+            ), inside
+
+
+def test_the_guide_names_every_column_of_the_metrics(trained: Path) -> None:
+    rows = [json.loads(line) for line in (trained / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    written = {
+        split: {key for row in rows if row["split"] == split for key in row} - {"split"}
+        for split in ("train", "valid")
+    }
+    for guide in ("guide.md", "guide.zh-CN.md"):
+        text = (ROOT / "docs" / guide).read_text()
+        for split, columns in written.items():
+            (listed,) = re.findall(rf'`"split": "{split}"`[^`]*`([a-z_ ]+)`', text)
+            assert set(listed.split()) == columns, (guide, split)
+
+
+@pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
+def test_what_may_change_on_resume_is_what_the_code_lets_change(guide: str) -> None:
+    from polyhead.train.resume import MAY_CHANGE
+
+    text = (ROOT / "docs" / guide).read_text()
+    (paragraph,) = [
+        p
+        for p in text.split("\n\n")
+        if "`train.steps`" in p and "`train.tensorboard`" in p and "--resume" in p and not p.startswith("|")
+    ]
+    assert set(re.findall(r"`(train\.\w+)`", paragraph)) == MAY_CHANGE
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_the_translations_have_the_same_sections_and_examples(ours: str, theirs: str) -> None:
+    a, b = ((ROOT / path).read_text() for path in (ours, theirs))
+    assert [h.split()[0] for h in headings(a)] == [h.split()[0] for h in headings(b)]
+    for one, other in zip(fences(a), fences(b), strict=True):
+        assert one.language == other.language
+        without = [re.sub(r" *# .*", "", fence.text) for fence in (one, other)]
+        assert without[0] == without[1]
+    assert [len(r) for r in re.findall(r"(?:^\|.*\n)+", a, re.M)] or not re.findall(r"^\|", b, re.M)
+    assert len(re.findall(r"^\|", a, re.M)) == len(re.findall(r"^\|", b, re.M)), "tables of different lengths"
+
+
+def test_pages_name_no_machine() -> None:
+    for page in PAGES:
+        assert not re.search(r"(/home/|/root/|/work/|/tmp/|[A-Z]:\\)", page.read_text()), name(page)
+
+
+def test_yaml_of_the_docs_is_plain_yaml() -> None:
+    for page in PAGES:
+        for fence in fences(page.read_text()):
+            if fence.language == "yaml":
+                yaml.safe_load(fence.text)
