@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +126,21 @@ def small_recipe(directory: Path, out: str | Path = "run", **train: Any) -> Reci
                 "root": directory, "train": ["train.de", "train.en"], "valid": ["valid.de", "valid.en"],
                 "source_lang": "de", "target_lang": "en", "cache": directory / "cache",
             },
-            "tokenizer": {"vocab_size": 280},
+            "tokenizer": {"vocab_size": 280} | train.pop("tokenizer", {}),
             "model": model | train.pop("model", {}),
-            "generation": {"beam_size": 2, "max_length_ratio": 1.0, "max_length_extra": 4} | train.pop("generation", {}),
+            "generation": {"beam_size": 1, "max_length_ratio": 1.0, "max_length_extra": 0} | train.pop("generation", {}),
             "train": settings | train,
             "out": directory / out,
         }
     )  # fmt: skip
 
 
-@pytest.fixture
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def unsynced() -> Iterator[None]:
     """No waiting for the disk: a process that is killed loses nothing it has written."""
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
 
 
 @pytest.fixture

@@ -41,9 +41,14 @@ def test_applied_weights_are_taken_back_also_after_an_error() -> None:
     ema = Ema(model, 0.9)
     own = model.weight.detach().clone()
     ema.weights["weight"].fill_(3)
-    with pytest.raises(RuntimeError), ema.applied(model):
-        assert torch.equal(model.weight, torch.full((2, 2), 3.0))
-        raise RuntimeError
+
+    def evaluate() -> None:
+        with ema.applied(model):
+            assert torch.equal(model.weight, torch.full((2, 2), 3.0))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        evaluate()
     assert torch.equal(model.weight, own)
 
 

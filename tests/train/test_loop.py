@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.train.conftest import Notes, Toy, bits, equal, toy_training
 from torch import nn
 
 from polyhead import ModelConfig, build
@@ -21,8 +23,6 @@ from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint
 from polyhead.train.loop import MOST_SKIPPED, Outcome, seed_of, total_steps, train
 from polyhead.train.training import Training, final_weights, regular
-from tests.train.conftest import Notes, Toy, bits, equal, toy_model, toy_training
-
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -117,7 +117,7 @@ def test_any_partition_of_a_batch_gives_the_same_gradients(
     root = tmp_path_factory.mktemp("parts")
     whole, row = gradients([list(range(8))], root / "whole")
     edges = [0, *sorted(cuts), 8]
-    parts, its_row = gradients([order[a:b] for a, b in zip(edges, edges[1:], strict=False)], root / "parts")
+    parts, its_row = gradients([order[a:b] for a, b in pairwise(edges)], root / "parts")
     size = math.sqrt(sum(float(a.square().sum()) for a in whole))
     for a, b in zip(whole, parts, strict=True):  # the bias of the keys has no gradient but rounding
         assert float((a - b).norm()) <= 1e-5 * float(a.norm()) + 1e-8 * size
@@ -141,17 +141,19 @@ def test_long_gradients_are_clipped_and_short_ones_are_not(tmp_path: Path) -> No
 def test_a_batch_without_labels_is_skipped_and_counted(tmp_path: Path) -> None:
     class Empty(Toy):
         def count(self, batch: Any) -> int:
-            return 0 if batch in self.ledger[3:20] else len(batch)
+            return 0 if 3 <= len(self.ledger) - 1 < 20 else len(batch)
 
         def loss(self, model: nn.Module, batch: Any) -> Loss:
-            features, weight = torch.randn(len(batch), 2, 4), torch.randn(6, 4, requires_grad=True)
             if self.count(batch):
                 return super().loss(model, batch)
-            return cross_entropy(features, weight, torch.full((len(batch), 2), -100))
+            features, weight = torch.randn(len(batch), 2, 4), torch.randn(6, 4, requires_grad=True)
+            loss = cross_entropy(features, weight, torch.full((len(batch), 2), -100))
+            assert (float(loss.total), loss.count) == (0, 0)
+            return loss
 
     training, outcome, notes = run(tmp_path, Empty(), config(steps=25))
     assert outcome.how == "done"  # even after more of them in a row than the loss may be infinite
-    assert 10 < training.progress.skipped < 20
+    assert training.progress.skipped == 17
     assert training.progress.in_a_row == 0
     assert notes.series("skipped")[-1] == training.progress.skipped
     assert sum("no label counts" in line for line in notes.said) == training.progress.skipped
@@ -250,7 +252,7 @@ def test_a_run_that_is_stopped_at_any_step_goes_on_as_if_it_had_not_been(tmp_pat
     whole, _, notes = run(tmp_path / "whole", whole_task, settings, steps=steps)
     assert len(whole_task.ledger) == 1 + steps * accumulate
     epochs = [whole_task.ledger[1 + 5 * i : 6 + 5 * i] for i in range(2)]
-    assert all(sorted(sum(epoch, [])) == list(range(14)) for epoch in epochs)
+    assert all(sorted(row for batch in epoch for row in batch) == list(range(14)) for epoch in epochs)
     assert epochs[0] != epochs[1]
     for k in range(1, steps + 1):
         first, second = Toy(), Toy()
@@ -415,6 +417,5 @@ def test_speed_counts_the_labels_of_the_time_since_the_last_row(tmp_path: Path) 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run(tmp_path, Toy(), config(steps=1))
     other = Training(nn.Linear(4, 1), config(), 8, 1)
-    with pytest.raises(UserError, match="does not fit: '0.bias' is missing|'0.bias' is not wanted"):
+    with pytest.raises(UserError, match=r"does not fit: 'bias' is missing; 'weight' is missing; '0\.bias' is not wanted"):
         other.restore(checkpoint.load(tmp_path / "step-1"))
-    assert toy_model()

@@ -1,0 +1,267 @@
+"""Run directories: written, read back, and refused for each thing that can be wrong with one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import polyhead as ph
+from polyhead import Choice, ModelConfig, build
+from polyhead.errors import UserError
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.train import checkpoint
+
+TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark ."]
+GENERATION = GenerationConfig(beam_size=2, max_length_ratio=1.0, max_length_extra=3)
+
+
+def tokenizer(size: int = 300) -> Tokenizer:
+    return train_tokenizer(TEXTS * 5, Choice("bpe"), size)
+
+
+def run(vocab_size: int | None = None, **changes: Any) -> Run:
+    tokens = tokenizer()
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 32} | changes
+    return Run(build(ModelConfig(vocab_size=vocab_size or tokens.vocab_size, **sizes), seed=1), tokens, GENERATION)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "tiny"
+    run().save(directory, "# facts\n")
+    return directory
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "tiny"))
+
+
+def test_what_is_saved_is_loaded(saved: Path) -> None:
+    ours, theirs = run(), ph.load(saved)
+    assert theirs.config == ours.config
+    assert theirs.generation == GENERATION
+    assert theirs.tokenizer.sha256 == ours.tokenizer.sha256
+    assert theirs.recipe is None
+    assert theirs.translate(TEXTS) == ours.translate(TEXTS)
+    assert {path.name for path in saved.iterdir()} == {
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    described = json.loads((saved / "config.json").read_text())
+    tokens = ours.tokenizer
+    assert {name: described[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")} == {
+        "pad_token_id": tokens.pad_id, "bos_token_id": tokens.bos_id,
+        "eos_token_id": tokens.eos_id, "decoder_start_token_id": tokens.bos_id,
+    }  # fmt: skip
+
+
+def test_equal_runs_are_equal_files(saved: Path, tmp_path: Path) -> None:
+    for i in range(4):
+        run().save(tmp_path / str(i), "# facts\n")
+        for path in saved.iterdir():
+            assert (tmp_path / str(i) / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.acceptance("A15")
+@pytest.mark.parametrize(("tying", "matrices"), [("all", 1), ("target", 2), ("none", 3)])
+def test_tied_weights_are_on_disk_once_and_tied_when_read(tying: str, matrices: int, tmp_path: Path) -> None:
+    ours = run(tie_embeddings=tying)
+    ours.save(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+        assert file.metadata()["format"] == "pt"
+    assert shapes.count([ours.config.vocab_size, 16]) == matrices
+    model = ph.load(tmp_path).model
+    places = {p.data_ptr() for p in (model.encoder_embedding.token.weight, model.decoder_embedding.token.weight, model.head.weight)}
+    assert len(places) == matrices
+
+
+def missing(name: str) -> Callable[[Path], None]:
+    return lambda directory: (directory / name).unlink()
+
+
+def edited(name: str, **changes: Any) -> Callable[[Path], None]:
+    def edit(directory: Path) -> None:
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit
+
+
+def written(name: str, content: str) -> Callable[[Path], Any]:
+    return lambda directory: (directory / name).write_text(content)
+
+
+def cut(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def other_tokenizer(directory: Path) -> None:
+    tokenizer(280).save(directory)
+
+
+EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
+    (missing("config.json"), "{0} is not a run directory: it has no config.json"),
+    (missing("tokenizer.json"), "no tokenizer.json in {0} (there: "),
+    (missing("tokenizer_config.json"), "no tokenizer_config.json in {0} (there: "),
+    (missing("model.safetensors"), "{0} holds no model.safetensors and no checkpoint: nothing was trained here yet"),
+    (cut, "{0}/model.safetensors is damaged or cut short: "),
+    (written("model.safetensors", ""), "{0}/model.safetensors is damaged or cut short: "),
+    (written("config.json", "{"), "{0}/config.json is not valid JSON: Expecting property name"),
+    (written("config.json", "[]"), "{0}/config.json must hold an object"),
+    (written("config.json", " " * (1 << 21)), "{0}/config.json has 2097152 bytes; at most 1048576 are read"),
+    (edited("config.json", model_type="marian"), "{0}/config.json: model_type is 'marian'; only 'polyhead' can be loaded"),
+    (written("config.json", "{}"), "{0}/config.json: model_type is None; only 'polyhead' can be loaded"),
+    (edited("config.json", d_model="wide"), "{0}/config.json: d_model: 'wide' is not a whole number"),
+    (edited("config.json", position="ropes"), "{0}/config.json: position: unknown position 'ropes'; did you mean 'rope'?"),
+    (edited("config.json", n_heads=3), "{0}/config.json: d_model (16) must be divisible by n_heads (3)"),
+    (edited("config.json", norm_frist=True), "{0}/config.json: 'norm_frist' is not known; did you mean 'norm_first'?"),
+    (edited("config.json", auto_map={"AutoModel": "modeling.Evil"}), "{0}/config.json: 'auto_map' is not known"),
+    (edited("config.json", d_ff=64), "what was trained in {0} does not fit: "),
+    (edited("config.json", n_layers=2), "what was trained in {0} does not fit: "),
+    (edited("generation_config.json", beam_size=0), "{0}/generation_config.json: beam_size: 0 is out of range"),
+    (edited("generation_config.json", beams=2), "{0}/generation_config.json: 'beams' is not known; did you mean"),
+    (written("recipe.yaml", "train: ["), "{0}/recipe.yaml: line 1"),
+    (other_tokenizer, "{0}/tokenizer.json is not the tokenizer that the model was trained with"),
+    (edited("config.json", vocab_size=301), "what was trained in {0} does not fit: "),
+]
+
+
+@pytest.mark.acceptance("A14", "F3")
+@pytest.mark.parametrize(("spoil", "message"), EVERY_MISTAKE)
+def test_each_thing_that_is_wrong_is_named(spoil: Callable[[Path], Any], message: str, copy: Path) -> None:
+    spoil(copy)
+    with pytest.raises(UserError, match="^" + re.escape(message.replace("{0}", str(copy)))) as error:
+        ph.load(copy)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_shapes_are_named(copy: Path) -> None:
+    edited("config.json", d_ff=64)(copy)
+    with pytest.raises(UserError, match=r"down_proj.weight' is torch.float32 \[16, 32\], wanted torch.float32 \[16, 64\]; "):
+        ph.load(copy)
+
+
+@pytest.mark.acceptance("A14")
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused() -> None:
+    tokens = tokenizer()
+    with pytest.raises(UserError, match=f"the tokenizer has {tokens.vocab_size} tokens, the model only {tokens.vocab_size - 1}:"):
+        run(vocab_size=tokens.vocab_size - 1)
+    assert run(vocab_size=tokens.vocab_size + 7).translate(["ein hund"])  # rows to spare do no harm
+
+
+def test_a_directory_that_is_not_there_has_a_neighbour_with_a_similar_name(saved: Path) -> None:
+    with pytest.raises(UserError, match=r"no run directory '.*tinny'; did you mean 'tiny'\?"):
+        ph.load(saved.parent / "tinny")
+    with pytest.raises(UserError, match="no run directory"):
+        ph.load(saved / "config.json")
+
+
+def test_what_hugging_face_adds_is_passed_over(copy: Path) -> None:
+    edited("config.json", transformers_version="5.0", torch_dtype="float32")(copy)
+    edited("generation_config.json", transformers_version="5.0")(copy)
+    (copy / "README.md").unlink()
+    assert ph.load(copy).generation == GENERATION
+    (copy / "generation_config.json").unlink()
+    assert ph.load(copy).generation == GenerationConfig()
+
+
+def unfinished(directory: Path) -> dict[str, torch.Tensor]:
+    """A run with two checkpoints and no final weights; returns those of the newer one."""
+    (directory / "model.safetensors").unlink()
+    weights = {name: p.detach().clone() for name, p in run().model.named_parameters()}
+    digest = {"tokenizer_sha256": tokenizer().sha256}
+    for step in (9, 10):
+        weights = {name: w + 0.25 for name, w in weights.items()}
+        checkpoint.save(directory / "checkpoints", step, {"model": weights}, {}, extra=digest)
+    return weights
+
+
+def test_an_unfinished_run_has_the_weights_of_its_newest_checkpoint(copy: Path) -> None:
+    weights = unfinished(copy)
+    model = ph.load(copy).model
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    averages = {name: w * 2 for name, w in weights.items()}
+    checkpoint.save(copy / "checkpoints", 11, {"model": weights, "ema": averages}, {}, extra={})
+    assert all(torch.equal(p, averages[name]) for name, p in ph.load(copy).model.named_parameters())
+
+
+def test_reading_a_run_at_work_disturbs_nothing(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unfinished(copy)
+    (copy / "checkpoints" / "step-10" / "model.safetensors").write_bytes(b"torn")
+    half = copy / "checkpoints" / "step-12.tmp-999999-1"  # of a process on another machine, perhaps
+    half.mkdir()
+    ph.load(copy)
+    assert half.is_dir()
+    assert "passing over a damaged checkpoint" in caplog.text
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(copy: Path) -> None:
+    unfinished(copy)
+    other_tokenizer(copy)
+    with pytest.raises(UserError, match="is not the tokenizer that the model was trained with"):
+        ph.load(copy)
+
+
+def test_scores_are_the_sums_of_the_logits_one_pair_at_a_time(saved: Path) -> None:
+    loaded = ph.load(saved)
+    sources = ["ein hund", "zwei hunde bellen . ein hund", "hund", "", "zwei"]
+    targets = ["a dog barks", "dogs", "", "two dogs bark . a dog", "two"]
+    t = loaded.tokenizer
+    wanted = []
+    with torch.inference_mode():
+        for source, target in zip(sources, targets, strict=True):
+            x, y = (t.encode([text])[0] for text in (source, target))
+            log_p = loaded.model(torch.tensor([[*x, t.eos_id]]), torch.tensor([[t.bos_id, *y]])).log_softmax(-1)[0]
+            wanted.append((sum(float(log_p[i, token]) for i, token in enumerate([*y, t.eos_id])), len(y) + 1))
+    for budget in (2048, 20, 1):  # all in one batch, some, one by one
+        scores = loaded.score(sources, targets, batch_tokens=budget)
+        assert [s.tokens for s in scores] == [n for _, n in wanted]
+        assert [s.log_prob for s in scores] == pytest.approx([p for p, _ in wanted], rel=1e-5)
+    mean = sum(p for p, _ in wanted) / sum(n for _, n in wanted)
+    assert loaded.perplexity(sources, targets) == pytest.approx(math.exp(-mean), rel=1e-5)
+    assert loaded.score([], []) == []
+
+
+def test_pairs_that_cannot_be_scored_are_named(saved: Path) -> None:
+    loaded = ph.load(saved)
+    with pytest.raises(UserError, match="1 sources and 2 targets: they must be line by line"):
+        loaded.score(["a"], ["a", "b"])
+    with pytest.raises(UserError, match=r"pair 2 has \d+ tokens; this model's max_len is 32"):
+        loaded.score(["a", "b"], ["a", "zz " * 40])
+
+
+def test_changes_of_one_call_do_not_stay(saved: Path) -> None:
+    loaded = ph.load(saved)
+    assert len(loaded.translate(["ein hund"], n_best=2)[0]) == 2
+    assert loaded.generation == GENERATION
+    with pytest.raises(UserError, match="beam_sise: unknown key; did you mean 'beam_size'"):
+        loaded.translate(["ein hund"], beam_sise=3)
+
+
+def test_attention_has_a_row_for_each_target_token_and_sums_to_one(saved: Path) -> None:
+    loaded = ph.load(saved)
+    source, target, weights = loaded.attention("ein hund", "a dog")
+    assert weights.shape == (1, 2, len(target), len(source))
+    assert (source[-1], target[-1]) == ("■", "■")
+    assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
+
+
+def test_evaluation_scores_what_is_translated(saved: Path) -> None:
+    loaded = ph.load(saved)
+    outputs = loaded.translate(TEXTS[:2])
+    evaluation = loaded.evaluate(TEXTS[:2], outputs)
+    assert evaluation.outputs == outputs
+    assert [score.name for score in evaluation.scores] == ["bleu", "bleu-lc", "chrf"]

@@ -1,0 +1,279 @@
+"""From a recipe to a finished directory: what is learned, what is written, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.conftest import Notes, small_recipe
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe, load_recipe
+from polyhead.train import checkpoint
+from polyhead.train.pipeline import run_training
+from polyhead.train.reporting import read_metrics
+from polyhead.train.signals import stop_on_signal
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+TEN = {
+    "ein hund bellt .": "a dog is barking .",
+    "zwei katzen schlafen auf dem sofa .": "two cats sleep on the sofa .",
+    "der mann liest ein buch .": "the man reads a book .",
+    "eine frau singt .": "a woman sings .",
+    "kinder spielen im park und lachen .": "children play in the park and laugh .",
+    "es regnet heute .": "it is raining today .",
+    "das auto ist rot .": "the car is red .",
+    "wir trinken tee .": "we drink tea .",
+    "sie schreibt einen langen brief an ihre mutter .": "she writes a long letter to her mother .",
+    "guten morgen": "good morning",
+}
+
+
+@pytest.fixture(scope="module")
+def learned(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ph.Run, Notes]:
+    """Ten sentences, learned by heart."""
+    place = tmp_path_factory.mktemp("ten")
+    for split in ("train", "valid"):
+        (place / f"{split}.de").write_text("".join(f"{line}\n" for line in TEN))
+        (place / f"{split}.en").write_text("".join(f"{line}\n" for line in TEN.values()))
+    recipe = small_recipe(
+        place, steps=120, max_tokens=400, accumulate=1, lr=1e-2, ema=None, log_every=40, eval_every=60, save_every=60,
+        eval_bleu=True, model={"d_model": 32, "dropout": 0.0, "d_ff": 64, "max_len": 64},
+        generation={"beam_size": 3, "max_length_ratio": 2.0, "max_length_extra": 20}, tokenizer={"vocab_size": 300},
+    )  # fmt: skip
+    notes = Notes()
+    run, outcome = run_training(recipe, report=notes)
+    assert (outcome.how, outcome.step) == ("done", 120)
+    return recipe.out, run, notes
+
+
+@pytest.mark.acceptance("A13")
+def test_ten_sentences_are_learned_by_heart_and_every_output_ends(learned: tuple[Path, ph.Run, Notes]) -> None:
+    _, run, notes = learned
+    assert run.translate(list(TEN)) == list(TEN.values())
+    assert run.translate(list(TEN), beam_size=1) == list(TEN.values())
+    (eos,) = {run.tokenizer.eos_id}
+    for source, target in TEN.items():
+        (best,) = run.hypotheses([source])[0]
+        wanted = run.tokenizer.encode([target])[0]
+        assert best.tokens == wanted  # shorter than the limit of twice the source and 20: the end was said
+        ids = torch.tensor([[run.tokenizer.bos_id, *wanted]])
+        with torch.inference_mode():
+            logits = run.model(torch.tensor([[*run.tokenizer.encode([source])[0], eos]]), ids)
+        assert int(logits[0, -1].argmax()) == eos
+        assert float(logits.softmax(-1)[0, -1, eos]) > 0.8  # smoothing keeps it from 1
+    assert notes.series("bleu", "valid")[-1] == pytest.approx(100)
+    assert notes.series("chrf", "valid")[-1] == pytest.approx(100)
+    assert any(line.startswith("valid bleu: 100.00 (nrefs:1|case:mixed") for line in notes.said)
+
+
+@pytest.mark.acceptance("A15")
+def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Path, ph.Run, Notes]) -> None:
+    out, run, _ = learned
+    files = {"README.md", "config.json", "generation_config.json", "metrics.jsonl", "model.safetensors", "recipe.yaml",
+             "tokenizer.json", "tokenizer_config.json", "checkpoints"}  # fmt: skip
+    assert {path.name for path in out.iterdir()} == files
+    loaded = ph.load(out)
+    assert loaded.translate(list(TEN)) == run.translate(list(TEN))
+    ours, theirs = dict(run.model.named_parameters()), dict(loaded.model.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert loaded.model.head.weight.data_ptr() == loaded.model.encoder_embedding.token.weight.data_ptr()
+    assert (loaded.generation, loaded.recipe) == (run.generation, run.recipe)
+    assert not loaded.model.training
+    assert load_recipe(out / "recipe.yaml") == run.recipe
+    assert {row["split"] for row in read_metrics(out / "metrics.jsonl")} == {"train", "valid"}
+    card = (out / "README.md").read_text()
+    assert "| valid bleu | 100.00 (nrefs:1" in card
+    assert "| weights | checkpoint 120 |" in card
+
+
+def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
+    """The signal itself, between two steps of a run in this process."""
+
+    class Impatient(Notes):
+        def train(self, row: Any) -> None:
+            super().train(row)
+            if row["step"] == 5:
+                signal.raise_signal(signal.SIGTERM)
+
+    recipe, notes = small_recipe(corpus, steps=9, log_every=1), Impatient()
+    before = signal.getsignal(signal.SIGTERM)
+    _, outcome = run_training(recipe, report=notes)
+    assert (outcome.how, outcome.step) == ("interrupted", 5)
+    assert signal.getsignal(signal.SIGTERM) is before
+    on = f"go on with: polyhead train {recipe.out}/recipe.yaml --resume"
+    assert notes.said[-2:] == ["stopping after this step; once more stops at once, without saving", f"saved at step 5; {on}"]
+    assert not (recipe.out / "model.safetensors").exists()
+    assert ph.load(recipe.out).translate(["ein hund"])  # of the newest checkpoint
+    _, outcome = run_training(load_recipe(recipe.out / "recipe.yaml"), resume=True, report=Notes())
+    assert (outcome.how, outcome.step) == ("done", 9)
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    said: list[str] = []
+    with stop_on_signal(said.append) as stopped:
+        assert not stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert len(said) == 1
+
+
+def test_a_run_in_another_thread_leaves_signals_alone() -> None:
+    answers = []
+
+    def ask() -> None:
+        with stop_on_signal(print) as stopped:
+            answers.append(stopped())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert answers == [False]
+
+
+@pytest.mark.acceptance("A7")
+def test_a_rate_beyond_reason_ends_with_code_2_and_without_a_bad_checkpoint(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = small_recipe(corpus, lr=1e20, save_every=1, schedule={"name": "constant"}, ema=None)
+    (corpus / "wild.yaml").write_text(recipe.dump_yaml())
+    assert main(["train", str(corpus / "wild.yaml")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"^polyhead: .* at step \d+; (the last good checkpoint is|there is no good checkpoint)", said)
+    for step in checkpoint.steps(recipe.out / "checkpoints"):
+        weights = checkpoint.load(recipe.out / "checkpoints" / f"step-{step}").tensors["model"]
+        assert all(torch.isfinite(w).all() for w in weights.values())
+    assert not (recipe.out / "model.safetensors").exists()
+
+
+@pytest.mark.acceptance("A7")
+def test_a_run_that_ends_before_it_is_found_to_have_diverged_is_no_success(corpus: Path) -> None:
+    recipe = small_recipe(corpus, lr=1e20, steps=4, schedule={"name": "constant"}, ema=None)
+    with pytest.raises(UserError, match=r"no finite loss on the validation text|the weights are not finite"):
+        run_training(recipe, report=Notes())
+    assert not (recipe.out / "model.safetensors").exists()
+
+
+def begun(corpus: Path, **train: Any) -> Recipe:
+    recipe = small_recipe(corpus, **{"steps": 4, **train})
+    run_training(recipe, report=Notes())
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 1e-4}, "--resume: train.lr differs from the run's own recipe; use "),
+        ({"seed": 2, "accumulate": 1}, "--resume: train.accumulate, train.seed differ from the run's own recipe"),
+        ({"model": {"d_ff": 64}}, "--resume: model.d_ff differs from"),
+    ],
+)
+def test_a_resumed_recipe_with_other_keys_is_refused(change: dict[str, Any], message: str, corpus: Path) -> None:
+    begun(corpus, steps=2)
+    with pytest.raises(UserError, match=re.escape(message)):
+        run_training(small_recipe(corpus, **{"steps": 2, **change}), resume=True, report=Notes())
+
+
+def test_more_steps_continue_a_run_unless_they_would_change_its_past(corpus: Path) -> None:
+    begun(corpus, steps=3)
+    notes = Notes()
+    _, outcome = run_training(small_recipe(corpus, steps=6), resume=True, report=notes)
+    assert outcome.step == 6
+    assert "resumed at step 3 of 6" in notes.said
+    cosine = {"schedule": {"name": "cosine", "warmup": 1}, "out": "cosine"}
+    begun(corpus, steps=3, **cosine)
+    with pytest.raises(UserError, match=r"began with 3 steps; with 6 the schedule 'cosine' would have given the 3 steps done"):
+        run_training(small_recipe(corpus, **{"steps": 6, **cosine}), resume=True, report=Notes())
+
+
+def edit_text(corpus: Path) -> None:
+    path = corpus / "train.en"
+    path.write_text(path.read_text().replace("dog", "cow", 1))
+
+
+def edit_tokenizer(corpus: Path) -> None:
+    other = small_recipe(corpus, "other", steps=1).model_copy()
+    run_training(other.model_copy(update={"tokenizer": other.tokenizer.model_copy(update={"vocab_size": 270})}), report=Notes())
+    (corpus / "run" / "tokenizer.json").write_bytes((corpus / "other" / "tokenizer.json").read_bytes())
+
+
+@pytest.mark.acceptance("A14")
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (edit_text, "--resume: the train text, its columns or data.max_len are not those that the run began with"),
+        (edit_tokenizer, "tokenizer.json is not the tokenizer that "),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_text_or_tokens(edit: Callable[[Path], None], message: str, corpus: Path) -> None:
+    recipe = begun(corpus, steps=2)
+    edit(corpus)
+    with pytest.raises(UserError, match=re.escape(message)):
+        run_training(recipe, resume=True, report=Notes())
+
+
+def test_a_directory_with_a_run_is_not_overwritten(corpus: Path) -> None:
+    recipe = begun(corpus, steps=2)
+    with pytest.raises(UserError, match=re.escape(f"{recipe.out} already holds a run; go on with --resume, or choose")):
+        run_training(recipe, report=Notes())
+
+
+def test_a_start_that_failed_leaves_nothing_that_a_new_one_would_take_over(corpus: Path) -> None:
+    """A tokenizer of an attempt without a checkpoint is of that attempt's recipe, not of the next one's."""
+    recipe = small_recipe(corpus, steps=2)
+    with pytest.raises(UserError, match="max_tokens is 3"):
+        run_training(small_recipe(corpus, steps=2, max_tokens=3), report=Notes())
+    smaller = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocab_size": 266})})
+    run, _ = run_training(smaller, report=Notes())
+    assert run.tokenizer.vocab_size == 266
+
+
+def test_files_that_are_missing_are_told_before_a_directory_is_made(corpus: Path) -> None:
+    recipe = small_recipe(corpus)
+    lacking = recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": ["test.de", "train.en"]})})
+    with pytest.raises(UserError, match=r"data.test: no file 'test.de'"):
+        run_training(lacking, report=Notes())
+    assert not recipe.out.exists()
+
+
+@pytest.mark.acceptance("A8")
+def test_validation_pairs_longer_than_a_batch_are_told_at_the_start(corpus: Path) -> None:
+    for side in ("de", "en"):
+        (corpus / f"valid.{side}").write_text("ein hund " * 10 + "\n")
+    recipe = small_recipe(corpus, max_tokens=20, model={"max_len": 256})
+    notes = Notes()
+    with pytest.raises(UserError, match="max_tokens is 20, but row 0 alone has"):
+        run_training(recipe, report=notes)
+    assert notes.rows == []
+
+
+def test_sentences_longer_than_the_model_are_skipped_and_counted(corpus: Path) -> None:
+    for side in ("de", "en"):
+        with (corpus / f"train.{side}").open("a") as file:
+            file.write("hund " * 60 + "\n")
+    notes = Notes()
+    run_training(small_recipe(corpus, steps=1, max_tokens=400), report=notes)  # max_len 32
+    assert "train: train.de + train.en: 40 of 41 pairs; skipped 1 overlong (first: line 41)" in notes.said
+
+
+def test_the_end_of_a_run_is_written_in_its_config(corpus: Path) -> None:
+    recipe = begun(corpus, steps=2, average=2, keep=2, save_every=1)
+    assert "| weights | mean of the checkpoints 1, 2 |" in (recipe.out / "README.md").read_text()
+    several = [checkpoint.load(recipe.out / "checkpoints" / f"step-{s}").tensors["model"] for s in (1, 2)]
+    for name, p in ph.load(recipe.out).model.named_parameters():
+        assert torch.allclose(p.double(), (several[0][name].double() + several[1][name]) / 2, rtol=1e-6, atol=1e-9)
+    config = json.loads((recipe.out / "config.json").read_text())
+    assert (config["model_type"], config["vocab_size"]) == ("polyhead", ph.load(recipe.out).tokenizer.vocab_size)
