@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 
 def interleaved(
@@ -21,6 +25,33 @@ def interleaved(
             run()
             seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+@contextmanager
+def apart(builders: Mapping[str, Callable[[Any], Callable[[], object]]], options: Any) -> Iterator[dict[str, Callable[[], Any]]]:
+    """Each contestant in a process of its own, as its users run it: a builder makes there what a call runs."""
+    context = get_context("spawn")
+    calls: dict[str, Callable[[], Any]] = {}
+    processes = []
+    for name, builder in builders.items():
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(builder, options, theirs), daemon=True)
+        process.start()
+        processes.append(process)
+        assert ours.recv() == "ready"
+        calls[name] = lambda ours=ours: (ours.send("go"), ours.recv())[1]  # type: ignore[misc]
+    try:
+        yield calls
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _serve(builder: Callable[[Any], Callable[[], object]], options: Any, pipe: Connection) -> None:
+    run = builder(options)
+    pipe.send("ready")
+    while pipe.recv():
+        pipe.send(run())
 
 
 def ratio(slower: list[float], faster: list[float]) -> float:

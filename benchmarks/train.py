@@ -23,6 +23,7 @@ from polyhead.data.cldr import write_corpus
 from polyhead.data.collate import Batch, collate
 from polyhead.data.corpus import open_corpus, texts
 from polyhead.data.store import PairStore
+from polyhead.fast.memory import tune_memory
 from polyhead.models import Seq2Seq, build, preset
 from polyhead.nn.loss import IGNORED, cross_entropy
 from polyhead.registry import Choice
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    tune_memory()  # as the command line does; the peers of this process have it too
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer, batches = some_batches(options, Path(folder))

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from peers import marian
-from timing import interleaved, ratio, table
-from torch import Tensor
+from timing import apart, interleaved, ratio, table
+from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.analysis.metrics import bleu
+from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
 from polyhead.models import Seq2Seq, build, preset
@@ -25,6 +27,7 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 def main() -> None:
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,6 +39,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--tune-peers", action="store_true", help="give Hugging Face Polyhead's memory settings too")
     parser.add_argument("--run", type=Path, help="a trained run; needs --source and --reference")
     parser.add_argument("--source", type=Path)
     parser.add_argument("--reference", type=Path)
@@ -45,57 +49,88 @@ def main() -> None:
 
 
 def equal_lengths(options: argparse.Namespace) -> None:
-    """Random weights; every output has the same length, so only speed differs."""
-    model = build(preset(options.preset, options.vocab_size), seed=1).eval()
-    torch.manual_seed(2)
-    source = torch.randint(5, options.vocab_size, (options.batch, options.source_len))
-    theirs, half, plain = (
-        marian(model, PAD, BOS, EOS).eval(),
-        build(model.config).eval(),
-        build(model.config).eval(),
-    )
-    plain.load_state_dict(model.state_dict())
-    half.load_state_dict(model.state_dict())
-    their_half = marian(model, PAD, BOS, EOS).eval().bfloat16()
-    packed(half.bfloat16())
-    packed(model)
-    n = options.new_tokens
+    """Random weights, the same for all; every output has the same length, so only speed differs."""
+    systems = {
+        "Hugging Face fp32": hugging_face_fp32,
+        "Polyhead fp32, not packed": plain_fp32,
+        "Polyhead fp32": polyhead_fp32,
+        "Hugging Face bf16": hugging_face_bf16,
+        "Polyhead bf16": polyhead_bf16,
+    }
+    with apart(systems, options) as calls:
+        theirs = calls["Hugging Face fp32"]()
+        same = sum(a == b for a, b in zip(calls["Polyhead fp32"](), theirs, strict=True))
+        print(f"fp32 outputs equal to Hugging Face's: {same} of {options.batch}")
+        seconds = interleaved(calls, options.rounds)
+    tokens = options.batch * options.new_tokens
+    rows = [["system", "tokens/s", "times Hugging Face fp32"]]
+    for name, times in seconds.items():
+        rows.append([name, f"{tokens / statistics.median(times):,.0f}", f"{ratio(seconds['Hugging Face fp32'], times):.2f}"])
+    memory = ", Hugging Face with Polyhead's memory settings" if options.tune_peers else ""
+    print(f"{options.preset}, batch {options.batch}, beam {options.beam}, {options.source_len} tokens in, {options.new_tokens} out, "
+          f"{options.threads} threads, medians of {options.rounds} interleaved rounds, a process each{memory}")  # fmt: skip
+    print(table(rows))
 
-    def ours_do(model: Seq2Seq) -> list[list[int]]:
+
+Outputs = Callable[[], list[list[int]]]
+
+
+def hugging_face_fp32(options: argparse.Namespace) -> Outputs:
+    """generate() of MarianMTModel."""
+    return theirs_of(options, torch.float32)
+
+
+def hugging_face_bf16(options: argparse.Namespace) -> Outputs:
+    """The same with bf16 weights."""
+    return theirs_of(options, torch.bfloat16)
+
+
+def plain_fp32(options: argparse.Namespace) -> Outputs:
+    """Beam search of Polyhead on the model as it was trained."""
+    return ours_of(options, lambda model: model)
+
+
+def polyhead_fp32(options: argparse.Namespace) -> Outputs:
+    """The same with packed weights, as `polyhead translate` does it."""
+    return ours_of(options, packed)
+
+
+def polyhead_bf16(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate --dtype bf16`."""
+    return ours_of(options, lambda model: packed(model.bfloat16()))
+
+
+def theirs_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
+    """What one call of a Hugging Face process does."""
+    if options.tune_peers:
+        tune_memory()
+    model, source = prepare(options)
+    theirs, n = marian(model, PAD, BOS, EOS).eval().to(dtype), options.new_tokens
+    return lambda: hugging_face(theirs, source, torch.ones_like(source), options.beam, n, n)
+
+
+def ours_of(options: argparse.Namespace, change: Callable[[Seq2Seq], nn.Module]) -> Outputs:
+    """What one call of a Polyhead process does."""
+    tune_memory()  # as every verb of the command line does
+    model, source = prepare(options)
+    model, n = change(model), options.new_tokens
+
+    def translate() -> list[list[int]]:
         found = beam_search(
             model, source, None, bos_id=BOS, eos_id=EOS, beam_size=options.beam, max_new_tokens=[n] * len(source),
             min_new_tokens=n,
         )  # fmt: skip
         return [best[0].tokens for best in found]
 
-    def theirs_do(model: torch.nn.Module) -> list[list[int]]:
-        return hugging_face(model, source, torch.ones_like(source), options.beam, n, n)
+    return translate
 
-    same = sum(a == b for a, b in zip(ours_do(model), theirs_do(theirs), strict=True))
-    print(f"fp32 outputs equal to Hugging Face's: {same} of {options.batch}")
-    seconds = interleaved(
-        {
-            "Hugging Face fp32": lambda: theirs_do(theirs),
-            "Polyhead fp32, not packed": lambda: ours_do(plain),
-            "Polyhead fp32": lambda: ours_do(model),
-            "Hugging Face bf16": lambda: theirs_do(their_half),
-            "Polyhead bf16": lambda: ours_do(half),
-        },
-        options.rounds,
-    )
-    tokens = options.batch * n
-    rows = [["system", "tokens/s", "times Hugging Face fp32"]]
-    for name, times in seconds.items():
-        rows.append(
-            [
-                name,
-                f"{tokens / statistics.median(times):,.0f}",
-                f"{ratio(seconds['Hugging Face fp32'], times):.2f}",
-            ]
-        )
-    print(f"{options.preset}, batch {options.batch}, beam {options.beam}, {options.source_len} tokens in, {n} out, "
-          f"{options.threads} threads, medians of {options.rounds} interleaved rounds")  # fmt: skip
-    print(table(rows))
+
+def prepare(options: argparse.Namespace) -> tuple[Seq2Seq, Tensor]:
+    """The same weights and sources in every process."""
+    torch.set_num_threads(options.threads)
+    model = build(preset(options.preset, options.vocab_size), seed=1).eval()
+    torch.manual_seed(2)
+    return model, torch.randint(5, options.vocab_size, (options.batch, options.source_len))
 
 
 def trained(options: argparse.Namespace) -> None:

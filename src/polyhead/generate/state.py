@@ -95,7 +95,7 @@ class State:
         pos = torch.full((len(tokens), 1), self.step, device=device)
         self.cache.begin(range(len(tokens)), pos)
         fed = torch.from_numpy(tokens).to(device)[:, None]
-        logits = self.model.decode(fed, pos, self.cache, self.memory)[:, -1].float()
+        logits = self.model.decode(fed, pos, self.cache, self.memory)[:, -1]
         banned = rules.eos_id if self.step < rules.min_new_tokens else None
         forced = forced_tokens(rules.prefix, self.step, len(tokens) // len(rules.prefix), device)
         values, ids = likeliest(logits, k, banned, forced)

@@ -18,12 +18,13 @@ def likeliest(
     """The k best next tokens of each row, (N, V) -> log-probabilities (N, k), best first, and ids (N, k).
 
     ``banned`` is a token that may not come. ``forced`` (N,) is the token that must come, -1 for any. What is
-    forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back.
+    forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back. Logits may
+    be of any precision; probabilities are fp32.
     """
     k, rows = min(k, logits.size(1)), max(1, CHUNK // logits.size(1))
     found = []
     for start in range(0, len(logits), rows):
-        log_probs = logits[start : start + rows].log_softmax(-1)
+        log_probs = logits[start : start + rows].log_softmax(-1, dtype=torch.float32)
         if banned is not None:
             log_probs[:, banned] = float("-inf")
         if forced is not None:
