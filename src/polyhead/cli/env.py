@@ -11,7 +11,7 @@ from pathlib import Path
 import polyhead
 
 LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "sacrebleu", "pyyaml")
-EXTRAS = {"demo": "babel", "plot": "matplotlib", "board": "tensorboard", "hf": "transformers"}
+EXTRAS = {"demo": "babel", "board": "tensorboard", "hf": "transformers"}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
 
