@@ -16,7 +16,7 @@ import typer
 from polyhead.errors import UserError
 
 DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-EXTRAS = {"babel": "demo", "matplotlib": "plot", "tensorboard": "board", "transformers": "hf"}
+EXTRAS = {"babel": "demo", "tensorboard": "board", "transformers": "hf"}
 _PATH_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
 
