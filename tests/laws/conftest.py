@@ -18,7 +18,7 @@ NEEDS: dict[str, dict[str, Any]] = {}
 """Options that a part cannot do without: its name -> an example of them."""
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "softmax": [{"window": 3}, {"qk_norm": True, "scale": 0.3, "bias": False}],
+    "softmax": [{"window": 2}, {"qk_norm": True, "scale": 0.3, "bias": False}],
     "rope": [{"theta": 100.0}],
 }
 """Options that change what a part does and are worth the laws of their own."""

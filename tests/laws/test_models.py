@@ -44,7 +44,7 @@ def stepwise(model, pairs, choice, widths):
     return out
 
 
-@pytest.mark.acceptance("C1")
+@pytest.mark.acceptance("C6")
 @pytest.mark.parametrize("widths", [[1], [4], [5, 1, 2]], ids=["one by one", "chunks", "prefill then few"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_stepping_with_a_cache_equals_the_whole(model, pairs, cache, widths):

@@ -148,7 +148,7 @@ def test_masks_together_equal_deleting_what_they_hide(path):
             torch.testing.assert_close(out[row, :, t], alone[0, :, 0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.acceptance("A3", "A4")
+@pytest.mark.acceptance("A3")
 def test_huge_numbers_behind_a_mask_change_nothing(path):
     """Masked scores are -inf, not large negative numbers that other large numbers outweigh."""
     q, kv = drawn()
