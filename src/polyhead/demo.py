@@ -17,6 +17,7 @@ from polyhead.data.cldr import find_locale, write_corpus
 from polyhead.data.corpus import read_pairs
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
+from polyhead.registry import Choice
 from polyhead.run import Run, load
 from polyhead.train import checkpoint
 from polyhead.train.files import remove
@@ -196,11 +197,15 @@ def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[st
         "Perplexity": {"of a validation token": f"{best['ppl']:.3f}"},
         "Vocabulary": {"size": f"{run.tokenizer.vocab_size:,} tokens, shared by both languages"},
         "Signatures": {name: score.signature for name, score in named(judged.scores).items()},
-        "Recipe": {
-            name: str(values) for name, values in recipe.model_dump(mode="json").items() if name in SETTINGS
-        },
+        "Recipe": {section: settings(recipe, section) for section in SETTINGS},
         "Versions": f"polyhead {version('polyhead')}, torch {version('torch')}, babel {version('babel')}",
     }
+
+
+def settings(recipe: Recipe, section: str) -> str:
+    """What the demo chose in a section of its recipe, as a person would say it."""
+    values = {key: getattr(getattr(recipe, section), key) for key in SETTINGS[section]}
+    return ", ".join(f"{key} {v.name if isinstance(v, Choice) else v}" for key, v in values.items())
 
 
 def named(scores: Sequence[Score]) -> dict[str, Score]:
