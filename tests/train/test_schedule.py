@@ -27,6 +27,13 @@ def test_inverse_sqrt_is_noam_with_its_peak_given() -> None:
     assert rates("inverse_sqrt", warmup=10) == pytest.approx([r / peak for r in noam], rel=1e-12)
 
 
+def test_inverse_sqrt_falls_to_zero_over_its_cooldown() -> None:
+    factor = SCHEDULE.build(Choice("inverse_sqrt", warmup=10, cooldown=0.2), 64, 100)
+    plain = SCHEDULE.build(Choice("inverse_sqrt", warmup=10), 64, 100)
+    shares = [factor(step) / plain(step) for step in (1, 50, 80, 81, 82, 91, 100)]
+    assert shares == pytest.approx([1, 1, 1, 1, 0.95, 0.5, 0.05], rel=1e-12)
+
+
 def test_constant_stays_at_the_peak_after_warming_up() -> None:
     assert rates("constant") == [1.0] * len(STEPS)
     assert rates("constant", warmup=10) == [0.1, 0.2, 0.7] + [1.0] * 8

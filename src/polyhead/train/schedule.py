@@ -23,9 +23,17 @@ def noam(d_model: int, steps: int, *, warmup: int = 4000) -> Schedule:
 
 
 @SCHEDULE.register("inverse_sqrt")
-def inverse_sqrt(d_model: int, steps: int, *, warmup: int = 4000) -> Schedule:
-    """Linear warm-up to the peak, then peak * sqrt(warmup / step): noam with the peak as its parameter."""
-    return lambda step: min(_warm(step, warmup), (max(warmup, 1) / step) ** 0.5)
+def inverse_sqrt(d_model: int, steps: int, *, warmup: int = 4000, cooldown: float = 0.0) -> Schedule:
+    """Linear warm-up to the peak, then peak * sqrt(warmup / step): noam with the peak as its parameter.
+
+    Over the last ``cooldown`` share of the steps it also falls linearly to zero.
+    """
+
+    def factor(step: int) -> float:
+        left = min(1.0, (steps - step + 1) / (cooldown * steps)) if cooldown else 1.0
+        return min(_warm(step, warmup), (max(warmup, 1) / step) ** 0.5) * left
+
+    return factor
 
 
 @SCHEDULE.register("cosine")
