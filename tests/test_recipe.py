@@ -94,7 +94,7 @@ def test_every_key_is_described() -> None:
         ("model.position=rope", "model.position", Choice("rope", theta=1e4)),
         ("model.position.name=rope", "model.position", Choice("rope", theta=1e4)),
         ("model.position={name: rope, theta: 5e5}", "model.position", Choice("rope", theta=5e5)),
-        ("train.schedule.warmup=10", "train.schedule", Choice("inverse_sqrt", warmup=10)),
+        ("train.schedule.warmup=10", "train.schedule", Choice("inverse_sqrt", warmup=10, cooldown=0.0)),
         ("generation.cache=static", "generation.cache", CACHE.check(Choice("static"))),
         ("out=runs/other", "out", Path("runs/other")),
     ],
