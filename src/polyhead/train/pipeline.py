@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -29,28 +29,38 @@ from polyhead.train.tasks.translation import Measure, Translation
 from polyhead.train.training import Training, final_weights
 
 SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
+Judge = Callable[[Run, Translation], dict[str, str]]
+"""Measures the final weights of a run: facts for its README.md."""
 
 
 def run_training(
-    recipe: Recipe, *, resume: bool = False, report: Reporter | None = None
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    report: Reporter | None = None,
+    tokenizer: Tokenizer | None = None,
+    judge: Judge | None = None,
 ) -> tuple[Run, Outcome]:
     """Do all that a recipe says. A run that was interrupted goes on with ``resume`` as if it had not been.
 
     The lock on the directory keeps a second process out; Ctrl-C and SIGTERM save and end the run in good order.
+    A ``tokenizer`` that is given is not trained anew; ``judge`` measures the result in place of ``scores``.
     """
     tune_memory()
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     out, checkpoints = recipe.out, recipe.out / "checkpoints"
     before = check_directory(recipe, resume)
+    # a mistake in the files is told now, not at the end
     corpora = {split: corpus_of(recipe, split) for split in ("train", "valid")}
     if recipe.data.test:
-        corpus_of(recipe, "test")  # a file that is missing is told now, not at the end
+        corpus_of(recipe, "test")
     with RunLock(out):
         saved = checkpoint.newest(checkpoints) if resume else None
         with reporters(recipe, saved.step if saved else 0, report) as told:
-            tokenizer = _tokenizer(recipe, texts(corpora["train"]), resume, told)
-            task = _task(recipe, corpora, tokenizer, told)
+            if tokenizer is None or resume:
+                tokenizer = _tokenizer(recipe, texts(corpora["train"]), resume, told)
+            task = open_task(recipe, tokenizer, told)
             config = recipe.model.with_vocabulary(tokenizer.vocab_size)
             run = Run(build(config, recipe.train.seed), tokenizer, recipe.generation, recipe)
             steps = total_steps(task, recipe.train)
@@ -73,7 +83,7 @@ def run_training(
                 told.say(f"saved at step {outcome.step}; go on with: {on}")
             else:
                 origin = final_weights(training, recipe.train, checkpoints)
-                _finish(run, recipe, task, outcome, origin, told)
+                _finish(run, recipe, task, outcome, origin, told, judge or scores)
             run.model.eval()
             return run, outcome
 
@@ -94,8 +104,9 @@ def _tokenizer(recipe: Recipe, lines: Iterable[str], resume: bool, report: Repor
     return tokenizer
 
 
-def _task(recipe: Recipe, corpora: dict[str, Corpus], tokenizer: Tokenizer, report: Reporter) -> Translation:
+def open_task(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
     """What is learned, with its token stores made or found."""
+    corpora = {split: corpus_of(recipe, split) for split in ("train", "valid")}
     cache = recipe.data.cache or recipe.out / "data"
     max_len = min(recipe.data.max_len, recipe.model.max_len)
     stores = {
@@ -134,7 +145,13 @@ def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
 
 
 def _finish(
-    run: Run, recipe: Recipe, task: Translation, outcome: Outcome, origin: str, report: Reporter
+    run: Run,
+    recipe: Recipe,
+    task: Translation,
+    outcome: Outcome,
+    origin: str,
+    report: Reporter,
+    judge: Judge,
 ) -> None:
     """Measure the final weights and write the run directory."""
     run.model.eval()
@@ -149,14 +166,22 @@ def _finish(
         "valid loss": f"{measured['loss']:.4f}",
         "valid perplexity": f"{measured['ppl']:.3f}",
     }
-    for split in ("valid", "test") if recipe.data.test else ("valid",):
-        result = run.evaluate(*read_pairs(corpus_of(recipe, split))[:2], lang=recipe.data.target_lang)
-        for score in result.scores:
-            facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
+    facts |= judge(run, task)
     run.save(recipe.out, card(recipe, facts))
     for name, value in facts.items():
         report.say(f"{name}: {value}")
     report.say(f"finished ({outcome.how}) at step {outcome.step}: {recipe.out}")
+
+
+def scores(run: Run, task: Translation) -> dict[str, str]:
+    """BLEU and chrF on the validation text and, where there is one, the test text, decoded as the recipe says."""
+    recipe, facts = run.recipe, {}
+    assert recipe is not None
+    for split in ("valid", "test") if recipe.data.test else ("valid",):
+        result = run.evaluate(*read_pairs(corpus_of(recipe, split))[:2], lang=recipe.data.target_lang)
+        for score in result.scores:
+            facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
+    return facts
 
 
 def card(recipe: Recipe, facts: dict[str, str]) -> str:
