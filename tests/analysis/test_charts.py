@@ -78,6 +78,16 @@ def test_the_script_is_given_the_scales_that_were_drawn():
     assert path_points(svg) == [[(round(x.at(a), 1), round(y.at(b), 1)) for a, b in ((0, 1.0), (100, 2.0))]]
 
 
+def test_a_quantity_that_doubles_is_drawn_in_equal_strides_where_that_is_wanted():
+    points = [(float(2**i), float(i)) for i in range(2, 11)]
+    svg = line_chart([Curve("a", points)], "N", "ms", 800, 300, log_x=True)
+    ((drawn),) = path_points(svg)
+    strides = [b[0] - a[0] for a, b in zip(drawn, drawn[1:], strict=False)]
+    assert strides == pytest.approx([strides[0]] * 8, abs=0.2)
+    assert list(tick_positions(svg, "middle", "x")) == [5, 10, 20, 50, 100, 200, 500, 1000]
+    assert 'data-x="4 1024 ' in svg and re.search(r'data-x="[^"]* 1"', svg)  # the script is told so
+
+
 def test_every_point_lies_inside_the_frame():
     curve = Curve("a", [(i, 5 * math.sin(i / 9) + i / 100) for i in range(300)])
     ((*pixels,),) = path_points(line_chart([curve], "step", "value", 700, 300))

@@ -80,7 +80,7 @@ def number(value: float) -> str:
 
 
 def scales(
-    curves: Sequence[Curve], width: float, height: float, from_zero: bool
+    curves: Sequence[Curve], width: float, height: float, from_zero: bool, log_x: bool = False
 ) -> tuple[Scale, Scale, list[float], list[float]]:
     """Horizontal and vertical scale that hold all points inside the frame, and their ticks."""
     xs = [x for curve in curves for x, _ in curve.points]
@@ -88,11 +88,12 @@ def scales(
     log = not from_zero and min(ys) > 0 and max(ys) / min(ys) > LOG_RATIO
     lo = 0.0 if from_zero or 0 < min(ys) <= 0.4 * max(ys) else min(ys)  # near enough to zero to show it
     y_ticks = log_ticks(min(ys), max(ys)) if log else ticks(min(lo, *ys), max(ys), max(3, round(height / 60)))
-    x_ticks = [x for x in ticks(min(xs), max(xs), max(3, round(width / 110))) if min(xs) <= x <= max(xs)]
+    round_x = log_ticks(min(xs), max(xs)) if log_x else ticks(min(xs), max(xs), max(3, round(width / 110)))
+    x_ticks = [x for x in round_x if min(xs) <= x <= max(xs)]
     left, right, top, bottom = 14 + 7 * max(len(number(y)) for y in y_ticks), 22, 12, 40
     hi = max(xs) if max(xs) > min(xs) else min(xs) + 1
     return (
-        Scale(min(xs), hi, left, width - right),
+        Scale(min(xs), hi, left, width - right, log_x),
         Scale(y_ticks[0], y_ticks[-1], height - bottom, top, log),
         x_ticks or [min(xs)],
         y_ticks,
@@ -106,13 +107,15 @@ def line_chart(
     width: int = 760,
     height: int = 300,
     from_zero: bool = False,
+    log_x: bool = False,
 ) -> str:
     """An SVG element with axes, ticks, one path a curve, and the scales as data for the hover readout.
 
-    Curves are told apart by the classes c0, c1, ... and, where points are few, by dots.
+    Curves are told apart by the classes c0, c1, ... and, where points are few, by dots. ``log_x`` makes equal
+    ratios of x equal distances.
     """
     curves = [Curve(c.name, thin(c.points)) for c in curves]
-    x, y, x_ticks, y_ticks = scales(curves, width, height, from_zero)
+    x, y, x_ticks, y_ticks = scales(curves, width, height, from_zero, log_x)
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" data-x="{numbers(x)}" data-y="{numbers(y)}" '
         f'aria-label="{escape(summary(curves, x_label, y_label))}">'
