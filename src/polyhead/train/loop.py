@@ -86,7 +86,7 @@ def train(
         progress.step += 1
         torch.manual_seed(seed_of(config.seed, progress.step))
         batches = [task.batch(next(stream)) for _ in range(config.accumulate)]
-        if not _update(training, task, batches, config):
+        if not update(training, task, batches, config):
             _check_skips(progress, checkpoints, report)
         last = progress.step == steps
         if progress.step % config.log_every == 0 or last:
@@ -146,7 +146,7 @@ def _exhausted(progress: Progress, config: TrainConfig) -> bool:
     return config.patience is not None and progress.stale >= config.patience
 
 
-def _update(training: Training, task: Task, batches: Sequence[Any], config: TrainConfig) -> bool:
+def update(training: Training, task: Task, batches: Sequence[Any], config: TrainConfig) -> bool:
     """One step of the optimisers over some batches; False if there was nothing to learn, or nothing finite."""
     model, progress = training.model, training.progress
     device = next(model.parameters()).device
