@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from polyhead.config import ModelConfig
 from polyhead.models import Seq2Seq
 from polyhead.nn.position.sinusoidal import sinusoids
+from polyhead.registry import Choice
 
 
-def marian(model: Seq2Seq, pad_id: int, bos_id: int, eos_id: int) -> nn.Module:
-    """Hugging Face's MarianMTModel with the weights of a post-norm, ReLU, sinusoidal, tied Seq2Seq."""
-    from transformers import MarianConfig, MarianMTModel
+def differences(config: ModelConfig) -> str:
+    """What Hugging Face has no equal translator for, as names of our settings; empty if there is one."""
+    sizes = {"kind", "vocab_size", "d_model", "n_layers", "n_decoder_layers", "n_heads", "d_ff", "max_len", "norm_first",
+             "dropout", "scale_embedding", "init"}  # fmt: skip
+    parts: dict[str, object] = {"attention": Choice("softmax", dropout=dropout(config.attention))}
+    if config.position.name in ("sinusoidal", "learned"):
+        parts["position"] = config.position
+    if config.feed_forward.name in ACTIVATIONS:
+        parts["feed_forward"] = Choice(config.feed_forward.name, dropout=dropout(config.feed_forward))
+    theirs = ModelConfig.model_validate({name: getattr(config, name) for name in sizes} | parts)
+    fields = ModelConfig.model_fields
+    return ", ".join(name for name in fields if getattr(theirs, name) != getattr(config, name))
+
+
+def dropout(part: Choice) -> float:
+    """That of a part which has it as an option."""
+    return float(part.options.get("dropout", 0.0))
+
+
+def twin(model: Seq2Seq, pad_id: int, bos_id: int, eos_id: int) -> nn.Module:
+    """Hugging Face's model of the same equations with the same weights: Marian's for post-norm, Pegasus' for pre-norm."""
+    import transformers
 
     c = model.config
-    assert (c.norm_first, c.feed_forward.name, c.position.name, c.tie_embeddings) == (
-        False,
-        "relu",
-        "sinusoidal",
-        "all",
-    )
-    theirs = MarianMTModel(
-        MarianConfig(
-            vocab_size=c.vocab_size, d_model=c.d_model, encoder_layers=c.n_layers, decoder_layers=c.decoder_layers,
-            encoder_attention_heads=c.n_heads, decoder_attention_heads=c.n_heads, encoder_ffn_dim=c.d_ff,
-            decoder_ffn_dim=c.d_ff, max_position_embeddings=c.max_len, activation_function="relu", dropout=c.dropout,
-            attention_dropout=0.0, activation_dropout=0.0, scale_embedding=c.scale_embedding, pad_token_id=pad_id,
-            eos_token_id=eos_id, bos_token_id=bos_id, decoder_start_token_id=bos_id, forced_eos_token_id=None,
-        )
-    )  # fmt: skip
+    assert not differences(c), differences(c)
+    options = {
+        "vocab_size": c.vocab_size, "d_model": c.d_model, "max_position_embeddings": c.max_len,
+        "encoder_layers": c.n_layers, "encoder_attention_heads": c.n_heads, "encoder_ffn_dim": c.d_ff,
+        "decoder_layers": c.decoder_layers, "decoder_attention_heads": c.n_heads, "decoder_ffn_dim": c.d_ff,
+        "activation_function": ACTIVATIONS[c.feed_forward.name], "scale_embedding": c.scale_embedding,
+        "dropout": c.dropout, "attention_dropout": dropout(c.attention), "activation_dropout": dropout(c.feed_forward),
+        "pad_token_id": pad_id, "eos_token_id": eos_id, "bos_token_id": bos_id, "decoder_start_token_id": bos_id,
+        "forced_eos_token_id": None,
+    }  # fmt: skip
+    if c.norm_first:
+        theirs = transformers.PegasusForConditionalGeneration(transformers.PegasusConfig(**options))
+    else:
+        theirs = transformers.MarianMTModel(transformers.MarianConfig(**options))
     weights = {"model.shared.weight": model.head.weight}
+    embeddings = {"encoder": model.encoder_embedding, "decoder": model.decoder_embedding}
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        weights[f"model.{side}.embed_positions.weight"] = sinusoids(c.max_len, c.d_model)
+        weights[f"model.{side}.embed_positions.weight"] = embeddings[side].position.embed(
+            torch.zeros(1, c.max_len, c.d_model), None
+        )[0]
         for name, tensor in stack.named_parameters():
-            weights[f"model.{side}.{_marian_name(name)}"] = tensor
+            if ".position." not in name:  # theirs lie in their embeddings
+                weights[f"model.{side}.{_their_name(name)}"] = tensor
     missing, unexpected = theirs.load_state_dict(
         {k: v.detach().clone() for k, v in weights.items()}, strict=False
     )
@@ -46,15 +71,17 @@ def marian(model: Seq2Seq, pad_id: int, bos_id: int, eos_id: int) -> nn.Module:
     return theirs
 
 
-MARIAN_NAMES = {
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "tanh": "tanh"}
+THEIR_NAMES = {
     "attn_residual.norm": "self_attn_layer_norm", "cross_residual.norm": "encoder_attn_layer_norm",
     "ffn_residual.norm": "final_layer_norm", "attn.o_proj": "self_attn.out_proj", "cross.o_proj": "encoder_attn.out_proj",
     "ffn.up_proj": "fc1", "ffn.down_proj": "fc2", "attn.": "self_attn.", "cross.": "encoder_attn.",
 }  # fmt: skip
 
 
-def _marian_name(name: str) -> str:
-    for ours, theirs in MARIAN_NAMES.items():
+def _their_name(name: str) -> str:
+    name = name.replace("final_norm.", "layer_norm.")
+    for ours, theirs in THEIR_NAMES.items():
         if f".{ours}" in name:
             return name.replace(f".{ours}", f".{theirs}")
     return name

@@ -37,6 +37,7 @@ def apart(builders: Mapping[str, Callable[[Any], Callable[[], object]]], options
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(builder, options, theirs), daemon=True)
         process.start()
+        theirs.close()  # so that a process that fails ends the wait
         processes.append(process)
         assert ours.recv() == "ready"
         calls[name] = lambda ours=ours: (ours.send("go"), ours.recv())[1]  # type: ignore[misc]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from peers import TorchTransformer, marian
+from peers import TorchTransformer, twin
 from timing import interleaved, ratio, table
 from torch import Tensor, nn
 
@@ -91,7 +91,7 @@ def contestants(
 ) -> dict[str, Callable[[], None]]:
     """One call is one whole step: forward, loss, backward, clipping, fused AdamW."""
     model = build(preset(options.preset, options.vocab_size, dropout=options.dropout), seed=1)
-    theirs = marian(model, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+    theirs = twin(model, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
 
     def ours(batch: Batch) -> Tensor:
         assert isinstance(model, Seq2Seq)

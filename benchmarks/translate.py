@@ -1,7 +1,10 @@
 """Translating with the same weights: Polyhead against Hugging Face generate, paired in one run.
 
-python benchmarks/translate.py                 base sizes, random weights, batch 32, beam 4, 32 tokens out
-python benchmarks/translate.py --run RUN --source FILE --reference FILE     a trained run: BLEU of each as well
+python benchmarks/translate.py              base sizes, random weights, batch 32, beam 4, 32 tokens out
+python benchmarks/translate.py --run RUN    a trained run on the test text of its recipe: BLEU, and how many outputs
+                                            and tokens are those of fp32; other text with --source and --reference
+
+Hugging Face takes part where it has a model of the same equations (peers.py); else Polyhead is compared with itself.
 """
 
 from __future__ import annotations
@@ -9,19 +12,25 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import torch
-from peers import marian
+from peers import differences, twin
 from timing import apart, interleaved, ratio, table
 from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.analysis.metrics import bleu
+from polyhead.data.corpus import read_pairs
 from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
+from polyhead.generate.search import limit, pad
 from polyhead.models import Seq2Seq, build, preset
+from polyhead.run import Run
+from polyhead.train.pipeline import corpus_of
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -34,18 +43,22 @@ def main() -> None:
     parser.add_argument("--preset", default="base", help="sizes (default: base)")
     parser.add_argument("--vocab-size", type=int, default=10000)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--beam", type=int, help="hypotheses kept (default: 4, or that of the run)")
     parser.add_argument("--source-len", type=int, default=26)
     parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds; 0 does not time")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--tune-peers", action="store_true", help="give Hugging Face Polyhead's memory settings too")
-    parser.add_argument("--run", type=Path, help="a trained run; needs --source and --reference")
-    parser.add_argument("--source", type=Path)
-    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--run", type=Path, help="a trained run")
+    parser.add_argument("--source", type=Path, help="text to translate (default: the test text of the run's recipe)")
+    parser.add_argument("--reference", type=Path, help="its translation, line by line")
+    parser.add_argument("--limit", type=int, help="lines translated, the first ones (default: all)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    (trained if options.run else equal_lengths)(options)
+    if options.run:
+        return trained(options)
+    options.beam = options.beam or 4
+    return equal_lengths(options)
 
 
 def equal_lengths(options: argparse.Namespace) -> None:
@@ -105,8 +118,8 @@ def theirs_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
     if options.tune_peers:
         tune_memory()
     model, source = prepare(options)
-    theirs, n = marian(model, PAD, BOS, EOS).eval().to(dtype), options.new_tokens
-    return lambda: hugging_face(theirs, source, torch.ones_like(source), options.beam, n, n)
+    theirs, n = twin(model, PAD, BOS, EOS).eval().to(dtype), options.new_tokens
+    return lambda: hugging_face(theirs, source, torch.ones_like(source), options.beam, n, least=n)
 
 
 def ours_of(options: argparse.Namespace, change: Callable[[Seq2Seq], nn.Module]) -> Outputs:
@@ -134,68 +147,139 @@ def prepare(options: argparse.Namespace) -> tuple[Seq2Seq, Tensor]:
 
 
 def trained(options: argparse.Namespace) -> None:
-    """A trained run on real text: speed and BLEU together."""
-    run, half = ph.load(options.run), ph.load(options.run)
-    tokenizer = run.tokenizer
-    theirs = marian(run.model, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id).eval()
-    packed(run.model)
-    packed(half.model.bfloat16())
-    sources, references = (
-        path.read_text(encoding="utf-8").strip("\n").split("\n")
-        for path in (options.source, options.reference)
-    )
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    encoded = [[*ids, tokenizer.eos_id] for ids in tokenizer.encode(sources)]
-    batch_tokens = options.batch * options.beam * 26
+    """A trained run on real text: speed, BLEU, and how far each output is that of fp32."""
+    run = ph.load(options.run)
+    sources, references = text_of(run, options)
+    systems = {"Polyhead fp32": run_fp32, "Polyhead bf16": run_bf16}
+    if why := differences(run.config):
+        print(f"Hugging Face has no model of these equations ({why}): Polyhead alone")
+    else:
+        systems = {"Hugging Face fp32": run_twin} | systems
+    with apart(systems, options) as calls:
+        outputs = {name: translate() for name, translate in calls.items()}
+        seconds = interleaved(calls, options.rounds, warmup=0)
+    first = next(iter(systems))
+    texts = {name: run.tokenizer.decode(tokens) for name, tokens in outputs.items()}
+    scores = {name: bleu(lines, references, target_lang(run)) for name, lines in texts.items()}
+    rows = [["system", "sentences/s", f"times {first}", "BLEU", "outputs as Polyhead fp32", "tokens as Polyhead fp32"]]
+    wanted = outputs["Polyhead fp32"]
+    for name, found in outputs.items():
+        times = seconds[name]
+        speed = f"{len(sources) / statistics.median(times):.1f}" if times else "-"
+        same = sum(a == b for a, b in zip(found, wanted, strict=True))
+        rows.append([name, speed, f"{ratio(seconds[first], times):.2f}" if times else "-", f"{scores[name].value:.2f}",
+                     f"{same:,} of {len(sources):,}", share(*common(found, wanted))])  # fmt: skip
+    print(f"{options.run}, beam {beam(run, options)}, {len(sources):,} sentences, {options.threads} threads, medians of "
+          f"{options.rounds} interleaved rounds, a process each; BLEU {scores[first].signature}")  # fmt: skip
+    print(table(rows))
+    half = ph.load(options.run, dtype="bf16")
+    print(f"likeliest next token after each beginning of the fp32 outputs, bf16 as fp32: {share(*choices(run, half, sources, wanted))}")
 
-    def theirs_do() -> list[str]:
-        outputs = [""] * len(sources)
-        for at in range(0, len(order), options.batch):
-            rows = order[at : at + options.batch]
-            longest = max(len(encoded[i]) for i in rows)
-            source = torch.full((len(rows), longest), tokenizer.pad_id)
-            for j, i in enumerate(rows):
-                source[j, : len(encoded[i])] = torch.tensor(encoded[i])
-            found = hugging_face(
-                theirs, source, (source != tokenizer.pad_id).long(), options.beam, 0, 2 * longest + 20
-            )
-            for i, text in zip(rows, tokenizer.decode(found), strict=True):
-                outputs[i] = text
+
+def run_fp32(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate` does it."""
+    return translator_of(options, "fp32")
+
+
+def run_bf16(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate --dtype bf16`."""
+    return translator_of(options, "bf16")
+
+
+def translator_of(options: argparse.Namespace, dtype: str) -> Outputs:
+    """What one call of a Polyhead process does with the text."""
+    tune_memory()
+    torch.set_num_threads(options.threads)
+    run = ph.load(options.run, dtype=dtype, fast=True)
+    sources, size = text_of(run, options)[0], beam(run, options)
+    return lambda: [best[0].tokens for best in run.hypotheses(sources, truncate=True, beam_size=size)]
+
+
+def run_twin(options: argparse.Namespace) -> Outputs:
+    """The same of a Hugging Face process: sentences of like length together, penalties as the run's own.
+
+    Its limit of length holds for a whole batch, so an output that never ends may be longer here than Polyhead's.
+    """
+    if options.tune_peers:
+        tune_memory()
+    torch.set_num_threads(options.threads)
+    run = ph.load(options.run)
+    t, g, size = run.tokenizer, run.generation, beam(run, options)
+    theirs = twin(run.model, t.pad_id, t.bos_id, t.eos_id).eval()
+    encoded = [[*ids[: run.config.max_len - 1], t.eos_id] for ids in t.encode(text_of(run, options)[0])]
+    order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
+    rows_of = [order[i : i + options.batch] for i in range(0, len(order), options.batch)]
+
+    def translate() -> list[list[int]]:
+        outputs: list[list[int]] = [[]] * len(encoded)
+        for rows in rows_of:
+            source, _ = pad([encoded[i] for i in rows], t.pad_id, torch.device("cpu"))
+            most = min(run.config.max_len, limit(source.size(1) - 1, g))
+            found = hugging_face(theirs, source, (source != t.pad_id).long(), size, most, least=g.min_new_tokens,
+                                 length_penalty=g.length_penalty, early_stopping=g.early_stopping)  # fmt: skip
+            for i, tokens in zip(rows, found, strict=True):
+                outputs[i] = tokens
         return outputs
 
-    outputs: dict[str, list[str]] = {}
+    return translate
 
-    def keep(name: str, texts: list[str]) -> None:
-        outputs[name] = texts
 
-    seconds = interleaved(
-        {
-            "Hugging Face fp32": lambda: keep("Hugging Face fp32", theirs_do()),
-            "Polyhead fp32": lambda: keep(
-                "Polyhead fp32", run.translate(sources, beam_size=options.beam, batch_tokens=batch_tokens)
-            ),
-            "Polyhead bf16": lambda: keep(
-                "Polyhead bf16", half.translate(sources, beam_size=options.beam, batch_tokens=batch_tokens)
-            ),
-        },
-        options.rounds,
-        warmup=0,
-    )
-    rows = [["system", "sentences/s", "times Hugging Face fp32", "BLEU", "outputs as Hugging Face's"]]
-    for name, times in seconds.items():
-        same = sum(a == b for a, b in zip(outputs[name], outputs["Hugging Face fp32"], strict=True))
-        rows.append([name, f"{len(sources) / statistics.median(times):.1f}", f"{ratio(seconds['Hugging Face fp32'], times):.2f}",
-                     f"{bleu(outputs[name], references).value:.2f}", f"{same} of {len(sources)}"])  # fmt: skip
-    print(table(rows))
+def text_of(run: Run, options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Sources and references: those given, else the test text of the run's recipe."""
+    if options.source:
+        both = [path.read_text(encoding="utf-8").strip("\n").split("\n") for path in (options.source, options.reference)]
+    else:
+        assert run.recipe is not None and run.recipe.data.test, "no test text in the recipe: give --source and --reference"
+        both = list(read_pairs(corpus_of(run.recipe, "test"))[:2])
+    return both[0][: options.limit], both[1][: options.limit]
+
+
+def target_lang(run: Run) -> str:
+    """The language BLEU splits into words."""
+    return run.recipe.data.target_lang if run.recipe else ""
+
+
+def beam(run: Run, options: argparse.Namespace) -> int:
+    """The beam asked for, else that of the run."""
+    return options.beam or run.generation.beam_size
+
+
+def share(part: int, whole: int) -> str:
+    """98.76 % (part of whole)."""
+    return f"{100 * part / whole:.2f} % ({part:,} of {whole:,})"
+
+
+def common(outputs: list[list[int]], wanted: list[list[int]]) -> tuple[int, int]:
+    """Tokens in stretches that both outputs of a sentence have in the same order, of those of the longer ones."""
+    pairs = list(zip(outputs, wanted, strict=True))
+    matchers = [SequenceMatcher(None, a, b, autojunk=False) for a, b in pairs]
+    same = sum(block.size for matcher in matchers for block in matcher.get_matching_blocks())
+    return same, sum(max(map(len, pair)) for pair in pairs)
+
+
+@torch.inference_mode()
+def choices(run: Run, other: Run, sources: list[str], outputs: list[list[int]]) -> tuple[int, int]:
+    """At how many places of given outputs, teacher forced, two runs find the same next token likeliest, of how many."""
+    t, same, of = run.tokenizer, 0, 0
+    encoded = [[*ids[: run.config.max_len - 1], t.eos_id] for ids in t.encode(sources)]
+    for start in range(0, len(encoded), 64):
+        rows = slice(start, start + 64)
+        source, pos = pad(encoded[rows], t.pad_id, torch.device("cpu"))
+        target, target_pos = pad([[t.bos_id, *tokens] for tokens in outputs[rows]], t.pad_id, torch.device("cpu"))
+        said = torch.ones_like(target, dtype=torch.bool) if target_pos is None else target_pos >= 0
+        a, b = (each.model(source, target, pos).argmax(-1)[said] for each in (run, other))
+        same, of = same + int((a == b).sum()), of + len(a)
+    return same, of
 
 
 def hugging_face(
-    model: torch.nn.Module, source: Tensor, mask: Tensor, beam: int, least: int, most: int
+    model: torch.nn.Module, source: Tensor, mask: Tensor, beam: int, most: int, *, least: int, **options: Any
 ) -> list[list[int]]:
     """generate() of Hugging Face -> token ids without begin and end."""
     with torch.inference_mode():
         found = model.generate(  # type: ignore[operator]
             input_ids=source, attention_mask=mask, num_beams=beam, max_new_tokens=most, min_new_tokens=least, do_sample=False,
+            **options,
         )  # fmt: skip
     rows = found[:, 1:].tolist()
     return [
