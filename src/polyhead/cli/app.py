@@ -17,10 +17,12 @@ from polyhead.errors import nearest
 VERBS = {
     "demo": ("demo", "Train a translator in minutes on text that comes along, and judge it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
+    "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity."),
     "translate": ("translate", "Translate a file or what is piped in, one line at a time."),
     "score": ("score", "Say how likely given translations are."),
     "parts": ("parts", "List the parts a model can be made of, with their options."),
+    "lab": ("lab", "Measure claims of the literature on this machine."),
     "env": ("env", "Describe this installation, for reports of defects."),
 }
 

@@ -1,0 +1,154 @@
+"""Short trainings on small tasks, by the loop that trains everything else."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from polyhead.config import ModelConfig
+from polyhead.data.collate import IGNORED, Batch
+from polyhead.errors import UserError
+from polyhead.lab.tasks import Problem
+from polyhead.models.build import build
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.recipe import TrainConfig
+from polyhead.train.loop import train
+from polyhead.train.reporting import Row
+from polyhead.train.training import Training
+
+HELD_OUT = 1_000_000  # numbers of batches from here on are never learned from
+BASE: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 128,
+    "dropout": 0.0,
+    "norm_first": True,
+}
+
+
+class Learned(NamedTuple):
+    """A model after its training, and what it came to."""
+
+    model: Seq2Seq
+    curve: list[tuple[float, float]]  # (step, training loss)
+    loss: float  # nats a token on held-out rows; nan if the training diverged
+    accuracy: float  # share of held-out tokens that are right
+    seconds: float
+
+    @property
+    def diverged(self) -> bool:
+        return not math.isfinite(self.loss)
+
+
+def design(problem: Problem, **changes: Any) -> ModelConfig:
+    """The small model of the lab, fitted to a task, with changes."""
+    return ModelConfig(**{**BASE, "vocab_size": problem.vocab_size, "max_len": problem.max_len, **changes})
+
+
+def learn(
+    config: ModelConfig,
+    problem: Problem,
+    *,
+    seed: int,
+    steps: int,
+    lr: float = 2e-3,
+    warmup: int | None = None,
+    schedule: str = "cosine",
+    clip_norm: float = 1.0,
+    log_every: int | None = None,
+) -> Learned:
+    """Train from scratch for some steps (warm-up: a tenth of them) and judge on rows it never saw.
+
+    Order of the data and initial weights are functions of the seed, equal for designs that are compared.
+    """
+    warmup = steps // 10 if warmup is None else warmup
+    settings = TrainConfig(
+        steps=steps, lr=lr, clip_norm=clip_norm, seed=seed, label_smoothing=0.0, precision="fp32", keep=1,
+        schedule={"name": schedule, "warmup": warmup}, log_every=log_every or max(1, steps // 40),
+        eval_every=steps, save_every=steps,
+    )  # fmt: skip
+    model, listener, task = build(config, seed), Listener(), Generated(problem, seed, steps)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as checkpoints:
+        try:
+            train(
+                Training(model, settings, config.d_model, steps), task, settings, Path(checkpoints), listener
+            )
+        except UserError:  # the loop gives up a training that diverges
+            return Learned(model, listener.curve, math.nan, math.nan, time.perf_counter() - start)
+    judged = task.measured
+    return Learned(model, listener.curve, judged["loss"], judged["accuracy"], time.perf_counter() - start)
+
+
+@dataclass
+class Listener:
+    """The reporter of a short training: keeps the curve, says nothing."""
+
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    def train(self, row: Row) -> None:
+        self.curve.append((float(row["step"]), float(row["loss"])))
+
+    def valid(self, row: Row) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Generated:
+    """A task of the training loop whose batches are made when they are needed."""
+
+    def __init__(self, problem: Problem, seed: int, steps: int) -> None:
+        self.problem, self.seed, self.steps = problem, seed, steps
+        self.measured: dict[str, float] = {}
+
+    def plan(self, epoch: int) -> Sequence[int]:
+        return range(epoch * self.steps, (epoch + 1) * self.steps)
+
+    def hardest(self) -> int:
+        return 0
+
+    def batch(self, rows: int) -> Batch:
+        return self.problem.batch(self.seed, rows)
+
+    def count(self, batch: Batch) -> int:
+        return batch.n_tokens
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        assert isinstance(model, Seq2Seq)
+        features = model.features(batch.source, batch.target, batch.source_pos)
+        return cross_entropy(features, model.head.weight, batch.labels)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Seq2Seq)
+        self.measured = judge(model, self.problem)
+        return self.measured
+
+
+@torch.inference_mode()
+def judge(model: Seq2Seq, problem: Problem, batches: int = 4) -> dict[str, float]:
+    """Loss (nats a token) and accuracy on held-out rows, the same ones for every design and seed."""
+    model.eval()
+    nll, right, count = 0.0, 0, 0
+    for number in range(HELD_OUT, HELD_OUT + batches):
+        batch = problem.batch(0, number)
+        features = model.features(batch.source, batch.target, batch.source_pos)
+        loss = cross_entropy(features, model.head.weight, batch.labels)
+        asked = batch.labels != IGNORED
+        right += int((model.head(features).argmax(-1) == batch.labels)[asked].sum())
+        nll, count = nll + float(loss.nll), count + loss.count
+    return {"loss": nll / count, "accuracy": right / count}

@@ -1,0 +1,99 @@
+"""The page of an experiment: claims with their verdicts first, then what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from importlib.resources import files
+
+from polyhead.analysis.charts import line_chart, number, thin
+from polyhead.analysis.page import Section, data, page
+from polyhead.lab.dots import dot_chart
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+
+WIDE, NARROW = (900, 330), (380, 260)
+LOOKS = {True: "held", False: "not", None: "open"}
+
+
+def lab_page(result: Result, quick: bool, note: str) -> str:
+    """The whole document; ``note`` stands at its foot."""
+    sections = [
+        Section("Claims", "What the literature says, what this machine measured, and whether it held.",
+                claims(result.claims)),
+        Section("Measurements", "Point at a curve to read its values.",
+                "\n".join(DRAWN[type(figure)](figure) for figure in result.figures)),
+        Section("How it was measured", "", "".join(f"<p>{escape(p)}</p>" for p in result.method.split("\n\n"))),
+    ]  # fmt: skip
+    if quick:
+        warning = '<p class="quick">Quick run: a fraction of the size, to see that it runs. Its verdicts mean nothing.</p>'
+        sections[0] = sections[0]._replace(body=warning + sections[0].body)
+    html = page(result.title, result.lead, [section for section in sections if section.body], note)
+    style = files("polyhead.lab").joinpath("lab.css").read_text(encoding="utf-8")
+    return html.replace("</style>", f"{style}</style>", 1)
+
+
+def claims(several: Sequence[Claim]) -> str:
+    """The list of claims."""
+    items = (
+        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict {LOOKS[c.held]}">{c.verdict}</span>'
+        f'<p class="cited">{escape(c.source)}</p>'
+        f'<p class="measured"><b>Measured</b>{escape(c.measured)}</p></li>'
+        for c in several
+    )
+    return f'<ol class="claims">{"".join(items)}</ol>'
+
+
+def plotted(plot: Plot) -> str:
+    """Curves in two sizes, of which the style shows the one that fits, with a legend that reads out values."""
+    curves = [curve._replace(points=thin(curve.points)) for curve in plot.curves]
+    curves = [curve for curve in curves if curve.points]
+    points = [[[float(f"{x:.6g}"), float(f"{y:.4g}")] for x, y in curve.points] for curve in curves]
+    legend = "".join(
+        f'<span class="key c{i}">{escape(curve.name)} <output>{number(curve.points[-1][1])}</output></span>'
+        for i, curve in enumerate(curves)
+    )
+    last = number(max(curve.points[-1][0] for curve in curves))
+    charts = "".join(
+        line_chart(curves, plot.x_label, plot.title, *size, plot.from_zero, plot.log)
+        for size in (WIDE, NARROW)
+    )
+    return (
+        f'<figure class="plot sizes"><figcaption><b>{escape(plot.title)}</b>{legend}'
+        f'<span class="at">{escape(plot.x_label)} <output>{last}</output></span>{about(plot.about)}</figcaption>'
+        f"{charts}{data(points)}</figure>"
+    )
+
+
+def dotted(dots: Dots) -> str:
+    """Rows of dots in two sizes; no curves, so nothing for the script to read out."""
+    charts = "".join(dot_chart(dots, width) for width in (WIDE[0], 460))
+    return (
+        f'<figure class="dotted sizes"><figcaption><b>{escape(dots.title)}</b>{about(dots.about)}</figcaption>'
+        f"{charts}</figure>"
+    )
+
+
+def tabled(table: Table) -> str:
+    """A table with its title and what there is to say about it."""
+    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in table.head)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in table.rows
+    )
+    more = f"<span>{escape(table.about)}</span>" if table.about else ""
+    return (
+        f'<div class="sheet scroll"><table class="figures"><caption>{escape(table.title)}{more}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def cell_text(cell: str | float) -> str:
+    """A cell as text."""
+    return cell if isinstance(cell, str) else number(cell)
+
+
+def about(text: str) -> str:
+    """The sentence under a title."""
+    return f'<p class="about">{escape(text)}</p>' if text else ""
+
+
+DRAWN: dict[type, Callable[..., str]] = {Plot: plotted, Dots: dotted, Table: tabled}

@@ -1,0 +1,57 @@
+"""One experiment from its name to its page and its JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from polyhead.analysis.page import write
+from polyhead.errors import UserError
+from polyhead.fast.memory import tune_memory
+from polyhead.lab.catalogue import LAB, Bench
+from polyhead.lab.page import lab_page
+from polyhead.lab.result import Result
+
+
+class Finding(NamedTuple):
+    """What an experiment found, how long it took, and where it is written."""
+
+    result: Result
+    seconds: float
+    page: Path
+    json: Path
+
+
+def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
+    """Run one experiment and write OUT/NAME.html and OUT/NAME.json."""
+    experiment = LAB.get(name)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; give a directory")
+    out.mkdir(parents=True, exist_ok=True)
+    tune_memory()
+    start, busy = time.perf_counter(), time.process_time()
+    result = experiment(bench)
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    about = {
+        "name": name, "quick": bench.quick, "seed": bench.seed, "seconds": round(seconds, 1),
+        "processor_seconds": round(busy, 1), "threads": torch.get_num_threads(),
+        "polyhead": version("polyhead"), "torch": torch.__version__,
+    }  # fmt: skip
+    page = write(out / f"{name}.html", lab_page(result, bench.quick, footnote(about)))
+    text = json.dumps(about | result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    return Finding(result, seconds, page, write(out / f"{name}.json", text + "\n"))
+
+
+def footnote(about: dict[str, object]) -> str:
+    """What the page says of its own making."""
+    command = f"polyhead lab {about['name']} --seed {about['seed']}{' --quick' if about['quick'] else ''}"
+    return (
+        f"{command}: {about['seconds']:.0f} s ({about['processor_seconds']:.0f} s of processor time), threads: "
+        f"{about['threads']}, Polyhead {about['polyhead']}, torch {about['torch']}. Times belong to one machine; "
+        "trust the ratios."
+    )
