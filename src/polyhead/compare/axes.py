@@ -1,0 +1,160 @@
+"""What is varied: ``--vary norm=layernorm,rmsnorm`` and ``--design 'name: key=value ...'`` as designs. No torch here.
+
+An axis is one key of the recipe with several values; a design is a name and changes to the recipe.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from polyhead import document
+from polyhead.errors import UserError, nearest
+from polyhead.recipe import Recipe
+from polyhead.registry import Choice
+
+OPENING, CLOSING, QUOTES = "{[(", "}])", "\"'"
+SECTIONS = (
+    "model",
+    "train",
+    "tokenizer",
+    "generation",
+    "data",
+)  # where a bare key is looked for, in this order
+# what compare sets itself, and what to use instead
+OURS = {
+    "train.seed": "--seeds",
+    "train.steps": "--budget",
+    "train.epochs": "--budget",
+    "train.eval_every": "--budget",
+    "train.save_every": "--budget",
+    "train.log_every": "--budget",
+}
+
+
+class Axis(NamedTuple):
+    """One key of the recipe, in full, and the values it takes, as they were typed."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class Design(NamedTuple):
+    """A name and what it changes in the recipe: ``("norm=rmsnorm", ("model.norm=rmsnorm",))``."""
+
+    name: str
+    changes: tuple[str, ...]
+
+
+def read_axis(text: str) -> Axis:
+    """``attention=softmax,{name: softmax, window: 8}`` -> the axis of model.attention with two values."""
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--vary {text!r}: expected key=value,value, e.g. norm=layernorm,rmsnorm")
+    found = [value.strip() for value in split(values, lambda c: c == ",")]
+    if not all(found):
+        raise UserError(f"--vary {text!r}: a value is empty")
+    return Axis(full_key(key.strip(), "--vary"), tuple(dict.fromkeys(found)))
+
+
+def read_design(text: str) -> Design:
+    """``lstm: model.block=lstm position=none`` -> the design "lstm" with two changes."""
+    name, colon, rest = text.partition(":")
+    name = " ".join(name.split())
+    changes = list(filter(None, split(rest, str.isspace)))
+    if not colon or not name or "=" in name or not changes:
+        raise UserError(f"--design {text!r}: expected 'name: key=value key=value'")
+    given = []
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or not value:
+            raise UserError(f"--design {name}: {change!r} is not key=value")
+        given.append(f"{full_key(key, '--design')}={value}")
+    return Design(name, tuple(given))
+
+
+def split(text: str, at: Callable[[str], bool]) -> list[str]:
+    """The pieces of a text between the characters that ``at`` names, outside brackets and quotes."""
+    pieces, depth, quote = [""], 0, ""
+    for c in text:
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in QUOTES:
+            quote = c
+        else:
+            depth += (c in OPENING) - (c in CLOSING)
+        if at(c) and not quote and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += c
+    if quote or depth:
+        raise UserError(f"{text.strip()!r}: a bracket or quote is not closed")
+    return pieces
+
+
+def fields(section: str) -> list[str]:
+    """The keys of a section of the recipe; a preset of sizes is a key of the model too."""
+    kind = Recipe.model_fields[section].annotation
+    assert isinstance(kind, type) and issubclass(kind, BaseModel)
+    return [*kind.model_fields, *(["preset"] if section == "model" else [])]
+
+
+def full_key(key: str, option: str) -> str:
+    """``norm`` -> ``model.norm``, ``lr`` -> ``train.lr``; options of parts follow: ``position.theta``."""
+    head, _, rest = key.partition(".")
+    if head in SECTIONS and rest:
+        inner = rest.split(".")[0]
+        if inner not in fields(head):
+            raise UserError(f"{option} {key}: unknown key{_near(inner, [head]) or _near(inner, SECTIONS)}")
+        full = key
+    else:
+        home = next((section for section in SECTIONS if head in fields(section)), None)
+        if home is None:
+            raise UserError(
+                f"{option} {key}: unknown key{_near(head, SECTIONS) or '; polyhead train --keys lists all'}"
+            )
+        full = f"{home}.{key}"
+    if full in OURS:
+        raise UserError(f"{option} {key}: compare sets {full} itself; use {OURS[full]}")
+    return full
+
+
+def _near(key: str, sections: Sequence[str]) -> str:
+    """The nearest key, as it would have to be typed."""
+    for section in sections:
+        if key in fields(section):
+            return f"; did you mean '{section}.{key}'?"
+    return nearest(key, [field for section in sections for field in fields(section)])
+
+
+def named(key: str, value: str) -> str:
+    """One change as a person reads it: ``attention=softmax(window=8)``."""
+    short = key.partition(".")[2] or key
+    read = document.parse(value)
+    if isinstance(read, dict) and "name" in read:
+        options = ", ".join(f"{k}={v}" for k, v in Choice.read(read).options.items())
+        value = f"{read['name']}({options})" if options else str(read["name"])
+    return f"{short}={value}"
+
+
+def one_at_a_time(axes: Sequence[Axis]) -> Iterator[Design]:
+    """Each value of each axis alone, everything else as in the base."""
+    for axis in axes:
+        for value in axis.values:
+            yield Design(named(axis.key, value), (f"{axis.key}={value}",))
+
+
+def grid(axes: Sequence[Axis], is_base: Callable[[str], bool]) -> Iterator[Design]:
+    """Every combination of the values. The name leaves out what ``is_base`` says the base has as well."""
+    merged: dict[str, dict[str, None]] = {}
+    for axis in axes:
+        merged.setdefault(axis.key, {}).update(dict.fromkeys(axis.values))
+    for values in itertools.product(*merged.values()):
+        changes = [f"{key}={value}" for key, value in zip(merged, values, strict=True)]
+        different = [change for change in changes if not is_base(change)]
+        name = " ".join(named(*change.split("=", 1)) for change in different)
+        if different:
+            yield Design(name, tuple(changes))

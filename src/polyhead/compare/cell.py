@@ -1,0 +1,225 @@
+"""One cell: a design with a seed, trained as an ordinary run in a process of its own, then measured.
+
+The process that asked for it is tied to it by its standard input: when that ends, the cell saves and ends as well.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyhead.analysis.metrics import bleu, chrf
+from polyhead.compare import files, measure
+from polyhead.compare.budget import Budget
+from polyhead.compare.clock import Clock, read_clock, seconds_at
+from polyhead.compare.files import read_json, write_json
+from polyhead.compare.plan import schedule_of
+from polyhead.compare.steps import steps_for
+from polyhead.data.corpus import read_pairs
+from polyhead.errors import UserError
+from polyhead.fast.memory import tune_memory
+from polyhead.models import build
+from polyhead.recipe import Recipe
+from polyhead.run import Run, load
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train import checkpoint
+from polyhead.train.lock import RunLock
+from polyhead.train.loop import Outcome
+from polyhead.train.pipeline import corpus_of, open_task, run_training
+from polyhead.train.reporting import Bar, Reporters, Row, measures, read_metrics
+from polyhead.train.tasks.translation import Translation
+
+PATIENCE = 60.0  # seconds that another process gets to leave the directory
+
+Result = dict[str, Any]
+
+
+def run_cell(directory: Path) -> bool:
+    """Train, measure and write result.json; a failure that would come again is a result too. False if interrupted."""
+    end_with_parent()
+    tune_memory()
+    asked = read_json(directory / files.CELL)
+    if asked is None:
+        raise UserError(f"{directory} is no cell of a comparison: it has no {files.CELL}")
+    recipe = Recipe.model_validate(asked["recipe"])
+    try:
+        wait_for(directory)
+        result = learn(recipe, asked, directory)
+    except UserError as error:
+        result = failure(str(error), directory, again=False)
+    except (MemoryError, torch.OutOfMemoryError):
+        result = failure("out of memory", directory, again=True)
+    if result is None:
+        return False
+    write_json(directory / files.RESULT, {"key": asked["key"], **result})
+    return True
+
+
+def learn(recipe: Recipe, asked: dict[str, Any], directory: Path) -> Result | None:
+    """All of a cell's work; None if a signal ended it."""
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    tokenizer = Tokenizer.load(asked["tokenizer"])
+    facts = fixed_steps(recipe, asked, tokenizer, directory)
+    recipe = schedule_of(recipe, facts["steps"])
+    saved = checkpoint.steps(directory / "checkpoints")
+    clock = Clock(directory / files.CLOCK, max(saved, default=0))
+    shown = Shown()
+    found: Result = {}
+
+    def judge(run: Run, task: Translation) -> dict[str, str]:
+        shown.over = True
+        found["memory"] = measure.peak_memory()
+        found.update(quality(run, recipe, task, directory))
+        return {f"{found['split']} {name}": f"{found[name]:.2f}" for name in ("bleu", "chrf")}
+
+    run, outcome = run_training(
+        recipe, resume=bool(saved), report=Reporters(clock, shown), tokenizer=tokenizer, judge=judge
+    )
+    if outcome.how == "interrupted":
+        return None
+    return {"status": "done", **facts, **found, **speed(run, recipe, outcome, directory)}
+
+
+def fixed_steps(
+    recipe: Recipe, asked: dict[str, Any], tokenizer: Tokenizer, directory: Path
+) -> dict[str, Any]:
+    """The steps of this cell, from steps.json or, the first time, from the budget."""
+    facts = read_json(directory / files.STEPS)
+    if facts is None:
+        silent = Reporters()
+        task = open_task(recipe, tokenizer, silent)
+        model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), recipe.train.seed)
+        flops = measure.flops_per_token(model, task)
+        facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
+        budget = Budget(*asked["budget"])
+        facts |= steps_for(budget, recipe, model, task, flops)
+        if asked.get("steps"):  # those of the same design's first seed: all seeds learn equally long
+            facts["steps"] = asked["steps"]
+        write_json(directory / files.STEPS, facts)
+    return facts
+
+
+def quality(run: Run, recipe: Recipe, task: Translation, directory: Path) -> Result:
+    """Validation loss by sentence, and the translations of the test text, or the validation text, with their scores."""
+    scored = measure.validation(run.model, task)
+    loss = sum(nll for _, nll, _ in scored) / sum(n for _, _, n in scored)
+    split = "test" if recipe.data.test else "valid"
+    sources, references, _ = read_pairs(corpus_of(recipe, split))
+    outputs = run.translate(sources, truncate=True)
+    lang = recipe.data.target_lang
+    scores = [bleu(outputs, references, lang), chrf(outputs, references)]
+    write_json(
+        directory / "outputs.json",
+        {
+            "split": split,
+            "outputs": outputs,
+            "nll": [nll for _, nll, _ in scored],
+            "tokens": [n for _, _, n in scored],
+        },
+    )
+    return {
+        "split": split,
+        "loss": loss,
+        "ppl": math.exp(min(loss, 700.0)),
+        **{score.name: score.value for score in scores},
+        "signatures": {score.name: score.signature for score in scores},
+        "dead": measure.dead_units(run.model, task),
+    }
+
+
+def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result:
+    """Costs of training and decoding, and the curves."""
+    ticks = read_clock(directory / files.CLOCK)
+    seconds = seconds_at(ticks, outcome.step)
+    rows = [row for row in read_metrics(directory / "metrics.jsonl") if row["split"] == "valid"]
+    sources, _, _ = read_pairs(corpus_of(recipe, "test" if recipe.data.test else "valid"), measure.DECODED)
+    per_token, constant = measure.cache_bytes(run)
+    return {
+        "seconds": seconds,
+        "tokens": outcome.progress.tokens,
+        "train_tokens_per_s": outcome.progress.tokens / max(seconds, 1e-9),
+        "skipped": outcome.progress.skipped,
+        "cache_per_token": per_token,
+        "cache_constant": constant,
+        "decode_tokens_per_s": measure.decode_speed(load(directory, fast=True), sources),
+        "best_step": outcome.progress.best_step,
+        "curve": [[row["step"], seconds_at(ticks, row["step"]), row["loss"]] for row in rows],
+        "recipe": recipe.dump_yaml(),
+    }
+
+
+def failure(message: str, directory: Path, again: bool) -> Result:
+    """A result that says why there is none; with ``again`` it is tried once more by the next call."""
+    rows = read_metrics(directory / "metrics.jsonl")
+    skipped = max((row.get("skipped", 0) for row in rows), default=0)
+    ticks = read_clock(directory / files.CLOCK)
+    curve = [[r["step"], seconds_at(ticks, r["step"]), r["loss"]] for r in rows if r["split"] == "valid"]
+    facts = read_json(directory / files.STEPS) or {}
+    return {
+        "status": "failed",
+        "message": message,
+        "again": again,
+        "skipped": skipped,
+        "curve": curve,
+        **facts,
+    }
+
+
+class Shown:
+    """What a person sees of a cell: a bar at a terminal, else an indented line for each evaluation."""
+
+    def __init__(self) -> None:
+        self.bar = Bar() if sys.stderr.isatty() else None
+        self.learning = self.over = False
+
+    def train(self, row: Row) -> None:
+        self.learning = True
+        if self.bar and not self.over:
+            self.bar.train(row)
+
+    def valid(self, row: Row) -> None:
+        if not self.bar:
+            print(f"    step {row['step']:>6}  {measures(row)}", file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        if self.learning and not self.over:
+            print(f"    {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bar:
+            self.bar.close()
+
+
+def wait_for(directory: Path) -> None:
+    """Give a process that is still saving here time to end, such as the cell of a comparison that was killed."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with RunLock(directory):
+                return
+        except UserError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+
+
+def end_with_parent() -> None:
+    """Ask this process to save and end when the one that started it is gone."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

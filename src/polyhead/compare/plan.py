@@ -1,0 +1,229 @@
+"""From what was typed to the rows of a comparison: every design resolved into a complete recipe, or refused with a reason.
+
+No torch here, so that a mistake is answered at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyhead import document
+from polyhead.compare.axes import Axis, Design, grid, one_at_a_time
+from polyhead.compare.budget import Budget
+from polyhead.errors import UserError, explain
+from polyhead.recipe import Recipe
+
+LONGEST_NAME = 80  # characters of a directory
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One design: its name, what it changes, and its recipe, or why there can be none."""
+
+    name: str
+    changes: tuple[str, ...]
+    recipe: Recipe | None
+    refused: str = ""
+    note: str = ""
+
+    @property
+    def is_base(self) -> bool:
+        return not self.changes
+
+    @property
+    def slug(self) -> str:
+        """The name as that of a directory; one that had to be changed gets a digest, so that none meet."""
+        safe = re.sub(r"[^\w=.,-]+", "-", self.name).strip("-.")[:LONGEST_NAME]
+        return safe if safe == self.name else f"{safe}-{digest(self.name)[:6]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole comparison before it runs: rows, the base first, each to be trained with every seed."""
+
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...]
+    budget: Budget
+    match: bool
+    out: Path
+
+    @property
+    def base(self) -> Recipe:
+        recipe = self.rows[0].recipe
+        assert recipe is not None, "the base is read before anything else"
+        return recipe
+
+    def with_rows(self, rows: Iterable[Row]) -> Plan:
+        return replace(self, rows=tuple(rows))
+
+
+def make_plan(
+    recipe: Path,
+    changes: Sequence[str],
+    axes: Sequence[Axis],
+    designs: Sequence[Design],
+    *,
+    full_grid: bool,
+    budget: Budget,
+    seeds: int,
+    match: bool,
+    out: Path | None,
+) -> Plan:
+    """Every design as a row; equal ones are merged into the first of them.
+
+    A value that is wrong in any recipe (a name nobody knows, a number out of range) is a UserError; a combination
+    that does not work is a row that says so.
+    """
+    tree = _tree(recipe, changes)
+    base = resolve(tree, ())
+    if isinstance(base, str):
+        raise UserError(base)
+    given = [value for keys, value in document.parse_overrides(changes, Recipe) if keys == ["out"]]
+    name = (
+        recipe.parent.name if recipe.stem == "recipe" else recipe.stem
+    )  # a run's own recipe is runs/NAME/recipe.yaml
+    out = out or Path(given[-1] if given else Path("runs") / f"compare-{name}")
+    varied = grid(axes, lambda change: _same(tree, change, base)) if full_grid else one_at_a_time(axes)
+    rows = [Row("base", (), base, note=warning(base, budget))]
+    for design in [*varied, *designs]:
+        found = resolve(tree, design.changes)
+        if isinstance(found, str):
+            rows.append(Row(design.name, design.changes, None, refused=found))
+        elif all(found != row.recipe for row in rows):
+            rows.append(Row(design.name, design.changes, found, note=warning(found, budget)))
+    _check_names(rows)
+    first = base.train.seed
+    return Plan(tuple(rows), tuple(range(first, first + seeds)), budget, match, out)
+
+
+def resolve(tree: Tree, changes: Iterable[str]) -> Recipe | str:
+    """The recipe with some changes, or why these do not go together."""
+    tree = copy.deepcopy(tree)
+    for keys, value in document.parse_overrides(changes, Recipe):
+        document.assign(tree, keys, value, Recipe)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        said = explain(error, Recipe)
+        if any(len(problem["loc"]) > 1 for problem in error.errors(include_url=False)):
+            raise said from None
+        return str(said)
+
+
+def _tree(path: Path, changes: Sequence[str]) -> Tree:
+    """The recipe as a mapping, with the changes that hold for all designs."""
+    tree = document.read(path)
+    for keys, value in document.parse_overrides(changes, Recipe):
+        document.assign(tree, keys, value, Recipe)
+    return {key: value for key, value in tree.items() if value is not None}
+
+
+def _same(tree: Tree, change: str, base: Recipe) -> bool:
+    return resolve(tree, [change]) == base
+
+
+def _check_names(rows: Sequence[Row]) -> None:
+    names = [row.name for row in rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two designs are called {name!r}; give one of them another name")
+
+
+def warning(recipe: Recipe, budget: Budget) -> str:
+    """What a person should know about a row before it runs; empty where there is nothing."""
+    steps = (
+        int(budget.amount)
+        if budget.kind == "steps"
+        else recipe.train.steps
+        if budget.kind == "recipe"
+        else None
+    )
+    warmup = recipe.train.schedule.options.get("warmup")
+    if steps and isinstance(warmup, int) and 2 * warmup > steps:
+        return f"the warm-up ({warmup:,} steps) is more than half of the {steps:,} steps"
+    return ""
+
+
+def schedule_of(recipe: Recipe, steps: int, points: int = 15) -> Recipe:
+    """The recipe of one cell: that many steps, about ``points`` evaluations, and nothing else that costs time.
+
+    Where checkpoints are averaged, these are spread over the same share of the steps as the recipe spreads them.
+    """
+    train = recipe.train
+    every = max(1, steps // points)
+    log = max(d for d in range(1, 5) if every % d == 0)
+    save = every
+    if train.average:
+        share = min(1.0, train.average * train.save_every / train.steps) if train.steps else 0.2
+        save = max(1, int(steps * share) // train.average)
+    settings = {
+        "steps": steps,
+        "epochs": None,
+        "eval_every": every,
+        "log_every": every // log,
+        "save_every": save,
+        "eval_bleu": False,
+        "metric": "loss",
+        "patience": None,
+        "keep": max(train.average, 1),
+        "tensorboard": False,
+    }
+    return recipe.model_copy(update={"train": train.model_copy(update=settings)})
+
+
+def identity(recipe: Recipe, budget: Budget) -> dict[str, Any]:
+    """All that the numbers of a cell follow from, besides the text; where it lies and what it is called are left out."""
+    described = recipe.model_dump(mode="json")
+    described.pop("out")
+    described["data"].pop("cache")
+    return {"recipe": described, "budget": [budget.kind, budget.amount]}
+
+
+def digest(value: Any) -> str:
+    """A short name for a value that JSON can write."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def match_parameters(plan: Plan, count: Callable[[Recipe], int]) -> Plan:
+    """Rescale d_ff of every design until its parameters agree with the base's within 1 %, or say why they cannot."""
+    wanted = count(plan.base)
+    return plan.with_rows(
+        row if row.recipe is None or row.is_base else _matched(row, row.recipe, wanted, count)
+        for row in plan.rows
+    )
+
+
+def _matched(row: Row, recipe: Recipe, wanted: int, count: Callable[[Recipe], int]) -> Row:
+    def with_d_ff(d_ff: int) -> Recipe:
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": d_ff})})
+
+    now = recipe.model.d_ff
+    assert now is not None, "a resolved model has all its sizes"
+    has = count(recipe)
+    if close(has, wanted):
+        return row
+    slope = count(with_d_ff(now + 1)) - has  # parameters are linear in d_ff
+    if slope <= 0:
+        return replace(
+            row, note=f"not matched: {has:,} parameters against {wanted:,}, and d_ff changes none of them"
+        )
+    exact = now + (wanted - has) / slope
+    for d_ff in (8 * round(exact / 8), round(exact)):  # multiples of 8 suit the kernels
+        if d_ff >= 1 and close(count(with_d_ff(d_ff)), wanted):
+            return replace(row, recipe=with_d_ff(d_ff), note=f"d_ff {d_ff} for equal parameters")
+    return replace(row, note=f"not matched: {has:,} parameters against {wanted:,}; no d_ff makes them equal")
+
+
+def close(a: int, b: int, within: float = 0.01) -> bool:
+    """Whether two counts agree within a share of the second."""
+    return abs(a - b) <= within * b

@@ -1,0 +1,139 @@
+"""From the results of cells to the rows of the table: means over seeds, intervals, significance against the base."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyhead.compare.files import read_json
+from polyhead.compare.plan import Plan, Row
+from polyhead.compare.significance import (
+    Floats,
+    bleu_of,
+    bleu_statistics,
+    chrf_of,
+    chrf_statistics,
+    interval,
+    loss_of,
+    resamples,
+)
+from polyhead.data.corpus import read_pairs
+from polyhead.train.pipeline import corpus_of
+
+Result = dict[str, Any]
+Place = Callable[[Row, int], Path]
+# what is averaged over the seeds
+MEANS = (
+    "loss", "bleu", "chrf", "parameters", "flops_per_token", "steps", "seconds", "tokens", "train_tokens_per_s",
+    "decode_tokens_per_s", "memory", "cache_per_token", "cache_constant", "dead",
+)  # fmt: skip
+QUALITY = {"bleu": bleu_of, "chrf": chrf_of, "loss": loss_of}
+
+
+def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result], place: Place) -> list[Result]:
+    """One row a design, best first; those without a result come last."""
+    statistics_of = {
+        row.name: statistics_by_seed(plan, row, done, place)
+        for row in plan.rows
+        if (done := done_seeds(plan, row, results))
+    }
+    rows = [row_of(plan, row, results, statistics_of) for row in plan.rows]
+    same_tokens = len({row["tokenizer"] for row in rows if row["status"] == "done"}) <= 1
+    for row in rows:
+        # losses of a token compare only where the tokens are the same
+        row["quality"] = (row.get("loss") if same_tokens else _minus(row.get("bleu"))) or math.inf
+    rows.sort(key=lambda row: row.pop("quality"))
+    return [{"rank": i + 1, **row} for i, row in enumerate(rows)]
+
+
+def done_seeds(plan: Plan, row: Row, results: Mapping[tuple[str, int], Result]) -> list[int]:
+    """The seeds of a row that have a result."""
+    return [seed for seed in plan.seeds if results.get((row.name, seed), {}).get("status") == "done"]
+
+
+def row_of(
+    plan: Plan,
+    row: Row,
+    results: Mapping[tuple[str, int], Result],
+    statistics_of: Mapping[str, Mapping[int, dict[str, Floats]]],
+) -> Result:
+    """One row: what it is, how it went, what was measured."""
+    cells = [results.get((row.name, seed), {"status": "waiting"}) for seed in plan.seeds]
+    done = [cell for cell in cells if cell["status"] == "done"]
+    failed = [cell for cell in cells if cell["status"] == "failed"]
+    status = "refused" if row.refused else "done" if done else "failed" if failed else "waiting"
+    message = row.refused or "; ".join(dict.fromkeys(cell["message"] for cell in failed))
+    found: Result = {
+        "name": row.name,
+        "base": row.is_base,
+        "status": status,
+        "message": message,
+        "note": row.note,
+        "changes": list(row.changes),
+        "seeds": len(done),
+        "tokenizer": repr(row.recipe.tokenizer) if row.recipe else None,
+    }
+    for name in MEANS:
+        values = [cell[name] for cell in done if cell.get(name) is not None]
+        found[name] = statistics.fmean(values) if values else None
+    found["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
+    found["ppl"] = math.exp(min(found["loss"], 700.0)) if found["loss"] is not None else None
+    for name in QUALITY:
+        found[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
+    found["split"] = done[0]["split"] if done else None
+    found["signatures"] = done[0]["signatures"] if done else None
+    found["curves"] = [cell.get("curve", []) for cell in cells if cell.get("curve")]
+    found["recipe"] = next((cell["recipe"] for cell in done), row.recipe.dump_yaml() if row.recipe else None)
+    found |= quality(row, plan, statistics_of)
+    return found
+
+
+def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[str, Floats]]]) -> Result:
+    """Intervals of each measure, and significance against the base over the seeds that both have."""
+    own, base = statistics_of.get(row.name, {}), statistics_of.get(plan.rows[0].name, {})
+    found: Result = {}
+    for name, score in QUALITY.items():
+        shared = [seed for seed in own if seed in base and not row.is_base]
+        paired = [
+            s for s in shared if len(own[s][name]) == len(base[s][name]) and _same(own[s], base[s], name)
+        ]
+        use = paired or list(own)
+        if not use:
+            found[f"{name}_interval"] = found[f"{name}_p"] = None
+            continue
+        mine = [own[seed][name] for seed in use]
+        theirs = [base[seed][name] for seed in paired] or None
+        result = interval(mine, theirs, score, resamples(len(mine[0])))
+        found[f"{name}_interval"], found[f"{name}_p"] = [result.low, result.high], result.p
+    return found
+
+
+def _same(own: dict[str, Floats], base: dict[str, Floats], name: str) -> bool:
+    """Losses pair only where both designs count the same tokens."""
+    return name != "loss" or bool((own["loss"][:, 1] == base["loss"][:, 1]).all())
+
+
+def statistics_by_seed(
+    plan: Plan, row: Row, seeds: Sequence[int], place: Place
+) -> dict[int, dict[str, Floats]]:
+    """Statistics by sentence of every measure, for each seed that is done."""
+    data, found = plan.base.data, {}
+    _, references, _ = read_pairs(corpus_of(plan.base, "test" if data.test else "valid"))
+    for seed in seeds:
+        outputs = read_json(place(row, seed) / "outputs.json")
+        assert outputs is not None, "outputs.json is written before result.json"
+        found[seed] = {
+            "bleu": bleu_statistics(outputs["outputs"], references, data.target_lang),
+            "chrf": chrf_statistics(outputs["outputs"], references),
+            "loss": np.stack([outputs["nll"], outputs["tokens"]], 1).astype(np.float64),
+        }
+    return found
+
+
+def _minus(value: float | None) -> float | None:
+    return None if value is None else -value

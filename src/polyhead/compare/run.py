@@ -1,0 +1,273 @@
+"""The whole comparison: what is shared, cell after cell, and the rows that come of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyhead.compare import files
+from polyhead.compare.files import read_json, write_json
+from polyhead.compare.page import write_page
+from polyhead.compare.plan import Plan, Row, digest, identity, match_parameters
+from polyhead.compare.process import Stop, run_process, stopping
+from polyhead.compare.results import rows_of
+from polyhead.compare.table import write_csv
+from polyhead.data.corpus import texts
+from polyhead.data.files import fingerprint
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.train.lock import RunLock
+from polyhead.train.pipeline import corpus_of
+from polyhead.train.reporting import duration
+
+SECTIONS = ("data", "tokenizer", "model", "train", "generation")
+
+
+class Cell(NamedTuple):
+    """One row with one seed, and where it lives."""
+
+    row: Row
+    seed: int
+    directory: Path
+
+
+def prepare(plan: Plan) -> Plan:
+    """Refuse what another comparison has made, train the tokenizers, and make parameters equal if that is wanted."""
+    check_out(plan)
+    for split in ("train", "valid", "test"):
+        if getattr(plan.base.data, split):
+            corpus_of(plan.base, split)
+    if not plan.match:
+        return plan
+    from polyhead.compare.measure import parameters
+
+    def count(recipe: Recipe) -> int:
+        return parameters(recipe, Tokenizer.load(tokenizer_of(recipe, plan.out)).vocab_size)
+
+    return match_parameters(plan, count)
+
+
+def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
+    """Run every cell that is not finished. The rows, and whether all cells are done (else it was interrupted)."""
+    begin(plan)
+    cells = [
+        Cell(row, seed, place(plan, row, seed)) for row in plan.rows if row.recipe for seed in plan.seeds
+    ]
+    for row in plan.rows:
+        if row.refused:
+            say(f"{row.name}: cannot be built: {row.refused}")
+        elif row.note:
+            say(f"{row.name}: {row.note}")
+    with RunLock(plan.out), stopping() as stop:
+        results: dict[tuple[str, int], dict[str, Any]] = {}
+        finished = True
+        for number, (cell, left) in enumerate(pending(cells, plan), 1):
+            if finished:
+                finished = one(cell, plan, stop, f"[{number}/{len(cells)}]", left)
+            results[cell.row.name, cell.seed] = outcome(cell, plan)
+            if finished:
+                publish(plan, results)
+        return publish(plan, results), finished
+
+
+def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
+    """The cells with what is left after each, as a person would say it."""
+    spent: list[float] = []
+    for i, cell in enumerate(cells):
+        rest = sum(read_result(other, plan) is None for other in cells[i + 1 :])
+        before, ran = time.monotonic(), read_result(cell, plan) is None
+        mean = (
+            sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
+        )
+        yield cell, f", about {duration(mean * rest)} more for the rest" if mean and rest else ""
+        if ran:
+            spent.append(time.monotonic() - before)
+
+
+def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
+    """Run one cell in its own process, if it is not finished; False if that was interrupted."""
+    name = cell.row.name + (f", seed {cell.seed}" if len(plan.seeds) > 1 else "")
+    found = read_result(cell, plan)
+    if found is not None:
+        say(f"{number} {name}: {brief(found)} (finished before)")
+        return True
+    begun = (cell.directory / "checkpoints").is_dir()
+    say(f"{number} {name}{': goes on' if begun else ''}{left}")
+    ask(cell, plan)
+    start = time.monotonic()
+    code = run_process(cell.directory, stop)
+    if stop.asked:
+        return False
+    found = read_result(cell, plan, whatever=True)
+    if code and found is None:
+        found = {"status": "failed", "message": died(code)}
+        write_json(cell.directory / files.RESULT, {"key": key_of(cell, plan), **found, "again": True})
+    assert found is not None, "a cell that ends well has a result"
+    say(f"    {brief(found)} in {duration(time.monotonic() - start)}")
+    return True
+
+
+def ask(cell: Cell, plan: Plan) -> None:
+    """Write down what the cell is to do. All seeds of a design take the steps that its first one was given."""
+    recipe = cell_recipe(cell, plan)
+    first = read_json(place(plan, cell.row, plan.seeds[0]) / files.STEPS) or {}
+    (cell.directory / files.RESULT).unlink(missing_ok=True)
+    write_json(
+        cell.directory / files.CELL,
+        {
+            "key": key_of(cell, plan),
+            "recipe": recipe.model_dump(mode="json"),
+            "budget": [plan.budget.kind, plan.budget.amount],
+            "tokenizer": str(tokenizer_of(recipe, plan.out)),
+            "steps": first.get("steps"),
+        },
+    )
+
+
+def cell_recipe(cell: Cell, plan: Plan) -> Recipe:
+    """The row's recipe with the seed, in the cell's place, with the store of tokens that all cells share."""
+    assert cell.row.recipe is not None
+    recipe = cell.row.recipe
+    return recipe.model_copy(
+        update={
+            "train": recipe.train.model_copy(update={"seed": cell.seed}),
+            "data": recipe.data.model_copy(
+                update={"cache": recipe.data.cache or plan.out / "shared" / "tokens"}
+            ),
+            "out": cell.directory,
+        }
+    )
+
+
+def place(plan: Plan, row: Row, seed: int) -> Path:
+    """The directory of a cell."""
+    return plan.out / "cells" / f"{row.slug}.s{seed}"
+
+
+def key_of(cell: Cell, plan: Plan) -> str:
+    """What a result belongs to: the recipe and the budget."""
+    return digest(identity(cell_recipe(cell, plan), plan.budget))
+
+
+def read_result(cell: Cell, plan: Plan, whatever: bool = False) -> dict[str, Any] | None:
+    """What was measured, None if nothing is yet or, unless ``whatever``, if it failed in a way that may pass.
+
+    A directory that was made for another design of the same name is a UserError.
+    """
+    asked = read_json(cell.directory / files.CELL)
+    if asked is not None and asked["key"] != key_of(cell, plan):
+        raise UserError(
+            f"{cell.directory} was made for another design called {cell.row.name!r}; "
+            "give this one another name, or the comparison another --out"
+        )
+    found = read_json(cell.directory / files.RESULT)
+    return None if found is None or (found.get("again") and not whatever) else found
+
+
+def outcome(cell: Cell, plan: Plan) -> dict[str, Any]:
+    """The result of a cell, or that there is none yet."""
+    return read_result(cell, plan, whatever=True) or {"status": "waiting"}
+
+
+def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as they stand, written as JSON, CSV and a page."""
+    rows = rows_of(plan, results, lambda row, seed: place(plan, row, seed))
+    write_json(
+        plan.out / "compare.json", {"budget": str(plan.budget), "seeds": list(plan.seeds), "rows": rows}
+    )
+    write_csv(plan.out / "compare.csv", rows)
+    write_page(plan.out / "compare.html", rows, plan)
+    return rows
+
+
+def tokenizer_of(recipe: Recipe, out: Path) -> Path:
+    """The directory of the tokenizer of a recipe, trained if it is not there yet: one for all that ask for the same."""
+    asked = {"tokenizer": recipe.tokenizer.model_dump(mode="json"), "text": text_of(recipe, "train")}
+    directory = out / "shared" / f"tokenizer-{digest(asked)}"
+    if not (directory / "tokenizer.json").is_file():
+        start = time.monotonic()
+        tokenizer = train_tokenizer(
+            texts(corpus_of(recipe, "train")), recipe.tokenizer.kind, recipe.tokenizer.vocab_size
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(directory)
+        say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")
+    return directory
+
+
+def text_of(recipe: Recipe, split: str) -> dict[str, str]:
+    """The files of a split with the digests of their text."""
+    return {path.name: fingerprint(path)[0][:16] for path in recipe.data.paths(split)}
+
+
+def begin(plan: Plan) -> None:
+    """Write down what is compared, so that another comparison in the same place is refused."""
+    write_json(plan.out / files.COMPARISON, described(plan))
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """All that rows must have in common to stand in one table."""
+    text = {
+        split: text_of(plan.base, split)
+        for split in ("train", "valid", "test")
+        if getattr(plan.base.data, split)
+    }
+    return {**identity(plan.base, plan.budget), "match": plan.match, "text": text}
+
+
+def check_out(plan: Plan) -> None:
+    """An output directory goes with one base recipe, budget and text; rows and seeds may be added."""
+    if (plan.out / "checkpoints").is_dir() or (plan.out / "model.safetensors").is_file():
+        raise UserError(f"{plan.out} is the directory of a run; choose another one with --out")
+    before, now = read_json(plan.out / files.COMPARISON), described(plan)
+    if before is None:
+        return
+    changed = [name for name in ("budget", "match", "text") if before.get(name) != now[name]]
+    there = before["recipe"]
+    if there != now["recipe"]:
+        changed = (
+            sorted(
+                f"{section}.{name}"
+                for section in SECTIONS
+                for name in now["recipe"][section]
+                if there.get(section, {}).get(name) != now["recipe"][section][name]
+            )
+            + changed
+        )
+    if changed:
+        raise UserError(
+            f"{plan.out} holds another comparison: {', '.join(changed)} differ{'s' * (len(changed) == 1)}; "
+            "choose another directory with --out"
+        )
+
+
+def brief(found: dict[str, Any]) -> str:
+    """One cell in a line."""
+    if found["status"] != "done":
+        return f"failed: {found['message']}"
+    return f"loss {found['loss']:.3f}, BLEU {found['bleu']:.2f}, {found['steps']:,} steps"
+
+
+def died(code: int) -> str:
+    """Why a process ended without a result."""
+    if code in (-9, 137):
+        return "killed by the system, most likely for want of memory"
+    return f"its process ended with code {code}; its last lines say why"
+
+
+def show_plan(plan: Plan) -> str:
+    """The designs before they run."""
+    lines = [f"{len(plan.rows)} designs, {len(plan.seeds)} seeds each, {plan.budget}, to {plan.out}"]
+    for row in plan.rows:
+        what = f"cannot be built: {row.refused}" if row.refused else row.note or " ".join(row.changes)
+        lines.append(f"  {row.name}  {what}".rstrip())
+    return "\n".join(lines)
+
+
+def say(line: str) -> None:
+    """Tell the person who waits."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""How sure a difference is: paired bootstrap resampling of sentences (Koehn, 2004), computed from sums by sentence.
+
+Shapes: N sentences, R resamples, K statistics of a sentence. A corpus score is a function of the statistics' sums,
+so R resampled corpora are one product of (R, N) counts with (N, K) statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyhead.analysis.metrics import bleu_tokenizer
+
+Floats = NDArray[np.float64]
+Score = Callable[[Floats], Floats]
+"""Sums of the statistics to scores: (R, K) -> (R,)."""
+
+RESAMPLES = 1000
+SEED = 12345  # sacreBLEU's
+ORDERS = 4  # of BLEU's n-grams
+BETA = 2.0  # of chrF
+
+
+class Interval(NamedTuple):
+    """A score with its 95 % interval, and how likely a difference as large from the base would be by chance."""
+
+    value: float
+    low: float
+    high: float
+    p: float | None  # None for the base itself
+
+
+def resamples(n: int, seed: int = SEED) -> NDArray[np.int64]:
+    """How often each of n sentences is drawn into each resampled corpus: (R, N). The draws are sacreBLEU's."""
+    drawn = np.random.default_rng(seed).choice(n, size=(RESAMPLES, n), replace=True)
+    return np.stack([np.bincount(row, minlength=n) for row in drawn])
+
+
+def interval(
+    systems: Sequence[Floats], base: Sequence[Floats] | None, score: Score, counts: NDArray[Any]
+) -> Interval:
+    """The score of a design and its interval, paired with the base where one is given.
+
+    ``systems`` and ``base`` hold the statistics (N, K) of each seed; a resample draws sentences, and its score is
+    the mean over the seeds. So the interval is about other sentences; what other seeds would do is not in it.
+    """
+    values, sampled = scores(systems, score, counts)
+    low, high = np.percentile(sampled, [2.5, 97.5])
+    p = None
+    if base is not None:
+        base_value, base_sampled = scores(base, score, counts)
+        p = p_value(sampled - base_sampled, values - base_value)
+    return Interval(values, float(low), float(high), p)
+
+
+def scores(seeds: Sequence[Floats], score: Score, counts: NDArray[Any]) -> tuple[float, Floats]:
+    """The mean score of some seeds, and that of each resample."""
+    value = float(np.mean([score(stats.sum(0, keepdims=True))[0] for stats in seeds]))
+    sampled: Floats = np.mean([score(counts @ stats) for stats in seeds], axis=0)
+    return value, sampled
+
+
+def p_value(differences: Floats, observed: float) -> float:
+    """Two-sided: how often resampling alone moves the difference further from its mean than it is from 0.
+
+    As in sacreBLEU: |differences| less their mean against the observed one, and one resample more than there were.
+    """
+    sizes = np.abs(differences)
+    beyond = int(np.sum(sizes - sizes.mean() > abs(observed)))
+    return (beyond + 1) / (len(differences) + 1)
+
+
+def bleu_statistics(outputs: Sequence[str], references: Sequence[str], lang: str) -> Floats:
+    """(N, 10): lengths of output and reference, then for orders 1 to 4 the n-grams that are right, and all."""
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU(tokenize=bleu_tokenizer(lang, references))
+    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
+
+
+def chrf_statistics(outputs: Sequence[str], references: Sequence[str]) -> Floats:
+    """(N, 18): for orders 1 to 6 the character n-grams of the output, of the reference, and of both."""
+    from sacrebleu.metrics import CHRF
+
+    metric = CHRF()
+    return np.array(metric._extract_corpus_statistics(list(outputs), [list(references)]), dtype=np.float64)
+
+
+def bleu_of(sums: Floats) -> Floats:
+    """Corpus BLEU (Papineni et al., 2002) with sacreBLEU's smoothing: (R, 10) -> (R,).
+
+    The i-th order without a match counts as 1 / 2^i n-gram; an order without any n-gram makes the score 0.
+    """
+    output, reference, right, total = sums[:, 0], sums[:, 1], sums[:, 2 : 2 + ORDERS], sums[:, 2 + ORDERS :]
+    missed = (right == 0) & (total > 0)
+    smoothed = np.where(missed, 0.5 ** np.cumsum(missed, 1), right)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.where(total > 0, 100 * smoothed / total, 0.0)
+        mean = np.exp(np.log(precision).mean(1))
+        brevity = np.where(output < reference, np.exp(1 - reference / output), 1.0)
+    return np.where(right.any(1) & (total > 0).all(1), brevity * mean, 0.0)
+
+
+def chrf_of(sums: Floats) -> Floats:
+    """Corpus chrF2 (Popović, 2015): F of the mean precision and the mean recall over the orders: (R, 18) -> (R,)."""
+    output, reference, both = sums[:, 0::3], sums[:, 1::3], sums[:, 2::3]
+    there = (output > 0) & (reference > 0)
+    orders = np.maximum(there.sum(1), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.where(there, both / output, 0.0).sum(1) / orders
+        recall = np.where(there, both / reference, 0.0).sum(1) / orders
+        score = 100 * (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
+    return np.where(precision + recall > 0, score, 0.0)
+
+
+def loss_of(sums: Floats) -> Floats:
+    """-log p of a token: (R, 2) -> (R,), from sums of -log p and of tokens."""
+    return sums[:, 0] / sums[:, 1]

@@ -1,0 +1,189 @@
+"""The rows as text: two tables that fit 120 columns, quality and cost, and a CSV of everything."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyhead.compare.plan import Plan
+from polyhead.train.files import replace_file
+
+Row = Mapping[str, Any]
+NAME = 38  # characters of a design's name
+LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank")  # not in the CSV
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
+    """Quality, cost, and what went wrong; the base is marked with an arrow."""
+    done = [row for row in rows if row["status"] == "done"]
+    rest = [row for row in rows if row["status"] != "done" or row["note"] or row["message"]]
+    many = len(plan.seeds) > 1
+    parts = []
+    if done:
+        split = done[0]["split"]
+        parts.append(_grid(done, _quality_columns(done, many), bold))
+        parts.append(_grid(done, COSTS, bold))
+        parts.append(
+            f"loss, ppl: validation text. BLEU, chrF: {split} text, with the 95 % interval of 1,000 bootstrap resamples."
+            "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
+            + ("\n±: standard deviation over the seeds." if many else "")
+        )
+    if rest:
+        parts.append("\n".join(f"{row['name']}: {said(row)}" for row in rest))
+    return "\n\n".join(parts)
+
+
+def said(row: Row) -> str:
+    """Why a row has no numbers, or what should be known about it."""
+    words = {"refused": "cannot be built: ", "failed": "failed: ", "waiting": "not run yet", "done": ""}
+    return words[row["status"]] + (row["message"] or row["note"])
+
+
+def short(value: float | None, digits: int = 3) -> str:
+    """1,234,567 as 1.23M; a dash where there is nothing."""
+    if value is None:
+        return "-"
+    for scale, letter in SCALES:
+        if abs(value) >= scale * 0.9995:
+            return f"{_figures(value / scale, digits)}{letter}"
+    return _figures(value, digits)
+
+
+def _figures(value: float, digits: int) -> str:
+    """Three figures, never in powers of ten."""
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, digits - whole)}f}" if value else "0"
+
+
+def memory(value: float | None) -> str:
+    """Bytes as people say them."""
+    return (
+        "-" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    )
+
+
+def cache(row: Row) -> str:
+    """Bytes of the cache: for each token, or for the whole sequence where they are constant."""
+    if row["cache_per_token"] is None:
+        return "-"
+    if not row["cache_per_token"]:
+        return f"{short(row['cache_constant'])} const"
+    return short(row["cache_per_token"])
+
+
+def seconds(value: float | None) -> str:
+    """12:34, or 1:02:03."""
+    if value is None:
+        return "-"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def significance(p: float | None) -> str:
+    """p, with a star where it is below 0.05."""
+    return "" if p is None else f"{p:.3f}{'*' if p < 0.05 else ' '}"
+
+
+def percent(value: float | None) -> str:
+    """A share of one as a percentage."""
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _quality_columns(rows: Sequence[Row], many: bool) -> list[Column]:
+    def spread(name: str, digits: int) -> list[Column]:
+        return [("±", lambda row: _fixed(row[f"{name}_spread"], digits))] if many else []
+
+    def between(name: str) -> Column:
+        return (
+            "95 %",
+            lambda row: "{:.1f}-{:.1f}".format(*row[f"{name}_interval"]) if row[f"{name}_interval"] else "",
+        )
+
+    def p(name: str) -> Column:
+        return "p", lambda row: significance(row[f"{name}_p"])
+
+    return [
+        ("loss", lambda row: _fixed(row["loss"], 3)),
+        *spread("loss", 3),
+        p("loss"),
+        ("ppl", lambda row: _figures(row["ppl"], 3)),
+        ("BLEU", lambda row: _fixed(row["bleu"], 2)),
+        *spread("bleu", 1),
+        between("bleu"),
+        p("bleu"),
+        ("chrF", lambda row: _fixed(row["chrf"], 2)),
+        between("chrf"),
+        p("chrf"),
+    ]
+
+
+COSTS: list[Column] = [
+    ("params", lambda row: short(row["parameters"])),
+    ("FLOPs/tok", lambda row: short(row["flops_per_token"])),
+    ("steps", lambda row: f"{row['steps']:,.0f}"),
+    ("time", lambda row: seconds(row["seconds"])),
+    ("train/s", lambda row: short(row["train_tokens_per_s"])),
+    ("decode/s", lambda row: short(row["decode_tokens_per_s"])),
+    ("memory", lambda row: memory(row["memory"])),
+    ("cache B/tok", cache),
+    ("skipped", lambda row: f"{row['skipped']}"),
+    ("dead", lambda row: percent(row["dead"])),
+]
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
+    """Aligned columns, names on the left and numbers on the right."""
+    head = ["", "design", *(title for title, _ in columns)]
+    cells = [
+        ["->" if row["base"] else "", clipped(row["name"]), *(show(row) for _, show in columns)]
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    lines = []
+    for line in [head, *cells]:
+        left = [text.ljust(width) for text, width in zip(line[:2], widths[:2], strict=True)]
+        right = [text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)]
+        text = "  ".join([" ".join(left), *right]).rstrip()
+        lines.append(f"\033[1m{text}\033[0m" if bold and line[0] else text)
+    return "\n".join(lines)
+
+
+def clipped(name: str) -> str:
+    """A name that fits into its column."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Every number of every row; an interval is two columns."""
+    flat = [_flat(row) for row in rows]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in flat for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    replace_file(path, out.getvalue().encode())
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat = {}
+    for key, value in row.items():
+        if key in LEFT_OUT:
+            continue
+        if key.endswith("_interval"):
+            flat[f"{key.removesuffix('_interval')}_low"], flat[f"{key.removesuffix('_interval')}_high"] = (
+                value or ("", "")
+            )
+        else:
+            flat[key] = value
+    return flat
