@@ -14,7 +14,15 @@ from polyhead.models import build
 
 pytest.importorskip("transformers")
 
-SIZES = {"vocab_size": 50, "d_model": 16, "n_layers": 2, "n_decoder_layers": 1, "n_heads": 2, "d_ff": 24, "max_len": 20}
+SIZES = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_decoder_layers": 1,
+    "n_heads": 2,
+    "d_ff": 24,
+    "max_len": 20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +40,11 @@ def peers() -> ModuleType:
     [
         {},
         {"position": "learned", "feed_forward": {"name": "gelu", "dropout": 0.5}, "scale_embedding": False},
-        {"position": {"name": "sinusoidal", "base": 50.0}, "feed_forward": "silu", "attention": {"name": "softmax", "dropout": 0.5}},
+        {
+            "position": {"name": "sinusoidal", "base": 50.0},
+            "feed_forward": "silu",
+            "attention": {"name": "softmax", "dropout": 0.5},
+        },
     ],
 )
 def test_the_twin_of_hugging_face_gives_the_same_logits(peers, norm_first, changes):

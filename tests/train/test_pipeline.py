@@ -18,6 +18,7 @@ import polyhead as ph
 from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
+from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import read_metrics
@@ -118,6 +119,33 @@ def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
     assert ph.load(recipe.out).translate(["ein hund"])  # of the newest checkpoint
     _, outcome = run_training(load_recipe(recipe.out / "recipe.yaml"), resume=True, report=Notes())
     assert (outcome.how, outcome.step) == ("done", 9)
+
+
+@pytest.mark.parametrize(("number", "patience"), [(signal.SIGTERM, None), (signal.SIGINT, 1)])
+def test_a_signal_in_the_final_evaluation_loses_nothing(
+    number: signal.Signals, patience: int | None, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verb ends as an interrupted one, and going on gives the run that was never interrupted, bit for bit."""
+    early: dict[str, Any] = {"patience": patience, "lr": 1e-9, "eval_every": 1, "ema": None} if patience else {}
+    whole, cut = (small_recipe(corpus, **{"steps": 6, "out": name, **early}) for name in ("whole", "cut"))
+    _, outcome = run_training(whole, report=Notes())
+    assert outcome.how == ("stopped early" if patience else "done")
+    (corpus / "cut.yaml").write_text(cut.dump_yaml())
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "evaluate", lambda *_, **__: signal.raise_signal(number))
+        assert main(["train", str(corpus / "cut.yaml")]) == 130
+    assert signal.getsignal(number) is before
+    said = capsys.readouterr().err.splitlines()
+    on = f"go on with: polyhead train {cut.out}/recipe.yaml --resume"
+    assert said[-2:] == ["training is done, its final evaluation is not", f"saved at step {outcome.step}; {on}"]
+    assert not (cut.out / "model.safetensors").exists()
+    assert main(["train", str(cut.out / "recipe.yaml"), "--resume"]) == 0
+    assert [(cut.out / name).read_bytes() for name in ("model.safetensors", "README.md")] == [
+        (whole.out / name).read_bytes() for name in ("model.safetensors", "README.md")
+    ]
+    rows = [[{**row, "tokens_per_s": 0, "ms_per_step": 0} for row in read_metrics(r.out / "metrics.jsonl")] for r in (whole, cut)]
+    assert rows[0] == rows[1]
 
 
 def test_a_second_signal_ends_at_once() -> None:

@@ -24,7 +24,7 @@ from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome, total_steps, train
 from polyhead.train.reporting import Metrics, Reporter, Reporters, TensorBoard, at_terminal, duration
 from polyhead.train.resume import check_directory, check_rates, check_same
-from polyhead.train.signals import stop_on_signal
+from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.tasks.translation import Measure, Translation
 from polyhead.train.training import Training, final_weights
 
@@ -78,12 +78,11 @@ def run_training(
             )
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra)
+                if outcome.how != "interrupted":
+                    _finish(run, recipe, task, outcome, training, told, judge or scores)
             if outcome.how == "interrupted":
                 on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume"])
                 told.say(f"saved at step {outcome.step}; go on with: {on}")
-            else:
-                origin = final_weights(training, recipe.train, checkpoints)
-                _finish(run, recipe, task, outcome, origin, told, judge or scores)
             run.model.eval()
             return run, outcome
 
@@ -149,11 +148,30 @@ def _finish(
     recipe: Recipe,
     task: Translation,
     outcome: Outcome,
-    origin: str,
+    training: Training,
     report: Reporter,
     judge: Judge,
 ) -> None:
-    """Measure the final weights and write the run directory."""
+    """Measure the final weights and write the run directory.
+
+    A signal while it measures makes the outcome "interrupted": all weights are saved, and --resume measures anew.
+    """
+    try:
+        with end_on_signal():
+            origin = final_weights(training, recipe.train, recipe.out / "checkpoints")
+            facts = _facts(run, task, origin, judge)
+    except KeyboardInterrupt:
+        outcome.how = "interrupted"
+        report.say("training is done, its final evaluation is not")
+        return
+    run.save(recipe.out, card(recipe, facts))
+    for name, value in facts.items():
+        report.say(f"{name}: {value}")
+    report.say(f"finished ({outcome.how}) at step {outcome.step}: {recipe.out}")
+
+
+def _facts(run: Run, task: Translation, origin: str, judge: Judge) -> dict[str, str]:
+    """What is measured of the final weights, for the README.md."""
     run.model.eval()
     with torch.inference_mode():
         measured = task.evaluate(run.model)
@@ -166,11 +184,7 @@ def _finish(
         "valid loss": f"{measured['loss']:.4f}",
         "valid perplexity": f"{measured['ppl']:.3f}",
     }
-    facts |= judge(run, task)
-    run.save(recipe.out, card(recipe, facts))
-    for name, value in facts.items():
-        report.say(f"{name}: {value}")
-    report.say(f"finished ({outcome.how}) at step {outcome.step}: {recipe.out}")
+    return facts | judge(run, task)
 
 
 def scores(run: Run, task: Translation) -> dict[str, str]:

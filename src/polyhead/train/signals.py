@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a question to ask between two steps."""
+"""Ctrl-C and SIGTERM: as a question to ask between two steps, or as the end of work that can be done again."""
 
 from __future__ import annotations
 
@@ -25,9 +25,30 @@ def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         caught.append(number)
         say("stopping after this step; once more stops at once, without saving")
 
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _handled(catch):
         yield lambda: bool(caught)
+
+
+@contextmanager
+def end_on_signal() -> Iterator[None]:
+    """Ctrl-C or SIGTERM raises KeyboardInterrupt at once: for work of which nothing is lost. Main thread alone, as above."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _handled(end):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Both signals go to the handler, and afterwards to whom they went before."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
