@@ -18,7 +18,7 @@ from polyhead.config import ModelConfig
 from polyhead.data.batches import plan_epoch
 from polyhead.errors import UserError, explain, nearest, unknown
 from polyhead.fast.pack import packed
-from polyhead.generate.search import Hypothesis, pad, search_all
+from polyhead.generate.search import Hypothesis, in_order, pad, search
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
@@ -80,7 +80,7 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text as tokens with scores; ``changes`` are fields of GenerationConfig."""
         tokenizer = self.tokenizer
-        return search_all(
+        found = search(
             self.model,
             tokenizer.encode(texts),
             _changed(self.generation, changes),
@@ -89,8 +89,8 @@ class Run:
             pad_id=tokenizer.pad_id,
             max_len=self.config.max_len,
             truncate=truncate,
-            progress=progress,
         )
+        return in_order(found, len(texts), progress)
 
     @overload
     def translate(self, texts: Sequence[str], *, n_best: None = None, **changes: Any) -> list[str]: ...

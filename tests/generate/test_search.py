@@ -2,12 +2,16 @@ import pytest
 import torch
 
 from polyhead.errors import UserError
-from polyhead.generate.search import _batches, limit, pad, search, search_all
+from polyhead.generate.search import _batches, in_order, limit, pad, search
 from polyhead.recipe import GenerationConfig
 
 EOS, BOS, PAD = 0, 4, 9
 GIVEN = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "max_len": 12}
 SOURCES = [[1, 2], [3], [], [2, 2, 1, 3], [1, 2], [], [3, 1, 2]]
+
+
+def search_all(model, sources, config, progress=None, **options):
+    return in_order(search(model, sources, config, **GIVEN, **options), len(sources), progress)
 
 
 @pytest.mark.acceptance("C1")
@@ -23,7 +27,7 @@ def test_lines_come_back_in_order_whatever_the_batches(table, plain, beam_size, 
         max_length_extra=3,
     )
     told = []
-    found = search_all(model, SOURCES, config, progress=told.append, **GIVEN)
+    found = search_all(model, SOURCES, config, progress=told.append)
     assert told == list(range(1, len(SOURCES) + 1))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         if not source:
@@ -44,24 +48,24 @@ def test_the_stream_yields_every_line_once_longest_first(table):
 def test_a_line_longer_than_the_model_is_named_or_cut_when_asked(table, plain, length):
     source = [1, 2, 3] * 5
     sources, config = [[1], source[:length]], GenerationConfig(beam_size=2)
-    cut = search_all(table(2), sources, config, truncate=True, **GIVEN)
+    cut = search_all(table(2), sources, config, truncate=True)
     [wanted, _] = plain(table(2), [*source[: min(length, 11)], EOS], 12, 1.0, 2, False)
     assert (tuple(cut[1][0].tokens), cut[1][0].score) == (
         wanted.tokens,
         pytest.approx(wanted.score, abs=1e-5),
     )
     if length <= 11:
-        assert search_all(table(2), sources, config, **GIVEN) == cut
+        assert search_all(table(2), sources, config) == cut
     else:
         with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* 12 at most.*first 11 tokens"):
-            search_all(table(2), sources, config, **GIVEN)
+            search_all(table(2), sources, config)
 
 
 @pytest.mark.acceptance("C5")
 def test_outputs_stop_at_the_ratio_and_at_the_greatest_length_of_the_model(table):
     model = table(0, eos=-100.0)
     config = GenerationConfig(beam_size=2, max_length_ratio=1.5, max_length_extra=2)
-    lengths = [len(h[0].tokens) for h in search_all(model, [[1], [1, 2, 3], [3] * 11], config, **GIVEN)]
+    lengths = [len(h[0].tokens) for h in search_all(model, [[1], [1, 2, 3], [3] * 11], config)]
     assert lengths == [3, 6, 12]
     assert [limit(n, config) for n in (0, 1, 2, 3)] == [2, 3, 5, 6]
 
@@ -69,15 +73,15 @@ def test_outputs_stop_at_the_ratio_and_at_the_greatest_length_of_the_model(table
 def test_a_prefix_begins_the_output_of_its_line(table):
     prefix = [[3], [], [2], [1, 1, 1, 1, 1, 1], [2], [], [3, 3]]
     config = GenerationConfig(beam_size=2, max_length_ratio=1.0, max_length_extra=0)
-    found = search_all(table(2), SOURCES, config, prefix=prefix, **GIVEN)
+    found = search_all(table(2), SOURCES, config, prefix=prefix)
     for source, given, hypotheses in zip(SOURCES, prefix, found, strict=True):
         assert hypotheses[0].tokens[: len(given)] == given or not source
     with pytest.raises(UserError, match="7 lines, but 1 prefixes"):
-        search_all(table(2), SOURCES, config, prefix=[[3]], **GIVEN)
+        search_all(table(2), SOURCES, config, prefix=[[3]])
     with pytest.raises(UserError, match="prefix of line 1 has 12 tokens"):
-        search_all(table(2), [[1]], config, prefix=[[3] * 12], **GIVEN)
+        search_all(table(2), [[1]], config, prefix=[[3] * 12])
     with pytest.raises(UserError, match="prefix of line 2 contains the end-of-sentence token 0"):
-        search_all(table(2), [[1], [1]], config, prefix=[[], [1, EOS]], **GIVEN)
+        search_all(table(2), [[1], [1]], config, prefix=[[], [1, EOS]])
 
 
 def test_batches_hold_every_line_once_within_the_budget():

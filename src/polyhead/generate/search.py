@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -14,7 +14,7 @@ from polyhead.generate.greedy import greedy
 from polyhead.generate.state import Decoder, Hypothesis
 from polyhead.recipe import GenerationConfig
 
-__all__ = ["Hypothesis", "limit", "pad", "search", "search_all"]
+__all__ = ["Hypothesis", "in_order", "limit", "pad", "search"]
 
 EMPTY = Hypothesis([], 0.0, 0.0)
 
@@ -62,37 +62,16 @@ def search(
         )
 
 
-def search_all(
-    model: Decoder,
-    sources: Sequence[Sequence[int]],
-    config: GenerationConfig,
-    *,
-    bos_id: int,
-    eos_id: int,
-    pad_id: int,
-    max_len: int,
-    truncate: bool = False,
-    prefix: Sequence[Sequence[int]] | None = None,
-    progress: Callable[[int], None] | None = None,
+def in_order(
+    found: Iterable[tuple[int, list[Hypothesis]]], n: int, progress: Callable[[int], None] | None = None
 ) -> list[list[Hypothesis]]:
-    """The same in the order of the lines; ``progress`` is told how many are done."""
-    found: list[list[Hypothesis]] = [[]] * len(sources)
-    stream = search(
-        model,
-        sources,
-        config,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        pad_id=pad_id,
-        max_len=max_len,
-        truncate=truncate,
-        prefix=prefix,
-    )
-    for done, (line, hypotheses) in enumerate(stream, 1):
-        found[line] = hypotheses
+    """What ``search`` yields for n lines, in the order of the lines; ``progress`` is told how many are done."""
+    outputs: list[list[Hypothesis]] = [[]] * n
+    for done, (line, hypotheses) in enumerate(found, 1):
+        outputs[line] = hypotheses
         if progress is not None:
             progress(done)
-    return found
+    return outputs
 
 
 def limit(length: int, config: GenerationConfig) -> int:
