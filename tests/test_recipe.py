@@ -172,7 +172,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
             "generation.beam_size: 0 is out of range: should be greater than or equal to 1",
         ),
         ("model.position=3", "model.position: 3 is not a part: give a name, or {name: ..., option: value}"),
-        ("model.d_model=100", "model: d_model (100) must be divisible by n_heads (8); the nearest is 96"),
+        ("model.d_model=100", "model: d_model (100) must be divisible by n_heads (8); the nearest is 96; or give head_dim"),
         (
             "train.schedule.warmup=soon",
             "train.schedule: warmup of schedule 'inverse_sqrt': 'soon' is not a whole number",

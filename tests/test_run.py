@@ -126,7 +126,7 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
     (written("config.json", "{}"), "{0}/config.json: model_type is None; only 'polyhead' can be loaded"),
     (edited("config.json", d_model="wide"), "{0}/config.json: d_model: 'wide' is not a whole number"),
     (edited("config.json", position="ropes"), "{0}/config.json: position: unknown position 'ropes'; did you mean 'rope'?"),
-    (edited("config.json", n_heads=3), "{0}/config.json: d_model (16) must be divisible by n_heads (3)"),
+    (edited("config.json", n_heads=3, head_dim=None), "{0}/config.json: d_model (16) must be divisible by n_heads (3)"),
     (edited("config.json", norm_frist=True), "{0}/config.json: 'norm_frist' is not known; did you mean 'norm_first'?"),
     (edited("config.json", auto_map={"AutoModel": "modeling.Evil"}), "{0}/config.json: 'auto_map' is not known"),
     (edited("config.json", d_ff=64), "what was trained in {0} does not fit: "),

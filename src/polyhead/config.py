@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from polyhead.errors import UserError, unknown
 from polyhead.presets import PRESETS
-from polyhead.registry import ATTENTION, FEED_FORWARD, INIT, NORM, POSITION, Choice, Registry
+from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Choice, Registry
 
 Kind = Literal["encoder-decoder"]
 Tying = Literal["all", "target", "none"]
 
 PARTS: dict[str, Registry[Any]] = {
+    "block": BLOCK,
+    "decoder_block": BLOCK,
     "attention": ATTENTION,
+    "decoder_attention": ATTENTION,
+    "cross_attention": ATTENTION,
     "position": POSITION,
     "norm": NORM,
     "feed_forward": FEED_FORWARD,
     "init": INIT,
 }
+
+
+class Shape(NamedTuple):
+    """The numbers that attention and position schemes are built from."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int  # of queries and keys
+    v_head_dim: int  # of values
+    max_len: int
+    causal: bool  # whether a query sees itself and what is before it only
+
+    @classmethod
+    def of(
+        cls,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        v_head_dim: int | None = None,
+        max_len: int = 1024,
+        causal: bool = False,
+    ) -> Shape:
+        """The usual ones: all heads with keys of their own, d_model split among them."""
+        head_dim = d_model // n_heads if head_dim is None else head_dim
+        v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        return cls(d_model, n_heads, n_kv_heads or n_heads, head_dim, v_head_dim, max_len, causal)
 
 
 class ModelSection(BaseModel):
@@ -35,16 +68,31 @@ class ModelSection(BaseModel):
     d_model: int = Field(512, gt=0, description="width of the model")
     n_layers: int = Field(6, gt=0, description="blocks of the encoder")
     n_decoder_layers: int | None = Field(None, gt=0, description="as many as n_layers if not given")
-    n_heads: int = Field(8, gt=0, description="attention heads; must divide d_model")
+    n_heads: int = Field(8, gt=0, description="attention heads; must divide d_model if head_dim is not given")
     n_kv_heads: int | None = Field(
         None, gt=0, description="as many as n_heads if not given; 1 is multi-query"
     )
+    head_dim: int | None = Field(
+        None, gt=0, description="width of a head's queries and keys; d_model / n_heads if not given"
+    )
+    v_head_dim: int | None = Field(None, gt=0, description="width of a head's values; head_dim if not given")
     d_ff: int | None = Field(None, gt=0, description="4 d_model if not given")
     max_len: int = Field(1024, gt=0, description="longest sequence in tokens; the size of learned positions")
+    block: Choice = Choice("transformer")
+    decoder_block: Choice | None = Field(None, description="block of the decoder; as block if not given")
     attention: Choice = Choice("softmax")
+    decoder_attention: Choice | None = Field(
+        None, description="self-attention of the decoder; as attention if not given"
+    )
+    cross_attention: Choice | None = Field(
+        None, description="attention of the decoder to the source; as attention if not given"
+    )
     position: Choice = Choice("sinusoidal")
     norm: Choice = Choice("layernorm")
     norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
+    sandwich_norm: bool = Field(
+        False, description="with norm_first: one more norm after each sub-layer, x + N'(F(N(x)))"
+    )
     feed_forward: Choice = Choice("relu")
     dropout: float = Field(0.1, ge=0, lt=1, description="probability, on embeddings and sub-layer outputs")
     tie_embeddings: Tying = Field(
@@ -55,9 +103,9 @@ class ModelSection(BaseModel):
 
     @field_validator(*PARTS)
     @classmethod
-    def _known(cls, choice: Choice, info: ValidationInfo) -> Choice:
+    def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
         assert info.field_name is not None
-        return PARTS[info.field_name].check(choice)
+        return None if choice is None else PARTS[info.field_name].check(choice)
 
     @model_validator(mode="before")
     @classmethod
@@ -72,26 +120,54 @@ class ModelSection(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Sizes that follow from others are filled in, so that a written config is complete."""
-        derived = {"n_decoder_layers": self.n_layers, "n_kv_heads": self.n_heads, "d_ff": 4 * self.d_model}
+        if self.head_dim is None and self.d_model % self.n_heads:
+            near = self.n_heads * max(1, round(self.d_model / self.n_heads))
+            raise UserError(
+                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads}); the nearest is {near}; "
+                "or give head_dim"
+            )
+        head_dim = self.head_dim or self.d_model // self.n_heads
+        derived = {
+            "n_decoder_layers": self.n_layers,
+            "n_kv_heads": self.n_heads,
+            "head_dim": head_dim,
+            "v_head_dim": head_dim,
+            "d_ff": 4 * self.d_model,
+        }
         for field, value in derived.items():
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
-        if self.d_model % self.n_heads:
-            near = self.n_heads * max(1, round(self.d_model / self.n_heads))
-            raise UserError(
-                f"d_model ({self.d_model}) must be divisible by n_heads ({self.n_heads}); the nearest is {near}"
-            )
         if self.n_heads % self.kv_heads:
             divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
             raise UserError(
                 f"n_kv_heads ({self.kv_heads}) must divide n_heads ({self.n_heads}): one of {divisors}"
             )
+        if self.sandwich_norm and not self.norm_first:
+            raise UserError("sandwich_norm adds a norm to those of norm_first: give norm_first=true as well")
+        self._try()
         return self
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.d_model // self.n_heads
+    def _try(self) -> None:
+        """Build one layer of each kind without memory, so that parts that do not go together say so now."""
+        import torch
+
+        with torch.device("meta"):
+            for choice, causal in ((self.block, False), (self.decoder_block or self.block, True)):
+                shape = self.shape(causal)
+                BLOCK.build(choice, self, shape, POSITION.build(self.position, shape), causal)
+
+    def shape(self, causal: bool) -> Shape:
+        """What the attention and positions of the encoder (or, causal, the decoder) are built from."""
+        assert self.head_dim is not None and self.v_head_dim is not None
+        return Shape(
+            self.d_model,
+            self.n_heads,
+            self.kv_heads,
+            self.head_dim,
+            self.v_head_dim,
+            self.max_len,
+            causal,
+        )
 
     @property
     def decoder_layers(self) -> int:

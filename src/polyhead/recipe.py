@@ -135,12 +135,14 @@ class GenerationConfig(Section):
     max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
-    cache: Choice = Choice("static")
+    cache: Choice | None = Field(
+        None, description="what decoding remembers; what fits the model if not given"
+    )
 
     @field_validator("cache")
     @classmethod
-    def _known(cls, choice: Choice) -> Choice:
-        return CACHE.check(choice)
+    def _known(cls, choice: Choice | None) -> Choice | None:
+        return None if choice is None else CACHE.check(choice)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -81,7 +81,9 @@ class Registry(Generic[T]):
         return sorted(self._parts)
 
     def get(self, name: str) -> T:
-        """The part of that name; an unknown one is a UserError with the nearest name."""
+        """The part of that name, or of another package, ``my_pkg.mine:Part``; an unknown one is a UserError."""
+        if ":" in name:
+            return self._foreign(name)
         self._discover()
         if name not in self._parts:
             raise unknown(self.kind, name, self._parts)
@@ -119,6 +121,17 @@ class Registry(Generic[T]):
         """Make the chosen part from what the model gives it and the options of the choice."""
         return self.get(choice.name)(*given, **choice.options)
 
+    def _foreign(self, name: str) -> T:
+        """``my_pkg.mine:Part``, imported from wherever Python finds my_pkg."""
+        module, _, attribute = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"{self.kind} {name!r}: {error}") from None
+        if not callable(found):
+            raise UserError(f"{self.kind} {name!r} is {show(found)}, not a class or function")
+        return typing.cast(T, found)
+
     def _discover(self) -> None:
         if self._discovered:
             return
@@ -131,6 +144,7 @@ class Registry(Generic[T]):
 ATTENTION: Registry[Any] = Registry("attention", "polyhead.nn.attention")
 POSITION: Registry[Any] = Registry("position", "polyhead.nn.position")
 NORM: Registry[Any] = Registry("norm", "polyhead.nn.norm")
+BLOCK: Registry[Any] = Registry("block", "polyhead.nn.block")
 FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward")
 INIT: Registry[Any] = Registry("init", "polyhead.nn.init")
 CACHE: Registry[Any] = Registry("cache", "polyhead.cache")
@@ -138,6 +152,7 @@ TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule")
 ALL: tuple[Registry[Any], ...] = (
+    BLOCK,
     ATTENTION,
     POSITION,
     NORM,

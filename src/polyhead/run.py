@@ -21,6 +21,7 @@ from polyhead.fast.pack import packed
 from polyhead.generate.search import Hypothesis, in_order, pad, search
 from polyhead.models import Seq2Seq, build
 from polyhead.nn.loss import IGNORED
+from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
 from polyhead.run_files import (
     DIGEST,
@@ -182,9 +183,9 @@ class Run:
         self.save_description(directory)
         if facts:
             replace_file(directory / "README.md", facts.encode())
-        weights = {name: p.detach().contiguous() for name, p in self.model.named_parameters()}
+        tensors = {name: p.detach().contiguous() for name, p in weights(self.model).items()}
         metadata = {"format": "pt", DIGEST: self.tokenizer.sha256}
-        replace_file(directory / "model.safetensors", weights_file(weights, metadata))
+        replace_file(directory / "model.safetensors", weights_file(tensors, metadata))
 
     def save_description(self, directory: Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""

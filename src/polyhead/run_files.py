@@ -16,6 +16,7 @@ from torch import Tensor
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, nearest
 from polyhead.models import Seq2Seq
+from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
@@ -86,16 +87,16 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
 
 def put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
     """The weights of a run into its model; a UserError lists all names and shapes that do not fit."""
-    weights, digest = _read_weights(directory)
+    found, digest = _read_weights(directory)
     if digest not in (None, tokenizer.sha256):
         raise UserError(
             f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"
         )
-    parameters = dict(model.named_parameters())
-    expect(weights, parameters, f"what was trained in {directory}")
+    wanted = weights(model)
+    expect(found, wanted, f"what was trained in {directory}")
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+        for name, tensor in wanted.items():
+            tensor.copy_(found[name])
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -6,11 +6,19 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 
+from polyhead.cache.make import make_cache
+from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.registry import CACHE, Choice
 
 CACHES = {name: Choice(name) for name in CACHE.names()}
+STATES = {"state"}  # caches of models that keep a state; the others are for keys and values
 TOLERANCE: dict[str, float] = {}  # of caches that round; the others are exact to 1e-5
+
+
+def close(a, b, atol=1e-5):
+    """Equal within rounding, which grows with the numbers (a model without norms has large ones)."""
+    torch.testing.assert_close(a, b, rtol=0, atol=atol * max(1.0, float(b.abs().max())))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +32,7 @@ def stepwise(model, pairs, choice, widths):
     """Logits (N, T, V) as decoding computes them: each row gets its next tokens, a chunk at a time."""
     memory = [kv.kept() for kv in model.encode(pairs.source, pairs.source_pos)]
     tokens, lengths = pairs.target, (pairs.target_pos >= 0).sum(1).tolist()
-    cache = CACHE.build(choice, model.cache_shape, len(tokens), max(lengths))
+    cache = make_cache(choice, model.cache_shape, len(tokens), max(lengths))
     out = torch.zeros(*tokens.shape, model.config.vocab_size)
     done, step = [0] * len(tokens), 0
     while done != lengths:
@@ -48,10 +56,14 @@ def stepwise(model, pairs, choice, widths):
 @pytest.mark.parametrize("widths", [[1], [4], [5, 1, 2]], ids=["one by one", "chunks", "prefill then few"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_stepping_with_a_cache_equals_the_whole(model, pairs, cache, widths):
+    if (model.cache_shape.state is not None) != (cache in STATES):
+        with pytest.raises(UserError, match=f"cache {cache!r} keeps .*: use cache"):
+            make_cache(CACHES[cache], model.cache_shape, 3, 9)
+        return
     seen = pairs.target_pos >= 0
     full = model(pairs.source, pairs.target, pairs.source_pos, pairs.target_pos)
     steps = stepwise(model, pairs, CACHES[cache], widths)
-    torch.testing.assert_close(steps[seen], full[seen], rtol=0, atol=TOLERANCE.get(cache, 1e-5))
+    close(steps[seen], full[seen], TOLERANCE.get(cache, 1e-5))
 
 
 def test_beams_of_a_sentence_share_its_memory(model, pairs):
@@ -62,8 +74,8 @@ def test_beams_of_a_sentence_share_its_memory(model, pairs):
     twice = [t.repeat_interleave(2, 0) for t in (pairs.source, pairs.source_pos)]
     full = model(twice[0], target, twice[1], pos)
     beams = pairs._replace(target=target, target_pos=pos)
-    steps = stepwise(model, beams, Choice("static"), [1, 2])
-    torch.testing.assert_close(steps[pos >= 0], full[pos >= 0], rtol=0, atol=1e-5)
+    steps = stepwise(model, beams, None, [1, 2])
+    close(steps[pos >= 0], full[pos >= 0])
 
 
 def test_teacher_forcing_equals_one_token_at_a_time_over_the_whole_prefix(model, pairs):
@@ -72,7 +84,7 @@ def test_teacher_forcing_equals_one_token_at_a_time_over_the_whole_prefix(model,
     for t in range(1, pairs.target.size(1) + 1):
         pos = torch.arange(t).expand(3, -1)
         last = model.decode(pairs.target[:, :t], pos, None, memory)[:, -1]
-        torch.testing.assert_close(last, full[:, t - 1], rtol=0, atol=1e-5)
+        close(last, full[:, t - 1])
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
@@ -106,7 +118,7 @@ def test_where_padding_stands_does_not_matter(model, pairs, where):
         padded.append((more, pos))
     (source, source_pos), (target, target_pos) = padded
     out = model(source, target, source_pos, target_pos)[target_pos >= 0].view_as(full)
-    torch.testing.assert_close(out, full, rtol=0, atol=5e-6)
+    close(out, full)
 
 
 def test_rows_do_not_interact(model, pairs):
@@ -118,13 +130,15 @@ def test_rows_do_not_interact(model, pairs):
     assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert not torch.equal(before[1], after[1])
     alone = model(*(part[2:, : 6 if "target" in name else 1] for name, part in pairs._asdict().items()))
-    torch.testing.assert_close(alone[0], before[2, :6], rtol=0, atol=5e-6)
+    close(alone[0], before[2, :6])
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["whole rows", "positions"])
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 def test_the_future_is_invisible(model, pairs, training, given):
     """The gradient of output t to input s is exactly 0 for s > t, and the present and the past are seen."""
+    if training and model.counts_tokens:
+        pytest.skip("statistics of the batch show every token to every other while training")
     decoder = copy.deepcopy(model.decoder).train(training)
     pos = torch.arange(6)[None] if given else None
     memory = model.encode(pairs.source[:1])

@@ -3,15 +3,17 @@
 import pytest
 import torch
 
+from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.rope import Rope
 
 
-def layer(n_kv_heads=2, causal=False, position=Position, **options):
+def layer(n_kv_heads=2, causal=False, position=Position, head_dim=2, v_head_dim=None, **options):
     torch.manual_seed(0)
-    made = Attention(12, 6, n_kv_heads, position(12, 6, 2, 16), causal, **options).double()
+    shape = Shape.of(12, 6, n_kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, causal=causal)
+    made = Attention(shape, position(shape), **options).double()
     for p in made.parameters():
         p.data.add_(0.3 * torch.randn_like(p))
     return made
@@ -22,19 +24,22 @@ def reference(a, x, memory=None, pos=None, scale=None):
     memory = x if memory is None else memory
     group = a.q_proj.out_features // a.k_proj.out_features
     heads = []
-    T, S, D = x.size(1), memory.size(1), a.head_dim
+    T, S, D, V = x.size(1), memory.size(1), a.head_dim, a.v_head_dim
     for h in range(6):
         q = a.q_proj(x)[..., h * D : (h + 1) * D]
-        k, v = (proj(memory)[..., h // group * D : (h // group + 1) * D] for proj in (a.k_proj, a.v_proj))
+        k = a.k_proj(memory)[..., h // group * D : (h // group + 1) * D]
+        v = a.v_proj(memory)[..., h // group * V : (h // group + 1) * V]
         q, k = a.q_norm(q), a.k_norm(k)
         q, k = (a.position.rotate(y[:, None], p)[:, 0] for y, p in ((q, pos), (k, pos)))
         scores = (q @ k.mT) * (D**-0.5 if a.scale is None else a.scale)
+        if a.softcap is not None:
+            scores = torch.tanh(scores / a.softcap) * a.softcap
         at, to = torch.arange(T)[:, None], torch.arange(S)[None]
         seen = torch.ones(T, S, dtype=torch.bool)
         if a.causal:
             seen &= to <= at
         if a.window is not None and memory is x:
-            seen &= (at - to).abs() < a.window
+            seen &= ((at - to).abs() < a.window.size) | (to < a.window.sink)
         heads.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v)
     return a.o_proj(torch.cat(heads, -1))
 
@@ -46,6 +51,11 @@ OPTIONS = [
     {"bias": False},
     {"window": 1},
     {"window": 3},
+    {"window": 2, "sink": 1},
+    {"softcap": 1.5},
+    {"head_dim": 4, "v_head_dim": 3},
+    {"tie": "kv"},
+    {"tie": "kv", "position": Rope},
     {"window": 99, "qk_norm": True, "scale": 0.2, "position": Rope},
 ]
 
@@ -86,14 +96,42 @@ def test_dropout_of_weights_is_for_training():
 
 def test_queries_of_a_group_share_the_parameters_of_their_keys():
     for n in (1, 2, 3, 6):
-        a = Attention(12, 6, n, Position(12, 6, 2, 16), False)
+        a = Attention(Shape.of(12, 6, n), Position(Shape.of(12, 6, n)))
         assert a.k_proj.weight.shape == a.v_proj.weight.shape == (2 * n, 12)
         assert sum(p.numel() for p in a.parameters()) == 2 * (12 * 12 + 12) + 2 * (12 * 2 * n + 2 * n)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"window": 0}, "window is 0"), ({"dropout": 1.0}, "dropout of attention")]
+    ("options", "message"),
+    [
+        ({"window": 0}, "window is 0"),
+        ({"sink": 1}, "give a window too"),
+        ({"softcap": 0.0}, "above 0, not 0.0"),
+        ({"dropout": 1.0}, "dropout of attention"),
+        ({"tie": "qk"}, "as many key heads as query heads: n_kv_heads=6"),
+        ({"tie": "kv", "v_head_dim": 3}, "values as wide as keys: v_head_dim=2"),
+    ],
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         layer(**options)
+
+
+@pytest.mark.parametrize(("tie", "shared"), [("none", 0), ("kv", 1), ("qk", 1), ("qkv", 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_tied_projections_are_one_matrix(tie, shared, causal):
+    """(Q, V), (K, V), (V): each tie saves one projection, and the equation reads the shared one."""
+    a, x = layer(6, causal, tie=tie), torch.randn(2, 7, 12, dtype=torch.double)
+    assert sum(p.numel() for p in a.parameters()) == (4 - shared) * (12 * 12 + 12)
+    torch.testing.assert_close(a(x), reference(a, x), rtol=0, atol=2e-6)
+
+
+def test_one_head_may_be_wider_than_the_model():
+    """A single head of any width, values of another (the general form of scaled dot-product attention)."""
+    torch.manual_seed(0)
+    shape = Shape.of(5, 1, head_dim=8, v_head_dim=3)
+    a, x = Attention(shape, Position(shape)).double(), torch.randn(2, 4, 5, dtype=torch.double)
+    q, k, v = a.q_proj(x), a.k_proj(x), a.v_proj(x)
+    wanted = a.o_proj((q @ k.mT / 8**0.5).softmax(-1) @ v)
+    assert v.shape == (2, 4, 3)
+    torch.testing.assert_close(a(x), wanted, rtol=0, atol=2e-6)

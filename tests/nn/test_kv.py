@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyhead.nn.kv as kv_module
-from polyhead.nn.kv import KV, attend, sight, visible
+from polyhead.nn.kv import KV, Window, attend, sight, visible
 
 
 def reference(q, kv, mask=None, bias=None, causal=False, scale=None):
@@ -136,7 +136,7 @@ def test_masks_together_equal_deleting_what_they_hide(path):
     q, kv = drawn(queries=6, slots=6)
     pos = torch.tensor([[-1, 0, 1, 2, 3, -1], [0, 1, 2, 3, 4, 5]])
     bias = torch.randn(1, 4, 6, 6) * 3
-    out = attend(q, kv, visible(pos, pos[:, None], True, 2), bias)
+    out = attend(q, kv, visible(pos, pos[:, None], True, Window(2)), bias)
     for row in range(2):
         for t, at in enumerate(pos[row].tolist()):
             kept = [s for s, p in enumerate(pos[row].tolist()) if p >= 0 and at - 2 < p <= at]
@@ -166,7 +166,8 @@ def test_huge_numbers_behind_a_mask_change_nothing(path):
 def test_visible_is_position_by_position():
     q_pos, k_pos = torch.tensor([[-1, 0, 3]]), torch.tensor([[[-1, 0, 1, 2, 3, 4]], [[3, 3, -1, 0, 9, 1]]])
     for causal in (False, True):
-        for window in (None, 1, 2):
+        for window in (None, Window(1), Window(2), Window(1, 1), Window(2, 2)):
+            near, sink = (99, 0) if window is None else window
             seen = visible(q_pos.expand(2, 3), k_pos, causal, window).expand(2, 1, 3, 6)
             for b in range(2):
                 for t, q in enumerate(q_pos[0].tolist()):
@@ -174,7 +175,7 @@ def test_visible_is_position_by_position():
                         wanted = (
                             k >= 0
                             and (not causal or k <= q)
-                            and (window is None or abs(q - k) < window or (causal and k > q))
+                            and (abs(q - k) < near or k < sink)
                         )
                         assert bool(seen[b, 0, t, s]) == wanted
 
@@ -182,9 +183,9 @@ def test_visible_is_position_by_position():
 def test_whole_rows_need_no_mask_and_a_window_makes_one():
     kv = KV(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
     assert sight(None, kv, 4, True, None) is None
-    near = sight(None, kv, 4, False, 2)
+    near = sight(None, kv, 4, False, Window(2))
     assert near[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    behind = sight(None, kv, 4, True, 2)
+    behind = sight(None, kv, 4, True, Window(2))
     assert behind[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
 
 

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from polyhead.config import ModelConfig
+from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.nn.attention.softmax import Attention
@@ -17,7 +19,7 @@ from polyhead.nn.position.sinusoidal import Sinusoidal
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_sinusoids_follow_the_formula_at_any_width_and_beyond_any_length(width):
-    scheme = Sinusoidal(width, 1, width, 4)
+    scheme = Sinusoidal(Shape.of(width, 1, max_len=4))
     for length in (3, 4, 5, 300):  # the table held 4
         out = scheme.embed(torch.zeros(1, length, width), None)[0]
         for i in {0, 1, length - 1}:
@@ -28,7 +30,7 @@ def test_sinusoids_follow_the_formula_at_any_width_and_beyond_any_length(width):
 
 
 def test_sinusoids_are_added_at_the_positions_given():
-    scheme = Sinusoidal(6, 1, 6, 4)
+    scheme = Sinusoidal(Shape.of(6, 1, max_len=4))
     x, pos = torch.randn(2, 3, 6), torch.tensor([[5, -1, 0], [2, 700, 1]])
     whole = scheme.embed(torch.zeros(1, 701, 6), None)[0]
     out = scheme.embed(x, pos)
@@ -38,17 +40,17 @@ def test_sinusoids_are_added_at_the_positions_given():
 
 
 def test_the_table_of_sinusoids_follows_the_module():
-    scheme = Sinusoidal(6, 1, 6, 4).to(torch.bfloat16)
+    scheme = Sinusoidal(Shape.of(6, 1, max_len=4)).to(torch.bfloat16)
     assert scheme.embed(torch.zeros(1, 9, 6, dtype=torch.bfloat16), None).dtype == torch.bfloat16
     assert scheme.table.dtype == torch.bfloat16
     assert scheme.embed(torch.zeros(1, 2, 6), None).dtype == torch.float32
-    meta = Sinusoidal(6, 1, 6, 4).to("meta")
+    meta = Sinusoidal(Shape.of(6, 1, max_len=4)).to("meta")
     assert meta.embed(torch.zeros(1, 9, 6, device="meta"), None).device.type == "meta"
     assert not list(scheme.state_dict())
 
 
 def test_a_table_that_grew_while_decoding_can_still_be_trained_with():
-    scheme = Sinusoidal(6, 1, 6, 4)
+    scheme = Sinusoidal(Shape.of(6, 1, max_len=4))
     with torch.inference_mode():
         scheme.embed(torch.zeros(1, 50, 6), None)
     x = torch.zeros(1, 50, 6, requires_grad=True)
@@ -59,7 +61,7 @@ def test_a_table_that_grew_while_decoding_can_still_be_trained_with():
 
 
 def test_learned_positions_are_rows_of_a_table():
-    scheme = Learned(6, 1, 6, 4)
+    scheme = Learned(Shape.of(6, 1, max_len=4))
     x, pos = torch.randn(2, 3, 6), torch.tensor([[3, -1, 0], [2, 1, 1]])
     torch.testing.assert_close(scheme.embed(x, None), x + scheme.weight[:3])
     out = scheme.embed(x, pos)
@@ -70,7 +72,7 @@ def test_learned_positions_are_rows_of_a_table():
 
 @pytest.mark.parametrize("pos", [None, torch.tensor([[0, 4]])])
 def test_beyond_the_learned_positions_is_a_user_error(pos):
-    scheme = Learned(6, 1, 6, 4)
+    scheme = Learned(Shape.of(6, 1, max_len=4))
     with pytest.raises(UserError, match=r"5 positions, .* max_len=4"):
         scheme.embed(torch.zeros(1, 5 if pos is None else 2, 6), pos)
 
@@ -78,7 +80,7 @@ def test_beyond_the_learned_positions_is_a_user_error(pos):
 @pytest.mark.parametrize(("dim", "theta"), [(2, 10000.0), (8, 10000.0), (6, 50.0)])
 def test_rope_multiplies_complex_numbers_by_unit_ones(dim, theta):
     """Feature j and feature j + dim/2 are the two parts of one number."""
-    scheme = Rope(dim, 1, dim, 16, theta=theta)
+    scheme = Rope(Shape.of(dim, 1, max_len=16), theta=theta)
     x, pos = torch.randn(2, 3, 4, dim), torch.tensor([[0, 1, -1, 7], [3, 500, 2, 0]])
     z = torch.complex(x[..., : dim // 2].double(), x[..., dim // 2 :].double())
     rates = torch.tensor([theta ** (-2 * j / dim) for j in range(dim // 2)], dtype=torch.double)
@@ -89,7 +91,7 @@ def test_rope_multiplies_complex_numbers_by_unit_ones(dim, theta):
 
 
 def test_with_rope_a_product_depends_on_the_distance_alone():
-    scheme = Rope(8, 1, 8, 16)
+    scheme = Rope(Shape.of(8, 1, max_len=16))
     q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
 
     def product(i, j):
@@ -105,7 +107,7 @@ def test_with_rope_a_product_depends_on_the_distance_alone():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_rope_keeps_its_angles_in_fp32_whatever_the_model_is_in(dtype):
-    plain, other = Rope(16, 1, 16, 16), Rope(16, 1, 16, 16).to(dtype)
+    plain, other = Rope(Shape.of(16, 1, max_len=16)), Rope(Shape.of(16, 1, max_len=16)).to(dtype)
     x, pos = torch.randn(1, 1, 3, 16).to(dtype), torch.tensor([[1000, 5001, 257]])
     out = other.rotate(x, pos)
     assert out.dtype == dtype
@@ -114,18 +116,18 @@ def test_rope_keeps_its_angles_in_fp32_whatever_the_model_is_in(dtype):
 
 
 def test_rope_wants_pairs_of_features_and_says_what_to_do():
-    config = ModelConfig(vocab_size=9, d_model=10, n_heads=2, position="rope")
-    with pytest.raises(UserError, match=r"head_dim must be even for rope.* 5 .*nearest d_model is 8 or 12"):
-        build(config)
-    with pytest.raises(UserError, match=r"nearest d_model is 6$"):
-        Rope(3, 3, 1, 16)
+    with pytest.raises(ValidationError, match=r"head_dim must be even for rope.* 5 .*nearest head_dim is 4 or 6"):
+        ModelConfig(vocab_size=9, d_model=10, n_heads=2, position="rope")
+    with pytest.raises(UserError, match=r"nearest head_dim is 2 or 4$"):
+        Rope(Shape.of(3, 1, max_len=16))
 
 
 @pytest.mark.parametrize("scheme", [Position, Sinusoidal, Rope])
 def test_attention_without_positions_is_permutation_equivariant(scheme):
     torch.manual_seed(0)
-    position = scheme(8, 2, 4, 16)
-    attention = Attention(8, 2, 1, position, False)
+    shape = Shape.of(8, 2, 1)
+    position = scheme(shape)
+    attention = Attention(shape, position)
     x, order = torch.randn(2, 6, 8), torch.tensor([3, 0, 5, 1, 4, 2])
 
     def output(x):

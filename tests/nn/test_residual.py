@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from polyhead.config import Shape
 from polyhead.nn.attention.softmax import Attention
-from polyhead.nn.block import Block
+from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV
-from polyhead.nn.norm import LayerNorm, RMSNorm
+from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
 from polyhead.nn.stack import Stack
@@ -22,12 +23,21 @@ def test_the_norm_comes_first_or_last(pre):
     assert torch.equal(Residual(norm, pre)(x, linear), wanted)
 
 
+def test_the_sandwich_norms_what_is_added_as_well():
+    torch.manual_seed(0)
+    x, linear, before, after = torch.randn(2, 3, 8), nn.Linear(8, 8), LayerNorm(8), LayerNorm(8)
+    for norm in (before, after):
+        nn.init.normal_(norm.weight)
+    got = Residual(before, True, after=after)(x, linear)
+    assert torch.equal(got, x + after(linear(before(x))))
+
+
 def test_dropout_falls_on_the_output_of_the_sublayer_not_on_the_stream():
     torch.manual_seed(0)
     x = torch.full((200, 4), 7.0)
-    y = Residual(nn.Identity(), True, 0.5)(x, torch.ones_like)
+    y = Residual(NoNorm(8), True, 0.5)(x, torch.ones_like)
     assert set(y.unique().tolist()) == {7.0, 9.0}
-    y = Residual(nn.Identity(), False, 0.5)(x, torch.ones_like)
+    y = Residual(NoNorm(8), False, 0.5)(x, torch.ones_like)
     assert set(y.unique().tolist()) == {7.0, 9.0}
 
 
@@ -35,7 +45,7 @@ def test_dropout_falls_on_the_output_of_the_sublayer_not_on_the_stream():
 def test_each_sublayer_adds_its_own_input(pre):
     """Y = N(Z + F(Z)) with Z from the sub-layer before, three times over (Vaswani et al., 2017)."""
     torch.manual_seed(0)
-    attn, cross = (Attention(8, 2, 2, Position(8, 2, 4, 9), causal) for causal in (True, False))
+    attn, cross = (Attention(s, Position(s)) for s in (Shape.of(8, 2, causal=causal) for causal in (True, False)))
     ffn = FEED_FORWARD.build(Choice("relu"), 8, 12)
     norms = [LayerNorm(8) for _ in range(3)]
     for norm in norms:
@@ -55,8 +65,12 @@ def test_a_stack_gives_each_layer_its_memory_and_ends_with_its_norm():
         def forward(self, x, pos, cache, memory):
             return x + (0 if memory is None else memory.k)
 
-    stack = Stack([Add(), Add()], nn.ReLU())
+    class Double(nn.Module):
+        def forward(self, x, pos):
+            return 2 * x.relu()
+
+    stack = Stack([Add(), Add()], Double())
     memory = [KV(torch.tensor(-3.0), torch.tensor(0.0)), KV(torch.tensor(1.0), torch.tensor(0.0))]
     x = torch.tensor([1.0, 5.0])
-    assert stack(x, memory=memory).tolist() == [0.0, 3.0]
-    assert stack(x).tolist() == [1.0, 5.0]
+    assert stack(x, memory=memory).tolist() == [0.0, 6.0]
+    assert stack(x).tolist() == [2.0, 10.0]

@@ -24,12 +24,18 @@ class CacheShape(NamedTuple):
     v_dim: int
     dtype: torch.dtype
     device: torch.device
+    state: tuple[tuple[int, ...], ...] | None = None
+    """What a row of a layer keeps instead of keys and values, if it does: a constant number of numbers."""
 
 
 class LayerCache(Protocol):
     """What one layer remembers between steps. Nothing above attention knows which kind it holds."""
 
     watcher: Watcher | None  # called with each step's weights; None: nobody looks
+
+    state: tuple[
+        Tensor, ...
+    ]  # (B, ...) each, in a cache of states; attention reads it and gives the next one
 
     def update(self, kv: KV) -> KV:
         """Store the new slots (B, K, T, D), return all that may be seen (B, K, S, D)."""

@@ -35,6 +35,10 @@ class StaticCache:
     """
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 8) -> None:
+        if shape.state is not None:
+            raise UserError(
+                "cache 'static' keeps keys and values, this model keeps a state: use cache 'state'"
+            )
         if chunk < 1:
             raise UserError(f"cache 'static': chunk is {chunk}, wanted at least 1 slot")
         self.max_len, self.chunk, self.device = max_len, chunk, shape.device
@@ -126,6 +130,8 @@ class StaticLayer:
     @property
     def nbytes(self) -> int:
         return sum(x.untyped_storage().nbytes() for x in (self.k, self.v, *self.other))
+
+    state: tuple[Tensor, ...] = ()
 
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out: all slots."""

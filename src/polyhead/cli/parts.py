@@ -14,7 +14,7 @@ from polyhead.errors import unknown
 from polyhead.registry import ALL, CACHE, OPTIMIZER, SCHEDULE, TOKENIZER, Registry
 
 # where in a recipe a part of that kind is chosen
-PLACES = {registry.kind: f"model.{field}" for field, registry in PARTS.items()} | {
+PLACES = {registry.kind: f"model.{field}" for field, registry in reversed(PARTS.items())} | {
     CACHE.kind: "generation.cache",
     OPTIMIZER.kind: "train.optimizer",
     SCHEDULE.kind: "train.schedule",

@@ -26,6 +26,11 @@ class Batch(NamedTuple):
     labels: Tensor  # (B, T) int64: ids and the end, what it must say; -100 at padding
     n_tokens: int  # labels that count
 
+    @property
+    def target_pos(self) -> Tensor:
+        """(B, T) int64: 0, 1, ... and -1 at padding."""
+        return torch.arange(self.labels.size(1), device=self.labels.device).masked_fill(self.labels == IGNORED, -1)
+
 
 def collate(store: PairStore, rows: Ints | Sequence[int], tokenizer: Tokenizer) -> Batch:
     """The batch of some rows of a store."""

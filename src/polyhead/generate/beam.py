@@ -33,7 +33,7 @@ def beam_search(
     min_new_tokens: int = 0,
     early_stopping: EarlyStopping = False,
     prefix: Sequence[Sequence[int]] | None = None,
-    cache: Choice = Choice("static"),
+    cache: Choice | None = None,
 ) -> list[list[Hypothesis]]:
     """The ``n_best`` outputs y of each source sentence (B, S) by log P(y | x) / |y| ** length_penalty, best first.
 

@@ -24,7 +24,7 @@ def greedy(
     length_penalty: float = 1.0,
     min_new_tokens: int = 0,
     prefix: Sequence[Sequence[int]] | None = None,
-    cache: Choice = Choice("static"),
+    cache: Choice | None = None,
 ) -> list[Hypothesis]:
     """One output for each source sentence (B, S): the likeliest token at each step, as beam search with one beam.
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import Cache, CacheShape
+from polyhead.cache.make import make_cache
 from polyhead.errors import UserError
 from polyhead.generate.top import forced_tokens, likeliest
-from polyhead.nn.kv import KV
-from polyhead.registry import CACHE, Choice
+from polyhead.nn.kv import Memory
+from polyhead.registry import Choice
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -37,9 +38,9 @@ class Decoder(Protocol):
     @property
     def cache_shape(self) -> CacheShape: ...
 
-    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[KV]: ...
+    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[Memory]: ...
 
-    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[KV]) -> Tensor: ...
+    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[Memory]) -> Tensor: ...
 
 
 class Rules(NamedTuple):
@@ -82,16 +83,17 @@ class State:
     """The rows being decoded: equally many for each sentence, one at first, all with ``step`` tokens so far."""
 
     def __init__(
-        self, model: Decoder, source: Tensor, source_pos: Tensor | None, rules: Rules, cache: Choice
+        self, model: Decoder, source: Tensor, source_pos: Tensor | None, rules: Rules, cache: Choice | None
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
         self.model, self.rules, self.step = model, rules, 0
-        self.memory = [kv.kept() for kv in model.encode(source, source_pos)]
-        self.cache: Cache = CACHE.build(cache, model.cache_shape, len(source), max(rules.max_new_tokens))
+        self.memory = [kept.kept() for kept in model.encode(source, source_pos)]
+        self.device = source.device
+        self.cache = make_cache(cache, model.cache_shape, len(source), max(rules.max_new_tokens))
 
     def extend(self, tokens: Ints, k: int) -> tuple[Floats, Ints]:
         """The newest token of each row (N,) in; the k likeliest next ones out, log-probabilities and ids (N, k)."""
-        device, rules = self.memory[0].k.device, self.rules
+        device, rules = self.device, self.rules
         pos = torch.full((len(tokens), 1), self.step, device=device)
         self.cache.begin(range(len(tokens)), pos)
         fed = torch.from_numpy(tokens).to(device)[:, None]
@@ -105,8 +107,8 @@ class State:
     def select(self, sentences: Ints, rows: Ints) -> None:
         """Keep some sentences; row i goes on from what row ``rows[i]`` was."""
         if len(sentences) < len(self.rules.prefix):
-            index = torch.from_numpy(sentences).to(self.memory[0].k.device)
-            self.memory = [kv.select(index) for kv in self.memory]
+            index = torch.from_numpy(sentences).to(self.device)
+            self.memory = [kept.select(index) for kept in self.memory]
             self.rules = self.rules.select(sentences.tolist())
         self.cache.select(rows.tolist())
 

@@ -11,8 +11,7 @@ from polyhead.cache.base import Cache, CacheShape
 from polyhead.config import ModelConfig
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.head import Head
-from polyhead.nn.kv import KV
-from polyhead.nn.position.base import Position
+from polyhead.nn.kv import Memory
 from polyhead.nn.stack import build_stack
 from polyhead.registry import POSITION
 
@@ -26,25 +25,17 @@ class Seq2Seq(nn.Module):
         source = nn.Embedding(config.vocab_size, config.d_model)
         target = source if config.tie_embeddings == "all" else nn.Embedding(config.vocab_size, config.d_model)
         scale = config.d_model**0.5 if config.scale_embedding else 1.0
-        self.encoder_embedding = Embedding(source, self._position(), scale, config.dropout)
-        self.decoder_embedding = Embedding(target, self._position(), scale, config.dropout)
-        self.encoder = build_stack(
-            config, self.encoder_embedding.position, config.n_layers, causal=False, cross=False
-        )
-        self.decoder = build_stack(
-            config, self.decoder_embedding.position, config.decoder_layers, causal=True, cross=True
-        )
+        here, there = (POSITION.build(config.position, config.shape(causal)) for causal in (False, True))
+        self.encoder_embedding = Embedding(source, here, scale, config.dropout)
+        self.decoder_embedding = Embedding(target, there, scale, config.dropout)
+        self.encoder = build_stack(config, here, config.n_layers, causal=False, cross=False)
+        self.decoder = build_stack(config, there, config.decoder_layers, causal=True, cross=True)
         tied = config.tie_embeddings != "none"
         self.head = Head(
             target.weight
             if tied
             else nn.Parameter(torch.empty_like(target.weight).normal_(std=config.d_model**-0.5))
         )
-
-    def _position(self) -> Position:
-        c = self.config
-        position: Position = POSITION.build(c.position, c.d_model, c.n_heads, c.head_dim, c.max_len)
-        return position
 
     def forward(
         self,
@@ -69,12 +60,12 @@ class Seq2Seq(nn.Module):
         out: Tensor = self.decoder(x, target_pos, None, self.encode(source, source_pos))
         return out
 
-    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[KV]:
-        """(B, S) -> the keys and values of the last encoder output, once for every decoder layer."""
+    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[Memory]:
+        """(B, S) -> the last encoder output as each decoder layer will read it: its keys and values, for attention."""
         x = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
-        return [layer.cross.remember(x, source_pos) for layer in self.decoder.layers]  # type: ignore[union-attr, operator]
+        return [layer.remember(x, source_pos) for layer in self.decoder.layers]  # type: ignore[operator]
 
-    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]) -> Tensor:
+    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory]) -> Tensor:
         """(N, T), (N, T) -> logits (N, T, V) of the next tokens; N may be a multiple of memory's rows."""
         x = self.decoder_embedding(tokens, pos)
         logits: Tensor = self.head(self.decoder(x, pos, cache, memory))
@@ -84,4 +75,19 @@ class Seq2Seq(nn.Module):
     def cache_shape(self) -> CacheShape:
         """What a cache must hold for this model."""
         c, weight = self.config, self.decoder_embedding.token.weight
-        return CacheShape(c.decoder_layers, c.kv_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)
+        shape, state = c.shape(causal=True), self.decoder.layers[0].state
+        return CacheShape(
+            c.decoder_layers,
+            shape.n_kv_heads,
+            shape.head_dim,
+            shape.v_head_dim,
+            weight.dtype,
+            weight.device,
+            state,  # type: ignore[arg-type]
+        )
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether some part must be told which tokens are padding, even where none can see them."""
+        parts = (*self.encoder.modules(), *self.decoder.modules())
+        return any(getattr(part, "counts_tokens", False) for part in parts)

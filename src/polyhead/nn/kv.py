@@ -7,7 +7,7 @@ heads, D head_dim, C d_model, V vocab_size. ``pos`` None stands for whole rows 0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,18 @@ class KV(NamedTuple):
         return self._replace(k=self.k.contiguous(), v=self.v.contiguous(), seen=seen)
 
 
+class Memory(Protocol):
+    """What a decoder layer keeps of the source: keys and values, or whatever else its attention reads."""
+
+    def select(self, rows: Tensor) -> Self:
+        """The given batch rows, in that order."""
+        ...
+
+    def kept(self) -> Self:
+        """The same, laid out for being read at every step."""
+        ...
+
+
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """(B, T, H * D) -> (B, H, T, D)."""
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
@@ -55,22 +67,32 @@ def whole(length: int, device: torch.device) -> Tensor:
     return torch.arange(length, device=device)[None]
 
 
-def visible(q_pos: Tensor, k_pos: Tensor, causal: bool, window: int | None = None) -> Tensor:
+class Window(NamedTuple):
+    """How far a query sees: ``size`` tokens back, itself included, and the first ``sink`` tokens of the row."""
+
+    size: int
+    sink: int = 0
+
+
+def visible(q_pos: Tensor, k_pos: Tensor, causal: bool, window: Window | None = None) -> Tensor:
     """Which slots each query may see: (B, T), (B, 1|K, S) -> (B, 1|K, T or 1, S) bool.
 
-    ``window`` counts the query itself: a window of 1 sees one token. T is 1 where all queries see the same.
+    T is 1 where all queries see the same.
     """
     q, k = q_pos[:, None, :, None], k_pos[:, :, None, :]
     seen = k >= 0
     if causal:
         seen = seen & (k <= q)
     if window is not None:
-        near = q - k < window
-        seen = seen & (near if causal else near & (k - q < window))
+        near = q - k < window.size
+        near = near if causal else near & (k - q < window.size)
+        seen = seen & (near | (k < window.sink))
     return seen
 
 
-def sight(q_pos: Tensor | None, kv: KV, length: int, causal: bool, window: int | None) -> Tensor | None:
+def sight(
+    q_pos: Tensor | None, kv: KV, length: int, causal: bool, window: Window | None = None
+) -> Tensor | None:
     """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen."""
     if window is None and kv.seen is not None:
         return kv.seen
@@ -89,17 +111,20 @@ def attend(
     *,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     watch: Sequence[Watcher] = (),
 ) -> Tensor:
     """softmax(q k^T * scale + bias) v over the slots that mask shows (Vaswani et al., 2017, eq. 1).
 
-    (N, H, T, D) over kv -> (N, H, T, D). A row that sees nothing gives 0. ``mask`` None with ``causal`` is the
+    ``softcap`` c bounds the products: c tanh(q k^T * scale / c) (Gemma 2, 2024).
+
+    (N, H, T, D) over kv -> (N, H, T, Dv). A row that sees nothing gives 0. ``mask`` None with ``causal`` is the
     plain triangle of whole rows; without it everything is seen. N may be n times the rows B of kv: row i reads
     kv row i // n, so the beams of a sentence share one memory. A group of query heads is just more queries on
     the same keys, and so are the beams of a sentence: both fold into T, and k and v are never repeated.
     """
-    by_hand = bool(watch) or _fused_is_slow(q, kv)
+    by_hand = bool(watch) or softcap is not None or _fused_is_slow(q, kv)
     if mask is None and bias is None and kv.log_count is None and not by_hand and len(q) == len(kv.k):
         return F.scaled_dot_product_attention(
             q,
@@ -119,6 +144,7 @@ def attend(
     q = q.reshape(B, n, K, group * T, D).transpose(1, 2).reshape(B, K, n * group * T, D)
     if by_hand:
         products = q * (D**-0.5 if scale is None else scale) @ kv.k.mT
+        products = products if softcap is None else products.div(softcap).tanh_().mul(softcap)
         products = products if scores is None else products.add_(scores)
         # a row that sees nothing gives 0, and its gradient is 0 as well; three more passes, so only where there is one
         blind = mask is not None and not bool(mask.any(-1).all())

@@ -1,4 +1,4 @@
-"""Norms over the feature axis."""
+"""Norms. Each is called with the tokens and their positions, for some must know which tokens are padding."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from polyhead.errors import UserError
 from polyhead.registry import NORM
 
 
@@ -17,6 +18,10 @@ class LayerNorm(nn.LayerNorm):
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__(d_model, eps=eps, bias=bias)
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(..., C) -> (..., C)."""
+        return super().forward(x)
 
 
 @NORM.register("rmsnorm")
@@ -28,12 +33,68 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(..., C) -> (..., C)."""
         if x.is_cuda or not torch.is_grad_enabled():
             return nn.functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
         out: Tensor = _RMS.apply(x, self.weight, self.eps)
         return out
+
+
+@NORM.register("batchnorm")
+class BatchNorm(nn.Module):
+    """Centre and scale each feature over all tokens of the batch, running statistics at inference (Ioffe &
+    Szegedy, 2015). Padding never counts: statistics are those of the tokens that pos shows.
+
+    In training a token sees the others of its batch through the statistics, later ones too; at inference none.
+    """
+
+    counts_tokens = True
+
+    def __init__(self, d_model: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        if not 0 < momentum <= 1:
+            raise UserError(f"momentum of batchnorm is the weight of the newest batch, above 0 to 1, not {momentum}")
+        self.eps, self.momentum = eps, momentum
+        self.weight, self.bias = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
+        self.register_buffer("running_mean", torch.zeros(d_model))
+        self.register_buffer("running_var", torch.ones(d_model))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C)."""
+        mean, var = self._statistics(x, pos) if self.training else (self.running_mean, self.running_var)
+        scale = self.weight * (var + self.eps).rsqrt()
+        return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
+
+    def _statistics(self, x: Tensor, pos: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of the tokens, (C,) fp32; the running ones follow (with the unbiased variance)."""
+        tokens = x.flatten(0, -2).float()
+        seen = None if pos is None else (pos >= 0).expand(x.shape[:-1]).reshape(-1, 1)
+        count = len(tokens) if seen is None else int(seen.sum())
+        if count < 2:  # no spread to speak of
+            return self.running_mean, self.running_var
+        tokens = tokens if seen is None else tokens * seen
+        mean = tokens.sum(0) / count
+        off = tokens - mean if seen is None else (tokens - mean) * seen
+        var = off.square().sum(0) / count
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_((var * (count / (count - 1))).to(self.running_var.dtype), self.momentum)
+        return mean, var
+
+
+@NORM.register("none")
+class NoNorm(nn.Module):
+    """No norm: what it is given."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(..., C) -> the same."""
+        return x
 
 
 class _RMS(torch.autograd.Function):

@@ -10,15 +10,20 @@ from polyhead.nn.dropout import Dropout
 
 
 class Residual(nn.Module):
-    """The one place that knows pre-norm from post-norm: x + F(N(x)) or N(x + F(x)) (Xiong et al., 2020)."""
+    """The one place that knows pre-norm from post-norm: x + F(N(x)) or N(x + F(x)) (Xiong et al., 2020).
 
-    def __init__(self, norm: nn.Module, pre: bool, dropout: float = 0.0) -> None:
+    ``after`` is one more norm on what the sub-layer gives, before it is added: with pre-norm the sandwich
+    x + N'(F(N(x))) (Ding et al., 2021).
+    """
+
+    def __init__(
+        self, norm: nn.Module, pre: bool, dropout: float = 0.0, after: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.norm, self.pre, self.dropout = norm, pre, Dropout(dropout)
+        self.norm, self.pre, self.dropout, self.after = norm, pre, Dropout(dropout), after
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        if self.pre:
-            return x + self.dropout(sublayer(self.norm(x)))
-        out: Tensor = self.norm(x + self.dropout(sublayer(x)))
-        return out
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C)."""
+        out = sublayer(self.norm(x, pos) if self.pre else x)
+        out = self.dropout(out if self.after is None else self.after(out, pos))
+        return x + out if self.pre else self.norm(x + out, pos)

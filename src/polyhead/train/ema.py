@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from polyhead.nn.weights import weights
+
 
 class Ema:
     """Exponential moving average of the parameters (Polyak & Juditsky, 1992).
@@ -17,24 +19,24 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.weights = {name: p.detach().clone() for name, p in weights(model).items()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Move towards the model's present weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        names, theirs = zip(*model.named_parameters(), strict=True)
+        names, theirs = zip(*weights(model).items(), strict=True)
         torch._foreach_lerp_([self.weights[name] for name in names], [p.detach() for p in theirs], 1 - decay)
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
+    def load(self, saved: Mapping[str, Tensor]) -> None:
         """Go on from averages that were saved."""
         for name, ours in self.weights.items():
-            ours.copy_(weights[name])
+            ours.copy_(saved[name])
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """The model with the averaged weights, for as long as the context lasts."""
-        own = {name: p.detach().clone() for name, p in model.named_parameters()}
+        own = {name: p.detach().clone() for name, p in weights(model).items()}
         put(model, self.weights)
         try:
             yield
@@ -43,16 +45,16 @@ class Ema:
 
 
 @torch.no_grad()
-def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into the parameters of the same names."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
+def put(model: nn.Module, others: Mapping[str, Tensor]) -> None:
+    """Copy others into the weights of the same names."""
+    for name, tensor in weights(model).items():
+        tensor.copy_(others[name])
 
 
 def mean(several: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of each tensor over several sets of weights, summed in float64."""
     assert several
     return {
-        name: (torch.stack([weights[name].double() for weights in several]).mean(0)).to(first.dtype)
+        name: (torch.stack([one[name].double() for one in several]).mean(0)).to(first.dtype)
         for name, first in several[0].items()
     }

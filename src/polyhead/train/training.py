@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from polyhead.nn.weights import weights
 from polyhead.recipe import TrainConfig
 from polyhead.registry import OPTIMIZER, SCHEDULE
 from polyhead.train import checkpoint
@@ -36,7 +37,7 @@ class Training:
 
     def save(self, root: Path, extra: dict[str, str]) -> None:
         """Write checkpoints/step-N. Tied weights are one parameter and written once."""
-        tensors: dict[str, dict[str, Tensor]] = {"model": dict(self.model.named_parameters())}
+        tensors: dict[str, dict[str, Tensor]] = {"model": weights(self.model)}
         state: dict[str, Any] = {"progress": self.progress.to_json(), "optimizers": []}
         for i, optimizer in enumerate(self.optimizers):
             tensors[f"optimizer_{i}"], described = flatten_optimizer(optimizer.state_dict())
@@ -47,7 +48,7 @@ class Training:
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint, bit for bit."""
-        wanted = dict(self.model.named_parameters())
+        wanted = weights(self.model)
         expect(saved.tensors["model"], wanted, saved.path)
         put(self.model, saved.tensors["model"])
         described = saved.state["optimizers"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
+from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.kv import KV, Watcher, attend, merge_heads, sight, split_heads
+from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.registry import ATTENTION
+
+Tie = Literal["none", "kv", "qk", "qkv"]
 
 
 @ATTENTION.register("softmax")
@@ -18,43 +23,61 @@ class Attention(nn.Module):
     or multi-query (Shazeer, 2019): query head h reads key/value head h // (n_heads / n_kv_heads).
 
     ``scale`` multiplies q k^T, 1/sqrt(head_dim) if not given; ``window`` limits how far back a query sees,
-    itself included; ``qk_norm`` normalises every query and key head (Henry et al., 2020).
+    itself included (Beltagy et al., 2020), but for the first ``sink`` tokens, which all see (Xiao et al., 2023);
+    ``softcap`` bounds the scores (Gemma 2, 2024); ``qk_norm`` normalises every query and key head (Henry et al.,
+    2020); ``tie`` lets keys and values, queries and keys, or all three share one projection.
     """
 
     def __init__(
         self,
-        d_model: int,
-        n_heads: int,
-        n_kv_heads: int,
+        shape: Shape,
         position: Position,
-        causal: bool,
         *,
         scale: float | None = None,
         window: int | None = None,
+        sink: int = 0,
+        softcap: float | None = None,
         qk_norm: bool = False,
+        tie: Tie = "none",
         bias: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if window is not None and window < 1:
             raise UserError(f"window is {window}; it counts the query itself, so 1 is the least")
+        if sink < 0 or (sink and window is None):
+            raise UserError(
+                f"sink is {sink}; it counts tokens seen from beyond a window, so give a window too"
+            )
+        if softcap is not None and softcap <= 0:
+            raise UserError(f"softcap bounds the scores, so it is above 0, not {softcap}")
         if not 0 <= dropout < 1:
             raise UserError(f"dropout of attention is a probability from 0 to below 1, not {dropout}")
-        self.head_dim = d_model // n_heads
-        self.causal, self.scale, self.window, self.dropout = causal, scale, window, dropout
-        self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, n_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, n_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
+        self.head_dim, self.v_head_dim, self.causal = shape.head_dim, shape.v_head_dim, shape.causal
+        self.scale, self.softcap, self.dropout = scale, softcap, dropout
+        self.window = None if window is None else Window(window, sink)
+        q_width, k_width = shape.n_heads * self.head_dim, shape.n_kv_heads * self.head_dim
+        v_width = shape.n_kv_heads * self.v_head_dim
+        if tie in ("qk", "qkv") and q_width != k_width:
+            raise UserError(f"tie={tie} wants as many key heads as query heads: n_kv_heads={shape.n_heads}")
+        if tie in ("kv", "qkv") and k_width != v_width:
+            raise UserError(f"tie={tie} wants values as wide as keys: v_head_dim={self.head_dim}")
+        self.q_proj = nn.Linear(shape.d_model, q_width, bias=bias)
+        self.k_proj = self.q_proj if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=bias)
+        self.v_proj = self.k_proj if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=bias)
+        self.o_proj = nn.Linear(shape.n_heads * self.v_head_dim, shape.d_model, bias=bias)
         self.q_norm, self.k_norm = (RMSNorm(self.head_dim) if qk_norm else nn.Identity() for _ in range(2))
         self.position = position
         self.watchers: list[Watcher] = []
 
+    state = None  # it remembers keys and values
+
     def remember(self, x: Tensor, pos: Tensor | None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Cross-attention does this once, on the encoder's output."""
-        k = self.k_norm(split_heads(self.k_proj(x), self.head_dim))
-        v = split_heads(self.v_proj(x), self.head_dim)
-        return KV(self.position.rotate(k, pos), v, None if pos is None else pos[:, None])
+        projected = self.k_proj(x)
+        k = self.position.rotate(self.k_norm(split_heads(projected, self.head_dim)), pos)
+        v = split_heads(projected if self.v_proj is self.k_proj else self.v_proj(x), self.v_head_dim)
+        return KV(k, v, None if pos is None else pos[:, None])
 
     def forward(
         self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
@@ -66,15 +89,20 @@ class Attention(nn.Module):
         if cache is not None:
             kv = cache.update(kv)
             watch += [cache.watcher] if cache.watcher else []
+        seen: list[Tensor] = []
         out = attend(
             q,
             kv,
             sight(pos, kv, x.size(1), self.causal, self.window if memory is None else None),
-            self.position.bias(pos, kv.pos),
+            self.position.bias(q, kv, pos),
             causal=self.causal,
             scale=self.scale,
+            softcap=self.softcap,
             dropout=self.dropout if self.training else 0.0,
-            watch=watch,
+            watch=[*watch, seen.append] if self.position.adds_values else watch,
         )
+        for weights in seen:
+            more = self.position.values(weights, kv, pos)
+            out = out if more is None else out + more
         projected: Tensor = self.o_proj(merge_heads(out))
         return projected

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor, nn
 
+from polyhead.config import Shape
+from polyhead.nn.kv import KV
 from polyhead.registry import POSITION
 
 
 @POSITION.register("none")
 class Position(nn.Module):
-    """No positions: attention then treats its input as a set. Each scheme overrides one of the three methods."""
+    """No positions: attention then treats its input as a set.
 
-    def __init__(self, d_model: int, n_heads: int, head_dim: int, max_len: int) -> None:
+    A scheme acts in one place, which ``acts_on`` names, and overrides the method of that place. ``pos`` None
+    stands for whole rows 0..T-1.
+    """
+
+    acts_on: Literal["nothing", "embeddings", "heads", "scores"] = "nothing"
+
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
@@ -22,6 +32,15 @@ class Position(nn.Module):
         """Turns queries and keys (rope): (B, H, T, D), (B, T) -> (B, H, T, D)."""
         return x
 
-    def bias(self, q_pos: Tensor | None, k_pos: Tensor | None) -> Tensor | None:
-        """Added to the scores (alibi, relative): (B, T), (B, 1|K, S) -> (B, H, T, S)."""
+    def bias(self, q: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
+        """Added to the scores (alibi, relative): (B, H, T, D) at pos (B, T) over kv -> (1 or B, H, T, S)."""
         return None
+
+    def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
+        """Added to the output (relative): weights (B, H, T, S) of queries at pos over kv -> (B, H, T, Dv).
+
+        A scheme with such a part sets ``adds_values``, for the weights are made by hand for it.
+        """
+        return None
+
+    adds_values = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.position.base import Position
 from polyhead.registry import POSITION
@@ -14,9 +15,12 @@ from polyhead.registry import POSITION
 class Learned(Position):
     """One learned vector a position, up to max_len, added to the embeddings (Gehring et al., 2017)."""
 
-    def __init__(self, d_model: int, n_heads: int, head_dim: int, max_len: int) -> None:
-        super().__init__(d_model, n_heads, head_dim, max_len)
-        self.weight = nn.Parameter(torch.empty(max_len, d_model).normal_(std=d_model**-0.5))
+    acts_on = "embeddings"
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        table = torch.empty(shape.max_len, shape.d_model).normal_(std=shape.d_model**-0.5)
+        self.weight = nn.Parameter(table)
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a position beyond the table is a UserError."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.position.base import Position
 from polyhead.registry import POSITION
@@ -20,15 +21,16 @@ class Rope(Position):
     Half-split layout: feature j turns with feature j + head_dim / 2, as in Llama's checkpoints.
     """
 
-    def __init__(
-        self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, theta: float = 10000.0
-    ) -> None:
-        super().__init__(d_model, n_heads, head_dim, max_len)
+    acts_on = "heads"
+
+    def __init__(self, shape: Shape, *, theta: float = 10000.0) -> None:
+        super().__init__(shape)
+        d_model, n_heads, head_dim = shape.d_model, shape.n_heads, shape.head_dim
         if head_dim % 2:
-            near = " or ".join(str(n_heads * even) for even in (head_dim - 1, head_dim + 1) if even)
+            near = " or ".join(str(even) for even in (head_dim - 1, head_dim + 1) if even)
             raise UserError(
                 f"head_dim must be even for rope, which turns pairs of features; here it is {head_dim} "
-                f"(d_model {d_model} / n_heads {n_heads}); the nearest d_model is {near}"
+                f"(d_model {d_model}, n_heads {n_heads}); the nearest head_dim is {near}"
             )
         self.theta, self.head_dim = theta, head_dim
         self.register_buffer("rate", self._rates(), persistent=False)

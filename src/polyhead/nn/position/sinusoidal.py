@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polyhead.config import Shape
 from polyhead.nn.position.base import Position
 from polyhead.registry import POSITION
 
@@ -16,12 +17,12 @@ class Sinusoidal(Position):
     p[i, 2j] = sin(i / base^(2j / d_model)), p[i, 2j + 1] = cos of the same.
     """
 
-    def __init__(
-        self, d_model: int, n_heads: int, head_dim: int, max_len: int, *, base: float = 10000.0
-    ) -> None:
-        super().__init__(d_model, n_heads, head_dim, max_len)
+    acts_on = "embeddings"
+
+    def __init__(self, shape: Shape, *, base: float = 10000.0) -> None:
+        super().__init__(shape)
         self.base = base
-        self.register_buffer("table", sinusoids(max_len, d_model, base), persistent=False)
+        self.register_buffer("table", sinusoids(shape.max_len, shape.d_model, base), persistent=False)
         self.table: Tensor
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:

@@ -49,7 +49,9 @@ class Translation:
     def loss(self, model: nn.Module, batch: Batch, smoothing: float | None = None) -> Loss:
         """Label-smoothed cross-entropy as sums."""
         assert isinstance(model, Seq2Seq)
-        features = model.features(batch.source, batch.target, batch.source_pos)
+        # padding on the right is after all that a causal decoder sees, so most need not be told of it
+        target_pos = batch.target_pos if model.counts_tokens else None
+        features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
         smoothing = self.config.label_smoothing if smoothing is None else smoothing
         return cross_entropy(features, model.head.weight, batch.labels, smoothing)
 

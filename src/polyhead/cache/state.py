@@ -1,0 +1,108 @@
+"""The cache of models whose past folds into a constant number of numbers: linear attention, recurrent layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyhead.cache.base import CacheShape
+from polyhead.errors import UserError
+from polyhead.nn.kv import KV, Watcher
+from polyhead.registry import CACHE
+
+
+@CACHE.register("state")
+class StateCache:
+    """A state of constant size for each sequence, whatever its length (Katharopoulos et al., 2020, sec. 3.4).
+
+    What is folded in cannot be taken out again, so tokens come in the order of their positions, each once.
+    """
+
+    def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
+        if shape.state is None:
+            raise UserError(
+                "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'"
+            )
+        self.lengths, self.device = [0] * n_rows, shape.device
+        self.layers = [StateLayer(shape, n_rows) for _ in range(shape.n_layers)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def begin(self, rows: Sequence[int], pos: Tensor) -> None:
+        rows, host = list(rows), pos.cpu()
+        for row, at in zip(rows, host, strict=True):
+            new = at[at >= 0].tolist()
+            end = self.lengths[row] + len(new)
+            assert new == list(range(self.lengths[row], end)), (
+                f"row {row} holds {self.lengths[row]} tokens; a state cannot take positions {new}"
+            )
+            self.lengths[row] = end
+        every = rows == list(range(len(self.lengths)))
+        index = None if every else torch.tensor(rows, device=self.device)
+        for layer in self.layers:
+            layer.rows = index
+
+    def room(self) -> int:
+        return sys.maxsize
+
+    def fork(self, src: int, dst: int) -> None:
+        self.lengths[dst] = self.lengths[src]
+        for layer in self.layers:
+            for x in layer.held:
+                x[dst] = x[src]
+
+    def release(self, row: int) -> None:
+        self.lengths[row] = 0
+        for layer in self.layers:
+            for x in layer.held:
+                x[row] = 0
+
+    def select(self, rows: Sequence[int]) -> None:
+        rows = [int(row) for row in rows]
+        if rows == list(range(len(self.lengths))):
+            return
+        self.lengths = [self.lengths[row] for row in rows]
+        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        for layer in self.layers:
+            layer.select(index)
+
+
+class StateLayer:
+    """The state of one layer, (row, ...), in fp32, for sums over a long past; 0 before the first token."""
+
+    def __init__(self, shape: CacheShape, n_rows: int) -> None:
+        assert shape.state is not None
+        self.held = [torch.zeros(n_rows, *size, device=shape.device) for size in shape.state]
+        self.rows: Tensor | None = None  # the rows of this step; None: all, in order
+        self.watcher: Watcher | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.held)
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """What the rows of this step have seen so far, (B, ...) each."""
+        return tuple(x if self.rows is None else x[self.rows] for x in self.held)
+
+    @state.setter
+    def state(self, new: tuple[Tensor, ...]) -> None:
+        for i, (x, y) in enumerate(zip(self.held, new, strict=True)):
+            assert y.shape[1:] == x.shape[1:], (
+                f"a state of {tuple(y.shape[1:])} where {tuple(x.shape[1:])} is kept"
+            )
+            if self.rows is None:
+                self.held[i] = y.to(x.dtype)
+            else:
+                x[self.rows] = y.to(x.dtype)
+
+    def update(self, kv: KV) -> KV:
+        raise AssertionError("this layer keeps a state, not keys and values")
+
+    def select(self, rows: Tensor) -> None:
+        self.held = [x.index_select(0, rows) for x in self.held]

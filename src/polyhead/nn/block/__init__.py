@@ -1,0 +1,1 @@
+"""One layer of a stack, by name."""

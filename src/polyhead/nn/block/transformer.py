@@ -1,0 +1,85 @@
+"""One layer of a Transformer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from polyhead.cache.base import LayerCache
+from polyhead.config import ModelSection, Shape
+from polyhead.nn.kv import Memory
+from polyhead.nn.position.base import Position
+from polyhead.nn.residual import Residual
+from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where there is a memory to read, feed-forward; each in its residual.
+
+    A block without cross-attention has none, not one switched off.
+    """
+
+    def __init__(
+        self,
+        attn: nn.Module,
+        ffn: nn.Module,
+        attn_residual: Residual,
+        ffn_residual: Residual,
+        cross: nn.Module | None = None,
+        cross_residual: Residual | None = None,
+    ) -> None:
+        super().__init__()
+        self.attn, self.attn_residual = attn, attn_residual
+        if cross is not None:
+            assert cross_residual is not None
+            self.cross, self.cross_residual = cross, cross_residual
+        self.ffn, self.ffn_residual = ffn, ffn_residual
+
+    @property
+    def state(self) -> tuple[tuple[int, ...], ...] | None:
+        """The shapes of what a decoding row keeps, if that is not keys and values."""
+        shapes: tuple[tuple[int, ...], ...] | None = self.attn.state  # type: ignore[assignment]
+        return shapes
+
+    def remember(self, x: Tensor, pos: Tensor | None) -> Memory:
+        """The encoder's output (B, S, C) as this layer will read it at every step."""
+        memory: Memory = self.cross.remember(x, pos)  # type: ignore[operator]
+        return memory
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C)."""
+        x = self.attn_residual(x, lambda h: self.attn(h, pos, cache), pos)
+        if memory is not None:
+            x = self.cross_residual(x, lambda h: self.cross(h, pos, memory=memory), pos)
+        out: Tensor = self.ffn_residual(x, self.ffn, pos)
+        return out
+
+
+@BLOCK.register("transformer")
+def transformer(config: ModelSection, shape: Shape, position: Position, cross: bool) -> Block:
+    """Attention and a feed-forward layer, each with norm and residual (Vaswani et al., 2017, sec. 3.1)."""
+
+    def norm() -> nn.Module:
+        part: nn.Module = NORM.build(config.norm, config.d_model)
+        return part
+
+    def residual() -> Residual:
+        after = norm() if config.sandwich_norm else None
+        return Residual(norm(), config.norm_first, config.dropout, after)
+
+    own = config.decoder_attention if cross and config.decoder_attention else config.attention
+    ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
+    parts = (ATTENTION.build(own, shape, position), ffn, residual(), residual())
+    if not cross:
+        return Block(*parts)
+    there = shape._replace(causal=False)  # its positions say nothing about distance to the target
+    return Block(
+        *parts,
+        ATTENTION.build(config.cross_attention or config.attention, there, Position(there)),
+        residual(),
+    )
