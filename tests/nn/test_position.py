@@ -6,10 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from polyhead.config import ModelConfig
-from polyhead.config import Shape
+from polyhead.config import ModelConfig, Shape
 from polyhead.errors import UserError
-from polyhead.models import build
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.learned import Learned
