@@ -24,9 +24,11 @@ class Section(NamedTuple):
     body: str
 
 
-def page(title: str, lead: str, sections: Sequence[Section], note: str = "") -> str:
-    """The whole document; title, lead, headings and note are plain text."""
-    script = asset("page.js")
+def page(
+    title: str, lead: str, sections: Sequence[Section], note: str = "", *, style: str = "", script: str = ""
+) -> str:
+    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own."""
+    script = asset("page.js") + script
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
     body = "\n".join(section_html(section) for section in sections)
@@ -40,7 +42,7 @@ def page(title: str, lead: str, sections: Sequence[Section], note: str = "") -> 
 <meta name="generator" content="Polyhead">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
-<style>{asset("page.css")}</style>
+<style>{asset("page.css")}{style}</style>
 </head>
 <body>
 <main>

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyhead.cache.make import make_cache
 from polyhead.data.collate import Batch, collate
 from polyhead.models import Seq2Seq
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
-from polyhead.registry import CACHE
 from polyhead.run import Run
 from polyhead.train.tasks.translation import Translation
 
@@ -51,7 +51,9 @@ def flops_per_token(model: Seq2Seq, task: Translation) -> float:
     with ExitStack() as stack:
         # only the plain kernels are seen by the counter: not the fused attention of the CPU, nor oneDNN's LSTM
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(warnings.catch_warnings(action="ignore"))  # torch has something to say on Intel's GPUs
+        stack.enter_context(
+            warnings.catch_warnings(action="ignore")
+        )  # torch has something to say on Intel's GPUs
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(counter)
         model.eval()(batch.source, batch.target, batch.source_pos)
@@ -162,7 +164,7 @@ def cache_bytes(run: Run) -> tuple[float, float]:
     memory = model.encode(torch.tensor([[t.bos_id, t.eos_id]]))
     held = []
     for n in (length, 2 * length):
-        cache = CACHE.build(run.generation.cache, model.cache_shape, 1, n)
+        cache = make_cache(run.generation.cache, model.cache_shape, 1, n)
         pos = torch.arange(n)[None]
         cache.begin([0], pos)
         model.decode(torch.full((1, n), t.bos_id), pos, cache, memory)

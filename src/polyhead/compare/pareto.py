@@ -1,0 +1,126 @@
+"""Quality against cost as a chart of points, with the line of those that no other one beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from polyhead.analysis.charts import Scale, number, ticks
+from polyhead.compare import table
+
+Row = Mapping[str, Any]
+PAD = 0.08  # of the range, left free at its ends
+
+
+class Dot(NamedTuple):
+    """One design: its number, cost, quality and the interval of that."""
+
+    number: int
+    name: str
+    x: float
+    y: float
+    interval: tuple[float, ...]
+
+
+class Measure(NamedTuple):
+    """A measure of quality, and whether less of it is better."""
+
+    title: str
+    less_is_better: bool
+
+
+class Cost(NamedTuple):
+    """A cost, and how a row's is found."""
+
+    title: str
+    of: Callable[[Row], float]
+
+
+WORDS = {
+    "loss": Measure("validation loss", True),
+    "bleu": Measure("BLEU", False),
+    "chrf": Measure("chrF", False),
+}
+COSTS = (
+    Cost("parameters", lambda row: float(row["parameters"])),
+    Cost("FLOPs a token", lambda row: float(row["flops_per_token"])),
+    Cost("training, seconds", lambda row: float(row["seconds"])),
+    Cost("decoding, µs a token", lambda row: 1e6 / float(row["decode_tokens_per_s"])),
+)
+
+
+def costs(done: Sequence[Row]) -> tuple[Cost, ...]:
+    """The costs that can be drawn: all, once there is a row."""
+    return COSTS if done else ()
+
+
+def frontier(dots: Sequence[Dot], less_is_better: bool) -> list[Dot]:
+    """The designs that no other one beats in cost and quality, cheapest first."""
+    sign = 1 if less_is_better else -1
+    kept: list[Dot] = []
+    for dot in sorted(dots, key=lambda dot: (dot.x, sign * dot.y)):
+        if not kept or sign * dot.y < sign * kept[-1].y:
+            kept.append(dot)
+    return kept
+
+
+def pareto_chart(dots: Sequence[Dot], measure: Measure, cost: Cost, width: int, height: int) -> str:
+    """An SVG element: better is up, cheaper is left, a number in each point, its 95 % interval as a line."""
+    x_ticks, (x_low, x_high) = _range([dot.x for dot in dots], max(3, round(width / 140)))
+    y_ticks, (y_low, y_high) = _range(
+        [v for dot in dots for v in (dot.y, *dot.interval)], max(3, round(height / 60))
+    )
+    left = 16 + 7.2 * max(len(number(y)) for y in y_ticks)
+    x = Scale(x_low, x_high, left, width - 18)
+    bottom = height - 42
+    y = Scale(y_low, y_high, 14, bottom) if measure.less_is_better else Scale(y_low, y_high, bottom, 14)
+    parts = [
+        f'<svg class="chart pareto" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(_summary(dots, measure, cost))}">'
+    ]
+    for value in y_ticks:
+        at = f"{y.at(value):.1f}"
+        parts.append(f'<line class="grid" x1="{x.start:.1f}" x2="{x.end}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(value) + 4:.1f}">{number(value)}</text>'
+        )
+    for value in x_ticks:
+        at = f"{x.at(value):.1f}"
+        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 5}"/>')
+        parts.append(f'<text class="tick middle" x="{at}" y="{bottom + 19}">{table.short(value)}</text>')
+    parts.append(f'<line class="axis" x1="{x.start:.1f}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<text class="label end" x="{x.end}" y="{height - 3}">{escape(cost.title)}</text>')
+    parts.append(
+        f'<text class="label" x="{left + 6:.1f}" y="12">{escape(measure.title)}, better is up</text>'
+    )
+    best = [(f"{x.at(dot.x):.1f}", f"{y.at(dot.y):.1f}") for dot in frontier(dots, measure.less_is_better)]
+    # a step, since nothing is known in between
+    steps = f"M{best[0][0]} {best[0][1]}" + "".join(f"H{a}V{b}" for a, b in best[1:])
+    parts.append(f'<path class="front" d="{steps}H{x.end}"/>')
+    for dot in dots:
+        cx, cy = x.at(dot.x), y.at(dot.y)
+        low, high = (y.at(v) for v in dot.interval)
+        told = f"{dot.name}: {measure.title} {number(dot.y)}, {cost.title} {table.short(dot.x)}"
+        parts.append(
+            f'<g class="point c{dot.number}"><title>{escape(told)}</title>'
+            f'<line class="whisker" x1="{cx:.1f}" x2="{cx:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+            f'<circle class="mark c{dot.number}" cx="{cx:.1f}" cy="{cy:.1f}" r="10"/>'
+            f'<text class="rank middle" x="{cx:.1f}" y="{cy + 3.8:.1f}">{dot.number + 1}</text></g>'
+        )
+    return "".join([*parts, "</svg>"])
+
+
+def _range(values: Sequence[float], n: int) -> tuple[list[float], tuple[float, float]]:
+    """Ticks inside a range that holds the values with some room at its ends."""
+    low, high = min(values), max(values)
+    room = PAD * ((high - low) or abs(high) or 1.0)
+    low, high = low - room, high + room
+    return [tick for tick in ticks(low, high, n) if low <= tick <= high], (low, high)
+
+
+def _summary(dots: Sequence[Dot], measure: Measure, cost: Cost) -> str:
+    """What a reader who cannot see the chart is told."""
+    best = "; ".join(
+        f"{d.name} {number(d.y)} at {table.short(d.x)}" for d in frontier(dots, measure.less_is_better)
+    )
+    return f"{measure.title} against {cost.title}; best for their cost: {best}"
