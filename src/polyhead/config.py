@@ -10,7 +10,7 @@ from polyhead.errors import UserError, unknown
 from polyhead.presets import PRESETS
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Choice, Registry
 
-Kind = Literal["encoder-decoder"]
+Kind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "none"]
 
 PARTS: dict[str, Registry[Any]] = {
@@ -64,7 +64,9 @@ class ModelSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    kind: Kind = Field("encoder-decoder", description="what the model is for")
+    kind: Kind = Field(
+        "encoder-decoder", description="encoder-decoder, decoder (GPT-like) or encoder (BERT-like)"
+    )
     d_model: int = Field(512, gt=0, description="width of the model")
     n_layers: int = Field(6, gt=0, description="blocks of the encoder")
     n_decoder_layers: int | None = Field(None, gt=0, description="as many as n_layers if not given")
@@ -151,10 +153,12 @@ class ModelSection(BaseModel):
         """Build one layer of each kind without memory, so that parts that do not go together say so now."""
         import torch
 
+        own = (self.block, self.kind == "decoder", False)
+        crossing = [(self.decoder_block or self.block, True, True)] if self.kind == "encoder-decoder" else []
         with torch.device("meta"):
-            for choice, causal in ((self.block, False), (self.decoder_block or self.block, True)):
+            for choice, causal, cross in (own, *crossing):
                 shape = self.shape(causal)
-                BLOCK.build(choice, self, shape, POSITION.build(self.position, shape), causal)
+                BLOCK.build(choice, self, shape, POSITION.build(self.position, shape), cross)
 
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""

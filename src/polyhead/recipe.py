@@ -22,7 +22,7 @@ from pydantic import (
 from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest, show
-from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TOKENIZER, Choice, Registry
+from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Choice, Registry
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
@@ -36,18 +36,28 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """Which text to learn from. Plain parallel files are ``[source, target]``; TSV and JSONL one file or more."""
+    """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; plain text in any
+    number of files.
+    """
 
     root: Path = Field(Path("."), description="directory of the files; relative to where you stand")
     train: Files = Field(min_length=1, description="files to learn from; .gz is read as it is")
-    valid: Files = Field(min_length=1, description="files to measure progress on")
+    valid: Files | None = Field(None, description="files to measure progress on")
+    valid_share: float = Field(
+        0.0, ge=0, lt=1, description="plain text without valid: the share of the training text, from its end"
+    )
     test: Files | None = Field(None, description="files to measure the finished model on")
     format: Literal["auto", "parallel", "tsv", "jsonl"] = Field("auto", description="auto: by the file names")
     source_lang: str = Field("", description="language code of the source, e.g. de")
     target_lang: str = Field("", description="language code of the target, e.g. en")
     source: Column = Field(0, description="column of a TSV (0 is the first) or key of a JSONL")
     target: Column = Field(1, description="column of a TSV or key of a JSONL")
-    max_len: int = Field(256, gt=0, description="tokens a side; longer pairs are skipped and counted")
+    documents: Literal["file", "line", "blank"] = Field(
+        "file", description="plain text: what a document is; blank: blank lines end one"
+    )
+    max_len: int = Field(
+        256, gt=0, description="tokens a side; longer pairs are skipped and counted; tokens of a row of plain text"
+    )
     cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
 
     def paths(self, split: str) -> list[Path]:
@@ -123,7 +133,7 @@ class TrainConfig(Section):
 
 
 class GenerationConfig(Section):
-    """How translations are searched for."""
+    """How outputs are searched for (translations), or drawn (what a language model says)."""
 
     beam_size: int = Field(5, ge=1, le=64, description="hypotheses kept; 1 is greedy")
     length_penalty: float = Field(1.0, description="exponent of the length: above 0 favours longer outputs")
@@ -134,6 +144,16 @@ class GenerationConfig(Section):
     )
     max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
+    max_new_tokens: int = Field(200, ge=1, description="language models: longest output, in tokens")
+    temperature: float = Field(1.0, ge=0, description="language models: below 1 safer, above 1 bolder, 0 the likeliest")
+    top_k: int = Field(0, ge=0, description="language models: only the k likeliest tokens; 0: all")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="language models: the likeliest tokens with this much probability"
+    )
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="language models: tokens at least this share as likely as the likeliest"
+    )
+    repetition_penalty: float = Field(1.0, gt=0, description="language models: above 1 against saying things again")
     batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
     cache: Choice | None = Field(
         None, description="what decoding remembers; what fits the model if not given"
@@ -154,7 +174,7 @@ class GenerationConfig(Section):
 class Recipe(Section):
     """One run, complete: data, tokenizer, model, training, decoding."""
 
-    task: Literal["translation"] = "translation"
+    task: Choice = Choice("translation")
     data: DataConfig
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     model: ModelSection = Field(default_factory=ModelSection)
@@ -163,6 +183,28 @@ class Recipe(Section):
     out: Path = Field(
         Path("runs/run"), description="the run's directory; runs/<name of the recipe> if not given"
     )
+
+    @field_validator("task")
+    @classmethod
+    def _known(cls, choice: Choice) -> Choice:
+        return TASK.check(choice)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fitting(cls, given: Any) -> Any:
+        """Each task trains one kind of model, so that kind need not be said."""
+        model = given.get("model", {}) if isinstance(given, dict) else None
+        if isinstance(model, dict) and "kind" not in model:
+            task = TASK.get(Choice.read(given.get("task", "translation")).name)
+            return {**given, "model": {**model, "kind": task.kind}}
+        return given
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        kind = TASK.get(self.task.name).kind
+        if self.model.kind != kind:
+            raise UserError(f"task {self.task.name!r} trains a model of kind {kind!r}, not {self.model.kind!r}")
+        return self
 
     def dump_yaml(self) -> str:
         """The recipe as resolved, every default written out; reading it gives the same recipe."""

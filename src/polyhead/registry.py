@@ -151,7 +151,9 @@ CACHE: Registry[Any] = Registry("cache", "polyhead.cache")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule")
+TASK: Registry[Any] = Registry("task", "polyhead.train.tasks")
 ALL: tuple[Registry[Any], ...] = (
+    TASK,
     BLOCK,
     ATTENTION,
     POSITION,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyhead.data import store as module
+from polyhead.data import built as module
 from polyhead.data.arrays import FlatWriter, open_flat
 from polyhead.data.corpus import Corpus, open_corpus
 from polyhead.data.store import PairStore

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from polyhead.data.arrays import FlatWriter, open_flat
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
+from polyhead.data.built import whole
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import Tokenizer
@@ -72,39 +72,14 @@ class PairStore:
                     "max_len": max_len, "format": corpus.format, "columns": [corpus.source, corpus.target]}
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
         directory = Path(cache) / f"pairs-{key}"
-        if (report := _verified(directory)) is None:
-            total = prints[0][1] if corpus.format == "parallel" else sum(count for _, count in prints)
-            try:
-                report = _build(directory, corpus, tokenizer, max_len, lambda n: progress(n, total) if progress else None)
-            except OSError as error:
-                raise UserError(f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
-                                "choose another directory with data.cache=...") from None
-        return cls(directory, report)
+        total = prints[0][1] if corpus.format == "parallel" else sum(count for _, count in prints)
 
+        def write(temporary: Path) -> dict[str, Any]:
+            report = CorpusReport(corpus.where)
+            _write_arrays(temporary, corpus, tokenizer, max_len, report, lambda n: progress(n, total) if progress else None)
+            return asdict(report)
 
-def _build(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, progress: Callable[[int], None]) -> CorpusReport:
-    """Tokenise a corpus into a temporary directory and rename it into place, so that it is whole or absent."""
-    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
-    _remove_left_over(directory)
-    temporary.mkdir(parents=True)
-    report = CorpusReport(corpus.where)
-    try:
-        _write_arrays(temporary, corpus, tokenizer, max_len, report, progress)
-        digests = {name: _digest(temporary / f"{name}.npy") for name in DTYPES}
-        body = {"report": asdict(report), "sha256": digests}
-        (temporary / "store.json").write_text(json.dumps(body, indent=2) + "\n")
-        for path in temporary.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        shutil.rmtree(directory, ignore_errors=True)
-        try:
-            os.rename(temporary, directory)
-        except OSError:
-            if _verified(directory) is None:  # else another process was faster with the same content
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return report
+        return cls(directory, CorpusReport(**whole(directory, DTYPES, write)))
 
 
 def _write_arrays(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport,
@@ -139,37 +114,3 @@ def _fits(pair: Pair, source: list[int], target: list[int], max_len: int, report
 def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
     while chunk := list(islice(pairs, CHUNK)):
         yield chunk
-
-
-def _verified(directory: Path) -> CorpusReport | None:
-    """The report of a store whose every file is as it was written; None if anything is missing or differs."""
-    try:
-        body = json.loads((directory / "store.json").read_text())
-        if any(_digest(directory / f"{name}.npy") != body["sha256"][name] for name in DTYPES):
-            return None
-        return CorpusReport(**body["report"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _remove_left_over(directory: Path) -> None:
-    """Remove what builds of the same store left when their process was killed."""
-    for path in directory.parent.glob(f"{directory.name}.tmp-*"):
-        pid = path.name.rpartition("-")[2]
-        if not pid.isdigit() or int(pid) == os.getpid() or not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -24,7 +24,7 @@ def beam_search(
     source: Tensor,
     source_pos: Tensor | None,
     *,
-    bos_id: int,
+    bos_id: int | None = None,
     eos_id: int,
     beam_size: int,
     max_new_tokens: Sequence[int],
@@ -60,9 +60,9 @@ def beam_search(
     if not results:
         return []
     beams = results  # of the sentences that are still decoded
-    state = State(model, source, source_pos, rules, cache)
+    state = State(model, source, source_pos, rules, cache, bos_id)
     live = np.zeros((len(beams), 1))  # log-probabilities (sentences, width)
-    tokens = np.full(len(beams), bos_id)
+    tokens = state.first
     history = np.zeros((len(beams), 1, 0), dtype=np.int64)  # (sentences, width, tokens so far)
     while True:
         values, ids = state.extend(tokens, 2 * beam_size)

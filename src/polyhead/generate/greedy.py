@@ -18,7 +18,7 @@ def greedy(
     source: Tensor,
     source_pos: Tensor | None,
     *,
-    bos_id: int,
+    bos_id: int | None = None,
     eos_id: int,
     max_new_tokens: Sequence[int],
     length_penalty: float = 1.0,
@@ -38,8 +38,8 @@ def greedy(
     log_probs, lengths = np.zeros(len(source)), np.zeros(len(source), dtype=np.int64)
     live = np.arange(len(source))  # the sentences that are still decoded
     limits = np.array(max_new_tokens)
-    state = State(model, source, source_pos, rules, cache)
-    tokens = np.full(len(source), bos_id)
+    state = State(model, source, source_pos, rules, cache, bos_id)
+    tokens = state.first
     while len(live):
         values, ids = state.extend(tokens, 1)
         tokens = ids[:, 0]

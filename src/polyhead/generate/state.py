@@ -31,16 +31,16 @@ class Hypothesis(NamedTuple):
 
 
 class Decoder(Protocol):
-    """What decoding needs of an encoder-decoder."""
+    """What decoding needs of a model. One that also has ``encode`` reads a source, others go on from a prompt."""
 
     training: bool
 
     @property
     def cache_shape(self) -> CacheShape: ...
 
-    def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[Memory]: ...
-
-    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[Memory]) -> Tensor: ...
+    def decode(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: list[Memory] | None
+    ) -> Tensor: ...
 
 
 class Rules(NamedTuple):
@@ -80,36 +80,79 @@ class Rules(NamedTuple):
 
 
 class State:
-    """The rows being decoded: equally many for each sentence, one at first, all with ``step`` tokens so far."""
+    """The rows being decoded: equally many for each sentence, one at first, all with ``step`` new tokens so far.
+
+    An encoder-decoder reads the sources (B, S) and begins with ``bos_id``; any other model takes them as the
+    beginning of its own output, and ``first`` are their last tokens.
+    """
 
     def __init__(
-        self, model: Decoder, source: Tensor, source_pos: Tensor | None, rules: Rules, cache: Choice | None
+        self,
+        model: Decoder,
+        source: Tensor,
+        source_pos: Tensor | None,
+        rules: Rules,
+        cache: Choice | None,
+        bos_id: int | None,
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
-        self.model, self.rules, self.step = model, rules, 0
-        self.memory = [kept.kept() for kept in model.encode(source, source_pos)]
-        self.device = source.device
-        self.cache = make_cache(cache, model.cache_shape, len(source), max(rules.max_new_tokens))
+        self.model, self.rules, self.step, self.device = model, rules, 0, source.device
+        encode = getattr(model, "encode", None)
+        lengths = np.full(len(source), source.size(1))
+        if source_pos is not None:
+            lengths = (source_pos >= 0).sum(1).cpu().numpy()
+        self.start: Ints = np.zeros_like(lengths) if encode else lengths - 1
+        longest = int(self.start.max()) + max(rules.max_new_tokens)
+        self.cache = make_cache(cache, model.cache_shape, len(source), longest)
+        self.memory: list[Memory] | None = None
+        if encode:
+            self.memory = [kept.kept() for kept in encode(source, source_pos)]
+            self.first: Ints = np.full(len(source), bos_id)
+        else:
+            self.first = self._read(source, lengths)
+
+    def _read(self, prompt: Tensor, lengths: Ints) -> Ints:
+        """Feed prompts that stand on the left of (B, S), all but their last tokens, which come back."""
+        if not lengths.all():
+            raise UserError("a prompt has no token; a language model goes on from one at least")
+        ends = torch.from_numpy(lengths).to(self.device)[:, None] - 1
+        if int(ends.max()) > 0:
+            at = torch.arange(int(ends.max()), device=self.device).expand(len(prompt), -1)
+            pos = torch.where(at < ends, at, -1)
+            self.cache.begin(range(len(prompt)), pos)
+            self.model.decode(prompt[:, : pos.size(1)], pos, self.cache, None)
+        last: Ints = prompt.gather(1, ends)[:, 0].cpu().numpy()
+        return last
 
     def extend(self, tokens: Ints, k: int) -> tuple[Floats, Ints]:
         """The newest token of each row (N,) in; the k likeliest next ones out, log-probabilities and ids (N, k)."""
-        device, rules = self.device, self.rules
-        pos = torch.full((len(tokens), 1), self.step, device=device)
-        self.cache.begin(range(len(tokens)), pos)
-        fed = torch.from_numpy(tokens).to(device)[:, None]
-        logits = self.model.decode(fed, pos, self.cache, self.memory)[:, -1]
+        rules, width = self.rules, len(tokens) // len(self.rules.prefix)
         banned = rules.eos_id if self.step < rules.min_new_tokens else None
-        forced = forced_tokens(rules.prefix, self.step, len(tokens) // len(rules.prefix), device)
-        values, ids = likeliest(logits, k, banned, forced)
-        self.step += 1
+        forced = forced_tokens(rules.prefix, self.step, width, self.device)
+        values, ids = likeliest(self.logits(tokens), k, banned, forced)
         return to_host(values), ids.cpu().numpy()
+
+    def logits(self, tokens: Ints) -> Tensor:
+        """The newest token of each row (N,) in; logits (N, V) of the next out."""
+        pos = torch.from_numpy(self.start + self.step).to(self.device)[:, None]
+        self.cache.begin(range(len(tokens)), pos)
+        fed = torch.from_numpy(tokens).to(self.device)[:, None]
+        self.step += 1
+        return self.model.decode(fed, pos, self.cache, self.memory)[:, -1]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with row ``rows[i]`` as row i, where no memory is read; rows may come again."""
+        assert self.memory is None
+        self.start = self.start[list(rows)]
+        self.cache.select(rows)
 
     def select(self, sentences: Ints, rows: Ints) -> None:
         """Keep some sentences; row i goes on from what row ``rows[i]`` was."""
         if len(sentences) < len(self.rules.prefix):
             index = torch.from_numpy(sentences).to(self.device)
-            self.memory = [kept.select(index) for kept in self.memory]
+            self.memory = self.memory and [kept.select(index) for kept in self.memory]
             self.rules = self.rules.select(sentences.tolist())
+        self.start = self.start[rows]
         self.cache.select(rows.tolist())
 
 

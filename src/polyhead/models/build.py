@@ -8,16 +8,21 @@ import torch
 
 from polyhead.config import ModelConfig
 from polyhead.errors import unknown
+from polyhead.models.causal_lm import CausalLM
+from polyhead.models.masked_lm import MaskedLM
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.presets import PRESETS
 from polyhead.registry import INIT
 
+Model = Seq2Seq | CausalLM | MaskedLM
+KINDS: dict[str, type[Model]] = {"encoder-decoder": Seq2Seq, "decoder": CausalLM, "encoder": MaskedLM}
 
-def build(config: ModelConfig, seed: int | None = None) -> Seq2Seq:
+
+def build(config: ModelConfig, seed: int | None = None) -> Model:
     """The model that config describes, initialised as it says; the same seed gives the same weights."""
     if seed is not None:
         torch.manual_seed(seed)
-    model = Seq2Seq(config)
+    model = KINDS[config.kind](config)
     INIT.get(config.init.name)(model, config, **config.init.options)
     return model
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from polyhead.cache.base import Cache, CacheShape
@@ -24,18 +23,12 @@ class Seq2Seq(nn.Module):
         self.config = config
         source = nn.Embedding(config.vocab_size, config.d_model)
         target = source if config.tie_embeddings == "all" else nn.Embedding(config.vocab_size, config.d_model)
-        scale = config.d_model**0.5 if config.scale_embedding else 1.0
         here, there = (POSITION.build(config.position, config.shape(causal)) for causal in (False, True))
-        self.encoder_embedding = Embedding(source, here, scale, config.dropout)
-        self.decoder_embedding = Embedding(target, there, scale, config.dropout)
+        self.encoder_embedding = Embedding.of(config, source, here)
+        self.decoder_embedding = Embedding.of(config, target, there)
         self.encoder = build_stack(config, here, config.n_layers, causal=False, cross=False)
         self.decoder = build_stack(config, there, config.decoder_layers, causal=True, cross=True)
-        tied = config.tie_embeddings != "none"
-        self.head = Head(
-            target.weight
-            if tied
-            else nn.Parameter(torch.empty_like(target.weight).normal_(std=config.d_model**-0.5))
-        )
+        self.head = Head.of(config, target)
 
     def forward(
         self,
@@ -65,7 +58,9 @@ class Seq2Seq(nn.Module):
         x = self.encoder(self.encoder_embedding(source, source_pos), source_pos)
         return [layer.remember(x, source_pos) for layer in self.decoder.layers]  # type: ignore[operator]
 
-    def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory]) -> Tensor:
+    def decode(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory] | None
+    ) -> Tensor:
         """(N, T), (N, T) -> logits (N, T, V) of the next tokens; N may be a multiple of memory's rows."""
         x = self.decoder_embedding(tokens, pos)
         logits: Tensor = self.head(self.decoder(x, pos, cache, memory))
@@ -74,20 +69,9 @@ class Seq2Seq(nn.Module):
     @property
     def cache_shape(self) -> CacheShape:
         """What a cache must hold for this model."""
-        c, weight = self.config, self.decoder_embedding.token.weight
-        shape, state = c.shape(causal=True), self.decoder.layers[0].state
-        return CacheShape(
-            c.decoder_layers,
-            shape.n_kv_heads,
-            shape.head_dim,
-            shape.v_head_dim,
-            weight.dtype,
-            weight.device,
-            state,  # type: ignore[arg-type]
-        )
+        return self.decoder.cache_shape(self.config, self.decoder_embedding.token.weight)
 
     @property
     def counts_tokens(self) -> bool:
         """Whether some part must be told which tokens are padding, even where none can see them."""
-        parts = (*self.encoder.modules(), *self.decoder.modules())
-        return any(getattr(part, "counts_tokens", False) for part in parts)
+        return self.encoder.counts_tokens() or self.decoder.counts_tokens()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from polyhead.config import ModelSection
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.position.base import Position
 
@@ -14,6 +15,11 @@ class Embedding(nn.Module):
     def __init__(self, token: nn.Embedding, position: Position, scale: float, dropout: float) -> None:
         super().__init__()
         self.token, self.position, self.scale, self.dropout = token, position, scale, Dropout(dropout)
+
+    @classmethod
+    def of(cls, config: ModelSection, token: nn.Embedding, position: Position) -> Embedding:
+        """As the config says."""
+        return cls(token, position, config.d_model**0.5 if config.scale_embedding else 1.0, config.dropout)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C)."""

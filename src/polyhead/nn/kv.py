@@ -103,6 +103,20 @@ def sight(
     return visible(q_pos, k_pos, causal, window)
 
 
+def within_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | None:
+    """The mask (B, 1, T, T) of rows (B, T) over themselves, where position 0 begins a new document.
+
+    A token sees those of its own document only; a row of one document keeps the mask it has.
+    """
+    if mask is None or pos is None:
+        return mask
+    begins = pos == 0
+    if int(begins.sum(1).max()) < 2:
+        return mask
+    document = begins.cumsum(1)[:, None]
+    return mask & (document[..., :, None] == document[..., None, :])
+
+
 def attend(
     q: Tensor,
     kv: KV,

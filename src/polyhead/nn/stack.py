@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from polyhead.cache.base import Cache
+from polyhead.cache.base import Cache, CacheShape
 from polyhead.config import ModelConfig
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
@@ -33,6 +33,18 @@ class Stack(nn.Module):
                 x, pos, None if cache is None else cache.layers[i], None if memory is None else memory[i]
             )
         return x if self.final_norm is None else self.final_norm(x, pos)
+
+
+    def counts_tokens(self) -> bool:
+        """Whether some part must be told which tokens are padding, even where none can see them."""
+        return any(getattr(part, "counts_tokens", False) for part in self.layers.modules())
+
+    def cache_shape(self, config: ModelConfig, like: Tensor) -> CacheShape:
+        """What a cache must hold for these layers; ``like`` says in which precision and where."""
+        shape = config.shape(causal=True)
+        state: tuple[tuple[int, ...], ...] | None = self.layers[0].state  # type: ignore[assignment]
+        heads = (shape.n_kv_heads, shape.head_dim, shape.v_head_dim)
+        return CacheShape(len(self.layers), *heads, like.dtype, like.device, state)
 
 
 def build_stack(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads
+from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.registry import ATTENTION
@@ -89,11 +89,14 @@ class Attention(nn.Module):
         if cache is not None:
             kv = cache.update(kv)
             watch += [cache.watcher] if cache.watcher else []
+        mask = sight(pos, kv, x.size(1), self.causal, self.window if memory is None else None)
+        if memory is None and cache is None:
+            mask = within_documents(mask, pos)
         seen: list[Tensor] = []
         out = attend(
             q,
             kv,
-            sight(pos, kv, x.size(1), self.causal, self.window if memory is None else None),
+            mask,
             self.position.bias(q, kv, pos),
             causal=self.causal,
             scale=self.scale,
