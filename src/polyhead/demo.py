@@ -157,10 +157,7 @@ def spread(texts: Sequence[str], n: int) -> list[int]:
 
 def attention_map(run: Run, text: str) -> AttentionMap:
     """Where the decoder looks while it translates a text."""
-    source, target, weights = run.attention(text)
-    # the page has its own way to draw spaces
-    read, written = ([token.replace("␣", " ") for token in tokens] for tokens in (source, target))
-    return AttentionMap(read, written, weights, title=text)
+    return run.attention_maps(text)["cross"]
 
 
 def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -> Path:

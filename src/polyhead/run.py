@@ -12,7 +12,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from polyhead.analysis.attention_maps import cross_attention
+from polyhead.analysis.attention_maps import KINDS, cross_attention, pair_attention
+from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Score, bleu, chrf
 from polyhead.config import ModelConfig
 from polyhead.data.batches import plan_epoch
@@ -151,15 +152,40 @@ class Run:
 
         Row t shows where the decoder looked to predict target token t.
         """
-        t = self.tokenizer
-        (ids,) = t.encode([source])
-        out = self.hypotheses([source])[0][0].tokens if target is None else t.encode([target])[0]
-        device = self.model.cache_shape.device
-        source_ids, target_ids = ([[*ids, t.eos_id]], [[t.bos_id, *out]])
-        weights = cross_attention(
-            self.model, torch.tensor(source_ids, device=device), torch.tensor(target_ids, device=device)
-        )
+        ids, out = self._pair(source, target)
+        weights = cross_attention(self.model, *self._inputs(ids, out))
         return [*map(self.display, ids), "■"], [*map(self.display, out), "■"], weights
+
+    def attention_maps(self, source: str, target: str | None = None) -> dict[str, AttentionMap]:
+        """Every kind of attention of a pair: "cross", "encoder", "decoder". Rows look, columns are looked at.
+
+        A row of the decoder is the token that is predicted there, as in ``attention``; its columns are the tokens it
+        has read by then, of which the first is the begin "▶".
+        """
+        ids, out = self._pair(source, target)
+        # the page has its own way to draw spaces
+        read, written = ([self.display(i).replace("␣", " ") for i in tokens] for tokens in (ids, out))
+        looked_at = {"cross": [*read, "■"], "encoder": [*read, "■"], "decoder": ["▶", *written]}
+        rows = {"cross": [*written, "■"], "encoder": [*read, "■"], "decoder": [*written, "■"]}
+        found = pair_attention(self.model, *self._inputs(ids, out))
+        return {
+            kind: AttentionMap(looked_at[kind], rows[kind], weights, KINDS[kind], source)
+            for kind, weights in found.items()
+        }
+
+    def _pair(self, source: str, target: str | None) -> tuple[list[int], list[int]]:
+        """Token ids of both texts, the run's own translation where no target is given."""
+        (ids,) = self.tokenizer.encode([source])
+        out = self.hypotheses([source])[0][0].tokens if target is None else self.tokenizer.encode([target])[0]
+        for name, tokens in (("source", ids), ("target", out)):
+            if len(tokens) >= self.config.max_len:
+                raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {self.config.max_len - 1} at most")
+        return ids, out
+
+    def _inputs(self, ids: list[int], out: list[int]) -> tuple[Tensor, Tensor]:
+        """What encoder and decoder read, (1, S) and (1, T)."""
+        t, device = self.tokenizer, self.model.cache_shape.device
+        return torch.tensor([[*ids, t.eos_id]], device=device), torch.tensor([[t.bos_id, *out]], device=device)
 
     def display(self, token: int) -> str:
         """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""

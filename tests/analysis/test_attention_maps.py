@@ -6,9 +6,10 @@ import itertools
 import pytest
 import torch
 
-from polyhead.analysis.attention_maps import cross_attention, watch
+from polyhead.analysis.attention_maps import cross_attention, pair_attention, watch
 from polyhead.cache.static import StaticCache
 from polyhead.config import ModelConfig
+from polyhead.errors import UserError
 from polyhead.generate.beam import beam_search
 from polyhead.models import build
 from polyhead.registry import CACHE, Choice
@@ -134,6 +135,32 @@ def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source,
             name: passes if name.startswith("encoder") else passes[t : t + 1] for name, passes in seen.items()
         }
         compare(here, whole, [(t, list(range(len(rows))), list(range(len(rows))))])
+
+
+class Blind(torch.nn.Module):
+    """An attention that has no weights to show."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.hidden, self.remember = [inner], inner.remember
+
+    def forward(self, x, pos=None, cache=None, memory=None):
+        return self.hidden[0](x, pos, cache, memory)
+
+
+def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, source):
+    target = torch.randint(5, V, (1, 4))
+    whole = teacher_forced(model, source[:1], target)
+    found = pair_attention(model, source[:1], target)
+    names = {"cross": "decoder.layers.{}.cross", "encoder": "encoder.layers.{}.attn", "decoder": "decoder.layers.{}.attn"}
+    assert list(found) == list(names)
+    for kind, weights in found.items():
+        torch.testing.assert_close(weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0)
+    for layer in model.decoder.layers:
+        layer.cross = Blind(layer.cross)
+    assert list(pair_attention(model, source[:1], target)) == ["encoder", "decoder"]
+    with pytest.raises(UserError, match="no cross-attention whose weights could be shown; it has: encoder, decoder"):
+        cross_attention(model, source[:1], target)
 
 
 def test_cross_attention_of_a_pair_is_a_stack_of_layers_and_heads(model, source):

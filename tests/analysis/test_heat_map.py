@@ -63,6 +63,19 @@ def test_the_shade_of_the_text_follows_the_weight():
     assert "mean of 1 heads" in attention_text(sharp)
 
 
+def test_a_map_wider_than_the_terminal_goes_on_below():
+    wide = AttentionMap([f"s{i}" for i in range(9)], ["甲", "b"], [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]])
+    lines = attention_text(wide, width=25).splitlines()
+    assert lines == [
+        "cross-attention, layer 1 of 1, mean of 1 heads", "",
+        "      1  2  3  4", "甲", " b      ██        0.90 s1", "",
+        "      5  6  7  8", "甲         ██     0.90 s6", " b", "",
+        "      9", "甲", " b", "",
+        "1 s0  2 s1  3 s2  4 s3", "5 s4  6 s5  7 s6  8 s7", "9 s8",
+    ]  # fmt: skip
+    assert attention_text(wide, width=200) == attention_text(wide)
+
+
 def test_wide_characters_take_two_columns():
     assert [columns(t) for t in ("abc", "星期五", "é", "e\u0301", "ａ")] == [3, 6, 1, 1, 2]
 

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
+
+KINDS = {"cross": "cross-attention", "encoder": "encoder self-attention", "decoder": "decoder self-attention"}
 
 Weights = dict[str, list[Tensor]]
 """Name of an attention, such as ``decoder.layers.0.cross`` -> its weights (B, H, T, S), one entry a pass."""
@@ -29,8 +32,23 @@ def watch(model: nn.Module) -> Iterator[Weights]:
             module.watchers.pop()
 
 
-def cross_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
-    """One pair, (1, S) and the decoder's input (1, T), -> weights (layers, heads, T, S)."""
+def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """One pair, (1, S) and the decoder's input (1, T), -> kind (see KINDS) -> weights (layers, heads, queries, keys).
+
+    A kind that has no weights to show, such as a layer without attention, is left out.
+    """
     with torch.inference_mode(), watch(model) as seen:
         model.features(source, target)
-    return torch.stack([weights[0][0] for name, weights in seen.items() if name.endswith(".cross")])
+    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    for name, passes in seen.items():
+        kind = "cross" if name.endswith(".cross") else name.split(".")[0]
+        found[kind] += [weights[0] for weights in passes]
+    return {kind: torch.stack(layers) for kind, layers in found.items() if layers}
+
+
+def cross_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
+    """One pair, (1, S) and the decoder's input (1, T), -> weights (layers, heads, T, S)."""
+    found = pair_attention(model, source, target)
+    if "cross" not in found:
+        raise UserError(f"this model has no cross-attention whose weights could be shown; it has: {', '.join(found) or 'none'}")
+    return found["cross"]

@@ -14,6 +14,10 @@ ABOUT = (
     "Each row is a word being written; the darker a cell, the more that word looks at the word of the source above it. "
     "Every row sums to one. Choose an example, a layer and a head; point at a cell, or move with the arrow keys."
 )
+ABOUT_ALL = (
+    "Each row is a token that looks; the darker a cell, the more it looks at the token above it. Every row sums to one. "
+    "Choose a kind of attention, a layer and a head; point at a cell, or move with the arrow keys."
+)
 ENDS = ("</s>", "■")  # how the end of a sentence is written
 
 
@@ -32,7 +36,7 @@ def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> Section:
     kinds = list(dict.fromkeys(attention.kind for attention in several))
     heading = kinds[0].capitalize() if len(kinds) == 1 else "Attention"
     body = f'<div class="attention">{data([plain(attention) for attention in several])}{heat_map(several[0])}</div>'
-    return Section(heading, ABOUT, body)
+    return Section(heading, ABOUT if kinds == ["cross-attention"] else ABOUT_ALL, body)
 
 
 def plain(attention: AttentionMap) -> dict[str, Any]:

@@ -90,22 +90,41 @@ def columns(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else wide.get(unicodedata.east_asian_width(c), 1) for c in text)
 
 
-def attention_text(attention: AttentionMap, layer: int | None = -1, head: int | None = None) -> str:
-    """One map for the terminal: a row a target token, a shaded cell a source token, and where each looks most."""
+def attention_text(
+    attention: AttentionMap, layer: int | None = -1, head: int | None = None, width: int | None = None
+) -> str:
+    """One map for the terminal: a row a target token, a shaded cell a source token, and where each looks most.
+
+    What takes more than ``width`` columns of the terminal goes on below.
+    """
     matrix = pick(attention, layer, head)
     source, target = ([shown(t) for t in tokens] for tokens in attention[:2])
-    width = max(map(columns, target), default=0)
+    left, right = (max(map(columns, tokens), default=0) for tokens in (target, source))
+    fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
     weights = as_lists(attention)
-    lines = [
-        f"{attention.kind}, {which('layer', layer, len(weights))}, {which('head', head, len(weights[0]))}",
-        "",
-        " " * width + "  " + "".join(f"{i:>3}" for i in range(1, len(source) + 1)),
-    ]
-    for token, row in zip(target, matrix, strict=True):
-        cells = "".join(" " + 2 * SHADES[min(int(w * len(SHADES)), len(SHADES) - 1)] for w in row)
-        best = max(range(len(row)), key=row.__getitem__)
-        lines.append(" " * (width - columns(token)) + f"{token}  {cells}  {row[best]:.2f} {source[best]}")
-    return "\n".join([*lines, "", "  ".join(f"{i} {token}" for i, token in enumerate(source, 1))])
+    lines = [f"{attention.kind}, {which('layer', layer, len(weights))}, {which('head', head, len(weights[0]))}"]
+    for start in range(0, len(source), fits):
+        shown_here = range(start, min(start + fits, len(source)))
+        lines += ["", " " * (left + 2) + "".join(f"{i + 1:>3}" for i in shown_here)]
+        for token, row in zip(target, matrix, strict=True):
+            cells = "".join(" " + 2 * SHADES[min(int(row[i] * len(SHADES)), len(SHADES) - 1)] for i in shown_here)
+            best = max(range(len(row)), key=row.__getitem__)
+            said = f"  {row[best]:.2f} {source[best]}" if best in shown_here else ""
+            lines.append(" " * (left - columns(token)) + f"{token}  {cells}{said}".rstrip())
+    names = [f"{i} {token}" for i, token in enumerate(source, 1)]
+    return "\n".join([*lines, "", *filled(names, width)])
+
+
+def filled(words: Sequence[str], width: int | None) -> list[str]:
+    """Words two blanks apart, in as many lines as that takes."""
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]}  {word}" if lines[-1] else word
+        if lines[-1] and width is not None and columns(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def heat_map(attention: AttentionMap, layer: int | None = -1, head: int | None = None, cell: int = 26) -> str:

@@ -90,7 +90,8 @@ function attention(root) {
     label.append(select);
     return label;
   }
-  const oneKind = maps.every((m) => m.kind === maps[0].kind);
+  const oneKind = maps.every((m) => m.kind === maps[0].kind), oneText = maps.length > 1 && maps.every((m) => m.title === maps[0].title);
+  const name = (m, i) => oneText ? m.kind : `${i + 1}  ${oneKind ? "" : `${m.kind}: `}${m.title}`;
   const layerName = (l) => l === MEAN ? "mean of layers" : `layer ${l + 1}`;
   const headName = (h) => h === MEAN ? "mean of heads" : `head ${h + 1}`;
 
@@ -98,7 +99,7 @@ function attention(root) {
     const m = maps[state.map], L = m.weights.length, H = m.weights[0].length;
     const numbered = (n, what) => [...Array.from({ length: n }, (_, i) => [i, `${i + 1}`]), [MEAN, `mean of ${what}`]];
     clear(controls).append(
-      chooser("Example", maps.map((o, i) => [i, `${i + 1}  ${oneKind ? "" : `${o.kind}: `}${o.title}`]), state.map, (v) => {
+      chooser(oneText ? "Attention" : "Example", maps.map((m, i) => [i, name(m, i)]), state.map, (v) => {
         state.map = v; state.row = 0; state.column = null;
         state.layer = Math.min(state.layer, maps[v].weights.length - 1);
         state.head = Math.min(state.head, maps[v].weights[0].length - 1);
@@ -168,7 +169,7 @@ function attention(root) {
 
   function drawReading() {
     const m = maps[state.map], line = (name) => { const p = make("div", { class: "sentence" }); p.append(make("b", {}, name)); return p; };
-    const target = line("writing"), source = line("looks at");
+    const target = line(m.kind.startsWith("encoder") ? "reading" : "writing"), source = line("looks at");
     targetChips = m.target.map((text, t) => {
       const chip = make("button", { class: "chip", type: "button" }, text);
       for (const kind of ["pointerenter", "focus", "click"]) chip.addEventListener(kind, () => point(t, null));

@@ -59,7 +59,7 @@ def run_cell(directory: Path) -> bool:
         result = failure("out of memory", directory, again=True)
     if result is None:
         return False
-    write_json(directory / files.RESULT, {"key": asked["key"], **result})
+    write_json(directory / files.RESULT, result)
     return True
 
 

@@ -81,23 +81,17 @@ def palette(done: Sequence[Row]) -> str:
 
 def result(rows: Sequence[Row], done: Sequence[Row], plan: Plan) -> Section:
     """The answer in large, and what did not run."""
-    if not done:
-        tiles = {"designs": str(len(rows)), "done": "0"}
-    else:
-        base = next((row for row in done if row["base"]), None)
-        best = min(done, key=lambda row: row["loss"])
-        bleu = max(done, key=lambda row: row["bleu"])
-        tiles = {
-            "lowest loss": f"{best['loss']:.3f}",
-            "by": best["name"],
-            "highest BLEU": f"{bleu['bleu']:.1f}",
-        }
-        tiles |= {"by ": bleu["name"]}
-        if base:
-            tiles |= {"base": f"{base['loss']:.3f} · {base['bleu']:.1f}"}
+    tiles = [("designs", str(len(rows)), f"{len(done)} measured")]
+    if done:
+        best, bleu = min(done, key=lambda row: row["loss"]), max(done, key=lambda row: row["bleu"])
+        tiles += [
+            ("lowest loss", f"{best['loss']:.3f}", best["name"]),
+            ("highest BLEU", f"{bleu['bleu']:.1f}", bleu["name"]),
+        ]
+        tiles += [("base", f"{row['loss']:.3f}", f"BLEU {row['bleu']:.1f}") for row in done if row["base"]]
     items = "".join(
-        f'<div class="{"word" if name.startswith("by") else ""}"><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>'
-        for name, text in tiles.items()
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dt>{escape(of)}</dt></div>"
+        for name, value, of in tiles
     )
     body = f'<dl class="tiles verdicts">{items}</dl>'
     said = [row for row in rows if row["status"] != "done" or row["note"]]
@@ -117,7 +111,7 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
     many = len(plan.seeds) > 1
     spans = {name: span_of(done, name) for name in ("bleu", "chrf", "loss")}
     base = next((row for row in done if row["base"]), None)
-    head = ["Design", "Loss", "Perplexity", "", "p", "BLEU", "", "p", "chrF", "", "p"]
+    head = ["Design", "Loss", "Perplexity", "95 %", "p", "BLEU", "95 %", "p", "chrF", "95 %", "p"]
     lines = []
     for i, row in enumerate(done):
         cells = [name_cell(i, row)]
@@ -197,8 +191,8 @@ def cost(done: Sequence[Row]) -> Section:
     for i, row in enumerate(done):
         cells = [name_cell(i, row)]
         for _, key, show in COSTS:
-            share = 100 * (row[key] or 0) / most[key] if key and most[key] else 0
-            cells.append(f'<td class="bar" style="--w:{share:.1f}%">{show(row)}</td>')
+            share = (row[key] or 0) / most[key] if key and most[key] else 0
+            cells.append(f'<td class="bar" style="--w:{share:.3f}">{show(row)}</td>')
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     about = (
         "FLOPs: of a forward pass, encoder included, for each target token. Time: of training, evaluations left out. "
@@ -235,10 +229,18 @@ def curves(done: Sequence[Row]) -> Section:
         return Section("Loss", "", "")
     body = choices({"over": list(AXES)})
     for number_of, (axis, label) in enumerate(AXES.items()):
-        drawn = [Curve(row["name"], points(row, axis)) for row in done]
+        drawn = late([Curve(row["name"], points(row, axis)) for row in done])
         body += choice(f"{axis}", plot(drawn, label), hidden=number_of > 0)
-    about = "Of the validation text, at every evaluation. Point at the chart to read the values, at a name to find its curve."
+    about = "Of the validation text, at every evaluation; its first fall is left out. Point at the chart to read the values, at a name to find its curve."
     return Section("Loss", about, f'<div class="chosen">{body}</div>')
+
+
+def late(drawn: Sequence[Curve]) -> list[Curve]:
+    """The curves without the steep beginning, whose scale would hide all differences."""
+    ends = [curve.points[-1][1] for curve in drawn]
+    highest = max(y for curve in drawn for _, y in curve.points)
+    ceiling = min(ends) + max(0.3 * (highest - min(ends)), 1.3 * (max(ends) - min(ends)))
+    return [Curve(c.name, [p for p in c.points if p[1] <= ceiling] or c.points[-1:]) for c in drawn]
 
 
 def points(row: Row, axis: str) -> list[tuple[float, float]]:
@@ -286,7 +288,7 @@ def pareto(done: Sequence[Row]) -> Section:
     for i, (measure, cost) in enumerate(pairs):
         dots = dots_of(done, measure, cost)
         charts = "".join(pareto_chart(dots, WORDS[measure], cost, *size) for size in (WIDE, NARROW))
-        figure = f'<figure class="plot sizes still">{charts}</figure>'
+        figure = f'<figure class="sizes still">{charts}</figure>'
         body += choice(f"{WORDS[measure].title}|{cost.title}", figure, hidden=i > 0)
     about = "Up and to the left is better. The line joins the designs that no other one beats in both; numbers are those of the table."
     return Section("Quality against cost", about, f'<div class="chosen">{body}</div>')

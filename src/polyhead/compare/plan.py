@@ -181,14 +181,6 @@ def schedule_of(recipe: Recipe, steps: int, points: int = 15) -> Recipe:
     return recipe.model_copy(update={"train": train.model_copy(update=settings)})
 
 
-def identity(recipe: Recipe, budget: Budget) -> dict[str, Any]:
-    """All that the numbers of a cell follow from, besides the text; where it lies and what it is called are left out."""
-    described = recipe.model_dump(mode="json")
-    described.pop("out")
-    described["data"].pop("cache")
-    return {"recipe": described, "budget": [budget.kind, budget.amount]}
-
-
 def digest(value: Any) -> str:
     """A short name for a value that JSON can write."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from polyhead.compare import files
 from polyhead.compare.files import read_json, write_json
 from polyhead.compare.page import write_page
-from polyhead.compare.plan import Plan, Row, digest, identity, match_parameters
+from polyhead.compare.plan import Plan, Row, digest, match_parameters
 from polyhead.compare.process import Stop, run_process, stopping
 from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv
@@ -23,6 +25,7 @@ from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train.lock import RunLock
 from polyhead.train.pipeline import corpus_of
 from polyhead.train.reporting import duration
+from polyhead.train.resume import differences
 
 SECTIONS = ("data", "tokenizer", "model", "train", "generation")
 
@@ -53,10 +56,13 @@ def prepare(plan: Plan) -> Plan:
 
 def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     """Run every cell that is not finished. The rows, and whether all cells are done (else it was interrupted)."""
-    begin(plan)
     cells = [
         Cell(row, seed, place(plan, row, seed)) for row in plan.rows if row.recipe for seed in plan.seeds
     ]
+    for cell in cells:
+        check_cell(cell, plan)
+        tokenizer_of(cell_recipe(cell, plan), plan.out)
+    write_json(plan.out / files.COMPARISON, described(plan))
     for row in plan.rows:
         if row.refused:
             say(f"{row.name}: cannot be built: {row.refused}")
@@ -68,7 +74,7 @@ def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
         for number, (cell, left) in enumerate(pending(cells, plan), 1):
             if finished:
                 finished = one(cell, plan, stop, f"[{number}/{len(cells)}]", left)
-            results[cell.row.name, cell.seed] = outcome(cell, plan)
+            results[cell.row.name, cell.seed] = outcome(cell)
             if finished:
                 publish(plan, results)
         return publish(plan, results), finished
@@ -78,8 +84,8 @@ def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
     """The cells with what is left after each, as a person would say it."""
     spent: list[float] = []
     for i, cell in enumerate(cells):
-        rest = sum(read_result(other, plan) is None for other in cells[i + 1 :])
-        before, ran = time.monotonic(), read_result(cell, plan) is None
+        rest = sum(read_result(other) is None for other in cells[i + 1 :])
+        before, ran = time.monotonic(), read_result(cell) is None
         mean = (
             sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
         )
@@ -91,7 +97,7 @@ def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
 def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
     """Run one cell in its own process, if it is not finished; False if that was interrupted."""
     name = cell.row.name + (f", seed {cell.seed}" if len(plan.seeds) > 1 else "")
-    found = read_result(cell, plan)
+    found = read_result(cell)
     if found is not None:
         say(f"{number} {name}: {brief(found)} (finished before)")
         return True
@@ -102,10 +108,10 @@ def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
     code = run_process(cell.directory, stop)
     if stop.asked:
         return False
-    found = read_result(cell, plan, whatever=True)
+    found = read_result(cell, whatever=True)
     if code and found is None:
         found = {"status": "failed", "message": died(code)}
-        write_json(cell.directory / files.RESULT, {"key": key_of(cell, plan), **found, "again": True})
+        write_json(cell.directory / files.RESULT, {**found, "again": True})
     assert found is not None, "a cell that ends well has a result"
     say(f"    {brief(found)} in {duration(time.monotonic() - start)}")
     return True
@@ -119,7 +125,6 @@ def ask(cell: Cell, plan: Plan) -> None:
     write_json(
         cell.directory / files.CELL,
         {
-            "key": key_of(cell, plan),
             "recipe": recipe.model_dump(mode="json"),
             "budget": [plan.budget.kind, plan.budget.amount],
             "tokenizer": str(tokenizer_of(recipe, plan.out)),
@@ -148,29 +153,41 @@ def place(plan: Plan, row: Row, seed: int) -> Path:
     return plan.out / "cells" / f"{row.slug}.s{seed}"
 
 
-def key_of(cell: Cell, plan: Plan) -> str:
-    """What a result belongs to: the recipe and the budget."""
-    return digest(identity(cell_recipe(cell, plan), plan.budget))
-
-
-def read_result(cell: Cell, plan: Plan, whatever: bool = False) -> dict[str, Any] | None:
-    """What was measured, None if nothing is yet or, unless ``whatever``, if it failed in a way that may pass.
-
-    A directory that was made for another design of the same name is a UserError.
-    """
+def check_cell(cell: Cell, plan: Plan) -> None:
+    """A directory that was made for another design of the same name is a UserError."""
     asked = read_json(cell.directory / files.CELL)
-    if asked is not None and asked["key"] != key_of(cell, plan):
-        raise UserError(
-            f"{cell.directory} was made for another design called {cell.row.name!r}; "
-            "give this one another name, or the comparison another --out"
-        )
+    if asked is None:
+        return
+    if not changed_keys(asked["recipe"], cell_recipe(cell, plan)):
+        return
+    raise UserError(
+        f"{cell.directory} was made for another design called {cell.row.name!r}; "
+        "give this one another name, or the comparison another --out"
+    )
+
+
+def changed_keys(written: dict[str, Any], now: Recipe) -> list[str]:
+    """The keys in which a recipe that was written down differs from one of now, but for where it lies.
+
+    It is read as a recipe, since a key that came to be later stands at its default there.
+    """
+    try:
+        before = Recipe.model_validate(written)
+    except ValidationError:
+        return ["the recipe"]
+    found = [key for name in SECTIONS for key in differences(getattr(before, name), getattr(now, name), name)]
+    return [key for key in found if key != "data.cache"]
+
+
+def read_result(cell: Cell, whatever: bool = False) -> dict[str, Any] | None:
+    """What was measured; None if nothing is yet or, unless ``whatever``, if it failed in a way that may pass."""
     found = read_json(cell.directory / files.RESULT)
     return None if found is None or (found.get("again") and not whatever) else found
 
 
-def outcome(cell: Cell, plan: Plan) -> dict[str, Any]:
+def outcome(cell: Cell) -> dict[str, Any]:
     """The result of a cell, or that there is none yet."""
-    return read_result(cell, plan, whatever=True) or {"status": "waiting"}
+    return read_result(cell, whatever=True) or {"status": "waiting"}
 
 
 def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -204,11 +221,6 @@ def text_of(recipe: Recipe, split: str) -> dict[str, str]:
     return {path.name: fingerprint(path)[0][:16] for path in recipe.data.paths(split)}
 
 
-def begin(plan: Plan) -> None:
-    """Write down what is compared, so that another comparison in the same place is refused."""
-    write_json(plan.out / files.COMPARISON, described(plan))
-
-
 def described(plan: Plan) -> dict[str, Any]:
     """All that rows must have in common to stand in one table."""
     text = {
@@ -216,7 +228,8 @@ def described(plan: Plan) -> dict[str, Any]:
         for split in ("train", "valid", "test")
         if getattr(plan.base.data, split)
     }
-    return {**identity(plan.base, plan.budget), "match": plan.match, "text": text}
+    budget = [plan.budget.kind, plan.budget.amount]
+    return {"recipe": plan.base.model_dump(mode="json"), "budget": budget, "match": plan.match, "text": text}
 
 
 def check_out(plan: Plan) -> None:
@@ -227,17 +240,7 @@ def check_out(plan: Plan) -> None:
     if before is None:
         return
     changed = [name for name in ("budget", "match", "text") if before.get(name) != now[name]]
-    there = before["recipe"]
-    if there != now["recipe"]:
-        changed = (
-            sorted(
-                f"{section}.{name}"
-                for section in SECTIONS
-                for name in now["recipe"][section]
-                if there.get(section, {}).get(name) != now["recipe"][section][name]
-            )
-            + changed
-        )
+    changed += changed_keys(before["recipe"], plan.base)
     if changed:
         raise UserError(
             f"{plan.out} holds another comparison: {', '.join(changed)} differ{'s' * (len(changed) == 1)}; "

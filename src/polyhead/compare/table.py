@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from polyhead.compare.plan import Plan
 from polyhead.train.files import replace_file
 
 Row = Mapping[str, Any]
-NAME = 38  # characters of a design's name
+WIDTH = 120  # columns of a line
 LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank")  # not in the CSV
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -33,7 +34,8 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
             + ("\n±: standard deviation over the seeds." if many else "")
         )
     if rest:
-        parts.append("\n".join(f"{row['name']}: {said(row)}" for row in rest))
+        told = (textwrap.fill(f"{row['name']}: {said(row)}", WIDTH, subsequent_indent="    ") for row in rest)
+        parts.append("\n".join(told))
     return "\n\n".join(parts)
 
 
@@ -146,10 +148,9 @@ def _fixed(value: float | None, digits: int) -> str:
 def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
     """Aligned columns, names on the left and numbers on the right."""
     head = ["", "design", *(title for title, _ in columns)]
-    cells = [
-        ["->" if row["base"] else "", clipped(row["name"]), *(show(row) for _, show in columns)]
-        for row in rows
-    ]
+    cells = [["->" if row["base"] else "", row["name"], *(show(row) for _, show in columns)] for row in rows]
+    numbers = sum(2 + max(len(line[i]) for line in [head, *cells]) for i in range(2, len(head)))
+    cells = [[mark, clipped(name, WIDTH - 3 - numbers), *rest] for mark, name, *rest in cells]
     widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = []
     for line in [head, *cells]:
@@ -160,9 +161,9 @@ def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
     return "\n".join(lines)
 
 
-def clipped(name: str) -> str:
+def clipped(name: str, width: int) -> str:
     """A name that fits into its column."""
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+    return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

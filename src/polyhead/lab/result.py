@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from polyhead.analysis.charts import Curve
@@ -60,7 +60,7 @@ class Result:
     title: str
     lead: str  # the question, in words for a student
     claims: list[Claim]
-    figures: list[Plot | Dots | Table] = field(default_factory=list)
+    figures: Sequence[Plot | Dots | Table] = ()
     method: str = ""  # sizes, steps, seeds: what one needs to know to judge it
 
     def to_json(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def scaling(bench: Bench) -> Result:
             less(trained.scaled, trained.plain),
         ),
     ]
-    figures = [
+    figures: list[Plot | Dots | Table] = [
         Plot(
             "Variance of q.k",
             "d_k",

@@ -1,0 +1,80 @@
+"""``polyhead attend``: what every head looks at."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from polyhead.cli.lines import one_line
+from polyhead.errors import UserError
+
+MEAN = "mean"
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    source: Annotated[str, typer.Argument(metavar="TEXT", help="the source text")],
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="a translation of it; else the run's own"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="where the page goes", show_default="RUN/attention.html"),
+    ] = None,
+    kind: Annotated[
+        Literal["cross", "encoder", "decoder"], typer.Option(help="attention shown in the terminal")
+    ] = "cross",
+    layer: Annotated[
+        str | None,
+        typer.Option(help="layer shown in the terminal, 1 is the first; or mean", show_default="the last"),
+    ] = None,
+    head: Annotated[str, typer.Option(help="head shown in the terminal, 1 is the first; or mean")] = MEAN,
+) -> None:
+    """Show what every head of every layer looks at while a text is translated.
+
+    Writes one self-contained page with all kinds of attention, and shows one map in the terminal.
+
+    \b
+    polyhead attend runs/multi30k "A dog barks."
+    polyhead attend runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
+    """
+    for name, text in (("TEXT", source), ("TARGET", target)):
+        if text is not None and not text.strip():
+            raise UserError(f"{name} is empty: there is nothing to look at")
+    from polyhead.analysis.attention_page import attention_page
+    from polyhead.analysis.heat_map import attention_text
+    from polyhead.run import load
+
+    loaded = load(directory)
+    maps = loaded.attention_maps(source, target)
+    if kind not in maps:
+        raise UserError(f"this model has no {kind} attention to show; it has: {', '.join(maps) or 'none'}")
+    shown, n = maps[kind], (len(maps[kind].weights), len(maps[kind].weights[0]))
+    chosen = number("layer", str(n[0]) if layer is None else layer, n[0]), number("head", head, n[1])
+    written = out or directory / "attention.html"
+    translation = target or one_line(loaded.translate([source])[0])
+    attention_page(
+        written,
+        list(maps.values()),
+        title=source,
+        lead=f"{'Given' if target else 'Translated'}: {translation}",
+    )
+    if target is None:
+        print(f"{translation}\n")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(attention_text(shown, *chosen, width=width))
+    print(f"\nall layers and heads: {written}")
+
+
+def number(what: str, typed: str, n: int) -> int | None:
+    """The layer or head that was typed, from 0; None is the mean of all."""
+    if typed == MEAN:
+        return None
+    if not typed.isdecimal() or not 1 <= int(typed) <= n:
+        raise UserError(f"--{what}: there is no {what} {typed!r}; there are 1 to {n}, and {MEAN}")
+    return int(typed) - 1

@@ -1,0 +1,102 @@
+"""What the verb shows is what the run's model computes, in the page and in the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyhead
+from polyhead.analysis.attention_maps import watch
+from polyhead.analysis.heat_map import AttentionMap, attention_text
+from polyhead.cli import main
+
+SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
+NAMES = {
+    "cross": "decoder.layers.0.cross",
+    "encoder": "encoder.layers.0.attn",
+    "decoder": "decoder.layers.0.attn",
+}
+
+
+def embedded(page: Path) -> list[Any]:
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(), re.S)
+    found: list[Any] = json.loads(text)
+    return found
+
+
+def seen(directory: Path, written: list[int]) -> dict[str, torch.Tensor]:
+    """The weights of a pass over the pair, kind by kind, (layers, heads, T, S)."""
+    run = polyhead.load(directory)
+    t = run.tokenizer
+    with torch.inference_mode(), watch(run.model) as passes:
+        run.model(torch.tensor([[*t.encode([SOURCE])[0], t.eos_id]]), torch.tensor([[t.bos_id, *written]]))
+    return {kind: passes[name][0] for kind, name in NAMES.items()}
+
+
+def test_the_page_holds_every_kind_and_the_terminal_the_map_asked_for(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, run = tmp_path / "new" / "page.html", polyhead.load(tiny)
+    arguments = ["--kind", "decoder", "--layer", "1", "--head", "3", "--out", str(page)]
+    assert main(["attend", str(tiny), SOURCE, TARGET, *arguments]) == 0
+    source, target = (
+        [run.display(i).replace("␣", " ") for i in ids] for ids in run.tokenizer.encode([SOURCE, TARGET])
+    )
+    weights = seen(tiny, run.tokenizer.encode([TARGET])[0])
+    maps = embedded(page)
+    assert [m["kind"] for m in maps] == [
+        "cross-attention",
+        "encoder self-attention",
+        "decoder self-attention",
+    ]
+    for m, kind in zip(maps, NAMES, strict=True):
+        torch.testing.assert_close(torch.tensor(m["weights"]) / 1000, weights[kind], rtol=0, atol=6e-4)
+    assert [len(m["source"]) for m in maps] == [len(source) + 1, len(source) + 1, len(target) + 1]
+    assert [len(m["target"]) for m in maps] == [len(target) + 1, len(source) + 1, len(target) + 1]
+    assert maps[2]["source"][0] == "▶"
+    assert [m["target"][-1] for m in maps] == ["■"] * 3
+    wanted = AttentionMap(["▶", *target], [*target, "■"], weights["decoder"], "decoder self-attention")
+    out = capsys.readouterr().out
+    assert out == f"{attention_text(wanted, 0, 2)}\n\nall layers and heads: {page}\n"
+    assert f"Given: {TARGET}" in page.read_text()
+
+
+def test_without_a_target_the_runs_own_translation_is_shown(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["attend", str(tiny), SOURCE]) == 0
+    run = polyhead.load(tiny)
+    (best,) = run.hypotheses([SOURCE])[0]
+    out = capsys.readouterr().out
+    assert out.startswith(
+        run.translate([SOURCE])[0].replace("\n", " ") + "\n\ncross-attention, layer 1 of 1, mean of 4 heads\n"
+    )
+    weights = torch.tensor(embedded(tiny / "attention.html")[0]["weights"]) / 1000
+    torch.testing.assert_close(weights, seen(tiny, best.tokens)["cross"], rtol=0, atol=6e-4)
+    (tiny / "attention.html").unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hund", "--layer", "2"], "--layer: there is no layer '2'; there are 1 to 1, and mean"),
+        (["hund", "--head", "0"], "--head: there is no head '0'; there are 1 to 4, and mean"),
+        (["hund", "--head", "x"], "--head: there is no head 'x'; there are 1 to 4, and mean"),
+        ([" "], "TEXT is empty: there is nothing to look at"),
+        (["hund", ""], "TARGET is empty: there is nothing to look at"),
+        (["hund " * 40], r"line 1 has \d+ tokens; with the end of sentence the model takes 32 at most"),
+        (["hund " * 40, "dog"], r"the source has \d+ tokens; this model takes 31 at most"),
+        (["hund", "dog " * 40], r"the target has \d+ tokens; this model takes 31 at most"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    arguments: list[str], message: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["attend", str(tiny), *arguments]) == 2
+    assert re.match(f"polyhead: {message}", capsys.readouterr().err)
+    assert not (tiny / "attention.html").exists()
