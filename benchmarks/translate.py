@@ -30,7 +30,7 @@ from polyhead.generate.beam import beam_search
 from polyhead.generate.search import limit, pad
 from polyhead.models import Seq2Seq, build, preset
 from polyhead.run import Run
-from polyhead.train.pipeline import corpus_of
+from polyhead.train.tasks.translation import corpus_of
 
 PAD, BOS, EOS = 0, 1, 2
 

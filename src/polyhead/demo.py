@@ -23,8 +23,9 @@ from polyhead.train import checkpoint
 from polyhead.train.files import remove
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
-from polyhead.train.pipeline import corpus_of, run_training
+from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import Reporter, duration, read_metrics
+from polyhead.train.tasks.translation import corpus_of
 
 PAIRS = {"n": 20_000, "n_valid": 500, "n_test": 500}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -20,7 +20,8 @@ from polyhead.data.batches import plan_epoch
 from polyhead.errors import UserError, explain, nearest, unknown
 from polyhead.fast.pack import packed
 from polyhead.generate.search import Hypothesis, in_order, pad, search
-from polyhead.models import Seq2Seq, build
+from polyhead.generate.text import Said, continuations
+from polyhead.models import Model, build
 from polyhead.nn.loss import IGNORED
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
@@ -54,11 +55,18 @@ class Evaluation(NamedTuple):
     outputs: list[str]
 
 
+ABLE = {
+    "encoder-decoder": "an encoder-decoder: it can translate",
+    "decoder": "a language model: it can generate",
+    "encoder": "an encoder: it can fill masks",
+}
+
+
 class Run:
-    """A translator: text in, text out. ``ph.load(directory)`` makes one."""
+    """Text in, text out, whatever the model is. ``ph.load(directory)`` makes one."""
 
     def __init__(
-        self, model: Seq2Seq, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
+        self, model: Model, tokenizer: Tokenizer, generation: GenerationConfig, recipe: Recipe | None = None
     ) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UserError(
@@ -72,6 +80,42 @@ class Run:
     def config(self) -> ModelConfig:
         return self.model.config
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    def _need(self, kind: str) -> Any:
+        """The model, if it is of that kind; a UserError says what this run can do instead."""
+        if self.config.kind != kind:
+            raise UserError(f"this run is {ABLE[self.config.kind]}, which this asks of {ABLE[kind].split(':')[0]}")
+        return self.model
+
+    @overload
+    def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
+    @overload
+    def generate(self, prompts: Sequence[str], *, n: int, **changes: Any) -> list[list[str]]: ...
+    def generate(
+        self, prompts: Sequence[str], *, n: int | None = None, **changes: Any
+    ) -> list[str] | list[list[str]]:
+        """What a language model says after each prompt, or ``n`` such continuations of each.
+
+        ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig,
+        such as max_new_tokens=50, temperature=0.8 and top_p=0.95.
+        """
+        said = [""] * (n or 1) * len(prompts)
+        for new in self.stream(prompts, n=n or 1, **changes):
+            said[new.row] += new.text
+        return said if n is None else [said[i : i + n] for i in range(0, len(said), n)]
+
+    def stream(
+        self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: Sequence[str] = (), **changes: Any
+    ) -> Iterator[Said]:
+        """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
+        model, config = self._need("decoder"), _changed(self.generation, changes)
+        most = self.config.max_len
+        return continuations(model, self.tokenizer, config, prompts, max_len=most, n=n, seed=seed, stop=stop)
+
     def hypotheses(
         self,
         texts: Sequence[str],
@@ -83,7 +127,7 @@ class Run:
         """The n best outputs of each text as tokens with scores; ``changes`` are fields of GenerationConfig."""
         tokenizer = self.tokenizer
         found = search(
-            self.model,
+            self._need("encoder-decoder"),
             tokenizer.encode(texts),
             _changed(self.generation, changes),
             bos_id=tokenizer.bos_id,
@@ -133,11 +177,11 @@ class Run:
         return [scores[i] for i in range(len(pairs))]
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
-        t, device = self.tokenizer, self.model.cache_shape.device
+        t, device = self.tokenizer, self.device
         source, source_pos = pad([[*source, t.eos_id] for source, _ in pairs], t.pad_id, device)
         target, _ = pad([[t.bos_id, *target] for _, target in pairs], t.pad_id, device)
         labels, _ = pad([[*target, t.eos_id] for _, target in pairs], IGNORED, device)
-        log_p = self.model(source, target, source_pos).float().log_softmax(-1)
+        log_p = self._need("encoder-decoder")(source, target, source_pos).float().log_softmax(-1)
         chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].masked_fill(labels == IGNORED, 0.0)
         counts = (labels != IGNORED).sum(1)
         return [PairScore(float(p), int(n)) for p, n in zip(chosen.double().sum(1), counts, strict=True)]
@@ -153,7 +197,7 @@ class Run:
         Row t shows where the decoder looked to predict target token t.
         """
         ids, out = self._pair(source, target)
-        weights = cross_attention(self.model, *self._inputs(ids, out))
+        weights = cross_attention(self._need("encoder-decoder"), *self._inputs(ids, out))
         return [*map(self.display, ids), "■"], [*map(self.display, out), "■"], weights
 
     def attention_maps(self, source: str, target: str | None = None) -> dict[str, AttentionMap]:
@@ -167,7 +211,7 @@ class Run:
         read, written = ([self.display(i).replace("␣", " ") for i in tokens] for tokens in (ids, out))
         looked_at = {"cross": [*read, "■"], "encoder": [*read, "■"], "decoder": ["▶", *written]}
         rows = {"cross": [*written, "■"], "encoder": [*read, "■"], "decoder": [*written, "■"]}
-        found = pair_attention(self.model, *self._inputs(ids, out))
+        found = pair_attention(self._need("encoder-decoder"), *self._inputs(ids, out))
         return {
             kind: AttentionMap(looked_at[kind], rows[kind], weights, KINDS[kind], source)
             for kind, weights in found.items()
@@ -184,7 +228,7 @@ class Run:
 
     def _inputs(self, ids: list[int], out: list[int]) -> tuple[Tensor, Tensor]:
         """What encoder and decoder read, (1, S) and (1, T)."""
-        t, device = self.tokenizer, self.model.cache_shape.device
+        t, device = self.tokenizer, self.device
         return torch.tensor([[*ids, t.eos_id]], device=device), torch.tensor([[t.bos_id, *out]], device=device)
 
     def display(self, token: int) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, nearest
-from polyhead.models import Seq2Seq
+from polyhead.models import Model
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
     raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
 
 
-def put_weights(model: Seq2Seq, directory: Path, tokenizer: Tokenizer) -> None:
+def put_weights(model: Model, directory: Path, tokenizer: Tokenizer) -> None:
     """The weights of a run into its model; a UserError lists all names and shapes that do not fit."""
     found, digest = _read_weights(directory)
     if digest not in (None, tokenizer.sha256):

@@ -20,6 +20,7 @@ VERBS = {
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity."),
     "translate": ("translate", "Translate a file or what is piped in, one line at a time."),
+    "generate": ("generate", "Let a language model go on from a text."),
     "score": ("score", "Say how likely given translations are."),
     "attend": ("attend", "Show what every head looks at: a page, and a map in the terminal."),
     "parts": ("parts", "List the parts a model can be made of, with their options."),

@@ -106,7 +106,7 @@ def introduce(console: Console, recipe: Recipe) -> None:
 
     from polyhead import demo
     from polyhead.data.corpus import read_pairs
-    from polyhead.train.pipeline import corpus_of
+    from polyhead.train.tasks.translation import corpus_of
 
     data, out = recipe.data, escape(str(recipe.out))
     pair = f"{demo.title(data.source_lang)} to {demo.title(data.target_lang)}"

@@ -33,9 +33,9 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
-from polyhead.train.pipeline import corpus_of, open_task, run_training
+from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import Bar, Reporters, Row, measures, read_metrics
-from polyhead.train.tasks.translation import Translation
+from polyhead.train.tasks.translation import Translation, corpus_of
 
 PATIENCE = 60.0  # seconds that another process gets to leave the directory
 
@@ -96,7 +96,7 @@ def fixed_steps(
     facts = read_json(directory / files.STEPS)
     if facts is None:
         silent = Reporters()
-        task = open_task(recipe, tokenizer, silent)
+        task = Translation.open(recipe, tokenizer, silent)
         model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), recipe.train.seed)
         flops = measure.flops_per_token(model, task)
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}

@@ -23,7 +23,7 @@ from polyhead.compare.significance import (
     resamples,
 )
 from polyhead.data.corpus import read_pairs
-from polyhead.train.pipeline import corpus_of
+from polyhead.train.tasks.translation import corpus_of
 
 Result = dict[str, Any]
 Place = Callable[[Row, int], Path]

@@ -23,9 +23,9 @@ from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train.lock import RunLock
-from polyhead.train.pipeline import corpus_of
 from polyhead.train.reporting import duration
 from polyhead.train.resume import differences
+from polyhead.train.tasks.translation import corpus_of
 
 SECTIONS = ("data", "tokenizer", "model", "train", "generation")
 

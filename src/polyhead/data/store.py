@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.data.arrays import FlatWriter, open_flat
-from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.built import whole
+from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import Tokenizer

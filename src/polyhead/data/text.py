@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -112,10 +112,6 @@ def texts(text: Text) -> Iterator[str]:
     """The lines, as a tokenizer learns from them."""
     for piece in text.pieces(TextReport(text.where)):
         yield from piece.text.splitlines(keepends=True)
-
-
-def described(report: TextReport) -> dict[str, object]:
-    return asdict(report)
 
 
 def _lines(path: Path) -> Iterator[str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from polyhead.errors import UserError
 from polyhead.generate.sampling import Chance, Sampling
 from polyhead.generate.search import pad
-from polyhead.generate.state import Decoder, Rules, State
+from polyhead.generate.state import Decoder, Rules, State, to_host
 from polyhead.registry import Choice
 
 
@@ -36,7 +36,7 @@ def generate(
     seed: int = 0,
     max_len: int | None = None,
     cache: Choice | None = None,
-) -> Iterator[Token]:
+) -> Generator[Token, set[int] | None, None]:
     """New tokens of every sequence as they are made; prompt i makes the sequences n * i to n * i + n - 1.
 
     A sequence ends with ``eos_id``, after ``max_new_tokens``, or where it is ``max_len`` tokens long, prompt
@@ -67,7 +67,7 @@ def generate(
         allowed = sampling.apply(logits, [seen[row] for row in live])
         drawn = allowed.argmax(-1).tolist() if sampling.temperature == 0 else chance.draw(allowed, live)
         chosen = torch.tensor(drawn, device=logits.device)[:, None]
-        probabilities = log_probs.gather(1, chosen)[:, 0].tolist()
+        probabilities = to_host(log_probs.gather(1, chosen)[:, 0]).tolist()
         stopped: set[int] = set()
         going = []
         for i, (row, token, log_prob) in enumerate(zip(live, drawn, probabilities, strict=True)):

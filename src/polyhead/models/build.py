@@ -18,8 +18,11 @@ Model = Seq2Seq | CausalLM | MaskedLM
 KINDS: dict[str, type[Model]] = {"encoder-decoder": Seq2Seq, "decoder": CausalLM, "encoder": MaskedLM}
 
 
-def build(config: ModelConfig, seed: int | None = None) -> Model:
-    """The model that config describes, initialised as it says; the same seed gives the same weights."""
+def build(config: ModelConfig, seed: int | None = None) -> Any:
+    """The model that config describes, of the class of its kind, initialised as it says.
+
+    The same seed gives the same weights.
+    """
     if seed is not None:
         torch.manual_seed(seed)
     model = KINDS[config.kind](config)

@@ -30,6 +30,8 @@ class LanguageModel:
     """
 
     kind = "decoder"
+    title = "A language model"
+    use = 'polyhead generate . "Once upon a time"'
 
     def __init__(self, train: TokenStore, valid: TokenStore, data: DataConfig, config: TrainConfig) -> None:
         self.train, self.valid, self.config = train, valid, config
@@ -56,6 +58,10 @@ class LanguageModel:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LanguageModel:
         """With its token stores made or found."""
+        if recipe.data.max_len > recipe.model.max_len:
+            raise UserError(
+                f"data.max_len is {recipe.data.max_len}, more than model.max_len={recipe.model.max_len}: rows do not fit"
+            )
         cache = recipe.data.cache or recipe.out / "data"
         stores = [TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid")]
         for split, store in zip(("train", "valid"), stores, strict=True):

@@ -3,31 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from torch import nn
 
-from polyhead.data.batches import costliest, plan_epoch
+from polyhead.analysis.metrics import bleu, chrf
+from polyhead.data.batches import costliest, fill_rate, plan_epoch
 from polyhead.data.collate import Batch, collate
+from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
+from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss, cross_entropy
-from polyhead.recipe import TrainConfig
+from polyhead.recipe import Recipe, TrainConfig
+from polyhead.registry import TASK
+from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.reporting import Reporter
 
 Measure = Callable[[Seq2Seq], dict[str, float]]
+SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
 
 
+@TASK.register("translation")
 class Translation:
-    """Teacher forcing: the decoder reads the target shifted by one and predicts all of it at once."""
+    """Teacher forcing: the decoder reads the target shifted by one and predicts all of it at once (Vaswani et al.,
+    2017)."""
+
+    kind = "encoder-decoder"
+    use = "polyhead translate . input.txt"
 
     def __init__(
-        self, train: PairStore, valid: PairStore, tokenizer: Tokenizer, config: TrainConfig, measures: Sequence[Measure] = ()
+        self, train: PairStore, valid: PairStore, tokenizer: Tokenizer, config: TrainConfig, measures: Sequence[Measure] = (),
+        title: str = "A translator",
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.config, self.measures = config, measures
+        self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         self.valid_batches = self._plan(valid, 0)  # made now, so that a pair that fits no batch is told at the start
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """Every file is there and holds pairs, or a UserError says what is wrong."""
+        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+            corpus_of(recipe, split)
+
+    @classmethod
+    def texts(cls, recipe: Recipe) -> Iterator[str]:
+        """Both sides of every training pair."""
+        return texts(corpus_of(recipe, "train"))
+
+    @classmethod
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
+        """With its token stores made or found."""
+        cache = recipe.data.cache or recipe.out / "data"
+        max_len = min(recipe.data.max_len, recipe.model.max_len)
+        stores = [
+            PairStore.open_or_build(corpus_of(recipe, split), tokenizer, cache, max_len=max_len)
+            for split in ("train", "valid")
+        ]
+        for split, store in zip(("train", "valid"), stores, strict=True):
+            report.say(f"{split}: {store.report}")
+        pair = " to ".join(filter(None, (recipe.data.source_lang, recipe.data.target_lang))) or "source to target"
+        task = cls(stores[0], stores[1], tokenizer, recipe.train, _measures(recipe, tokenizer), f"A translator, {pair}")
+        plan = task.plan(0)
+        fill = fill_rate(plan, stores[0].source_lengths, stores[0].target_lengths)
+        report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
+        return task
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
@@ -71,3 +114,36 @@ class Translation:
         return plan_epoch(
             store.source_lengths, store.target_lengths, max_tokens=self.config.max_tokens, seed=self.config.seed, epoch=epoch
         )
+
+    def facts(self, run: Run) -> dict[str, str]:
+        """BLEU and chrF on the validation text and, where there is one, the test text, decoded as the recipe says."""
+        recipe, facts = run.recipe, {}
+        assert recipe is not None
+        for split in ("valid", "test") if recipe.data.test else ("valid",):
+            result = run.evaluate(*read_pairs(corpus_of(recipe, split))[:2], lang=recipe.data.target_lang)
+            for score in result.scores:
+                facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
+        return facts
+
+
+def corpus_of(recipe: Recipe, split: str) -> Corpus:
+    """The files of a split as the recipe says they are read."""
+    data = recipe.data
+    if split == "valid" and not data.valid:
+        raise UserError("data.valid: name the files to measure progress on")
+    return open_corpus(data.paths(split), format=data.format, source=data.source, target=data.target)
+
+
+def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
+    """BLEU and chrF of free-running greedy output on the first validation pairs, if the recipe wants them."""
+    if not recipe.train.eval_bleu and recipe.train.metric == "loss":
+        return []
+    sources, references, _ = read_pairs(corpus_of(recipe, "valid"), SAMPLE)
+    greedy = recipe.generation.model_copy(update={"beam_size": 1, "n_best": 1})
+
+    def measure(model: Seq2Seq) -> dict[str, float]:
+        outputs = Run(model, tokenizer, greedy).translate(sources, truncate=True)
+        lang = recipe.data.target_lang
+        return {"bleu": bleu(outputs, references, lang).value, "chrf": chrf(outputs, references).value}
+
+    return [measure]

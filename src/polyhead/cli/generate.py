@@ -1,0 +1,80 @@
+"""``polyhead generate``: a language model goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyhead.cli.lines import read_lines
+from polyhead.document import parse
+
+AS_TRAINED = "of the run"
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="TEXT", help="how it begins; - takes a prompt from each line of standard input")
+    ] = "",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="longest continuation, in tokens", show_default=AS_TRAINED)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED)
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="only the k likeliest tokens; 0 is all", show_default=AS_TRAINED)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED)
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
+    ] = None,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
+    cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static", show_default=AS_TRAINED)] = None,
+    dtype: Annotated[
+        str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")
+    ] = "fp32",
+) -> None:
+    """Let a language model go on from a text, and show it as it comes.
+
+    \b
+    polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
+    polyhead generate runs/shakespeare "To be" -n 3 --seed 7
+    """
+    typed: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "cache": None if cache is None else parse(cache),
+    }
+    changes = {name: value for name, value in typed.items() if value is not None} | {"seed": seed, "stop": stop or []}
+    prompts = list(read_lines("-")) if prompt == "-" else [prompt]
+    from polyhead.fast.memory import tune_memory
+    from polyhead.run import load
+
+    tune_memory()
+    model = load(directory, dtype=dtype, fast=True)
+    if n == len(prompts) == 1:
+        print(prompt, end="", flush=True)
+        for new in model.stream(prompts, **changes):
+            print(new.text, end="", flush=True)
+        print()
+        return
+    for text, said in zip(prompts, model.generate(prompts, n=n, **changes), strict=True):
+        for one in said:
+            print(text + one)
+            if n > 1 or "\n" in one:
+                print("-" * 8, file=sys.stdout)

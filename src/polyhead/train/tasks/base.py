@@ -1,0 +1,42 @@
+"""What a task is: all that a run must know of what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from polyhead.recipe import Recipe
+from polyhead.run import Run
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.loop import Task
+from polyhead.train.reporting import Reporter
+
+
+class RunTask(Task, Protocol):
+    """A task with its text, for one run."""
+
+    identity: Mapping[str, str]  # of the text, so that no run is resumed on another
+    title: str  # of the run's README.md
+    use: str  # a command that uses the run
+
+    def facts(self, run: Run) -> dict[str, str]:
+        """What is measured of the final weights, besides the loss, for people to read."""
+        ...
+
+
+class TaskPart(Protocol):
+    """A task by name, before it has a text."""
+
+    kind: str  # of the models it trains
+
+    def check(self, recipe: Recipe) -> None:
+        """Every file is there and is what it should be, or a UserError says what is wrong."""
+        ...
+
+    def texts(self, recipe: Recipe) -> Iterator[str]:
+        """What a tokenizer learns from."""
+        ...
+
+    def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> RunTask:
+        """With its text tokenized, or found so."""
+        ...
