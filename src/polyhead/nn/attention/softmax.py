@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
+from polyhead.nn.attention.projections import Tie, keys_values, projections
 from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.registry import ATTENTION
-
-Tie = Literal["none", "kv", "qk", "qkv"]
 
 
 @ATTENTION.register("softmax")
@@ -56,16 +53,7 @@ class Attention(nn.Module):
         self.head_dim, self.v_head_dim, self.causal = shape.head_dim, shape.v_head_dim, shape.causal
         self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.window = None if window is None else Window(window, sink)
-        q_width, k_width = shape.n_heads * self.head_dim, shape.n_kv_heads * self.head_dim
-        v_width = shape.n_kv_heads * self.v_head_dim
-        if tie in ("qk", "qkv") and q_width != k_width:
-            raise UserError(f"tie={tie} wants as many key heads as query heads: n_kv_heads={shape.n_heads}")
-        if tie in ("kv", "qkv") and k_width != v_width:
-            raise UserError(f"tie={tie} wants values as wide as keys: v_head_dim={self.head_dim}")
-        self.q_proj = nn.Linear(shape.d_model, q_width, bias=bias)
-        self.k_proj = self.q_proj if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=bias)
-        self.v_proj = self.k_proj if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=bias)
-        self.o_proj = nn.Linear(shape.n_heads * self.v_head_dim, shape.d_model, bias=bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections(shape, tie, bias)
         self.q_norm, self.k_norm = (RMSNorm(self.head_dim) if qk_norm else nn.Identity() for _ in range(2))
         self.position = position
         self.watchers: list[Watcher] = []
@@ -74,10 +62,9 @@ class Attention(nn.Module):
 
     def remember(self, x: Tensor, pos: Tensor | None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Cross-attention does this once, on the encoder's output."""
-        projected = self.k_proj(x)
-        k = self.position.rotate(self.k_norm(split_heads(projected, self.head_dim)), pos)
-        v = split_heads(projected if self.v_proj is self.k_proj else self.v_proj(x), self.v_head_dim)
-        return KV(k, v, None if pos is None else pos[:, None])
+        k, v = keys_values(x, self.k_proj, self.v_proj)
+        k = self.position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
+        return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
     def forward(
         self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
