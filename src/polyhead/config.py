@@ -151,10 +151,19 @@ class ModelSection(BaseModel):
         """Build one layer of each kind without memory, so that parts that do not go together say so now."""
         import torch
 
+        used = False
         with torch.device("meta"):
             for choice, causal in ((self.block, False), (self.decoder_block or self.block, True)):
                 shape = self.shape(causal)
-                BLOCK.build(choice, self, shape, POSITION.build(self.position, shape), causal)
+                position = POSITION.build(self.position, shape)
+                block = BLOCK.build(choice, self, shape, position, causal)
+                used |= position.acts_on in ("nothing", "embeddings") or position in block.modules()
+        if not used:
+            blocks = " and ".join({self.block.name: 0, (self.decoder_block or self.block).name: 0})
+            raise UserError(
+                f"position {self.position.name!r} acts on self-attention, and blocks {blocks} have none: "
+                "use none, or one that is added to the embeddings, such as sinusoidal or learned"
+            )
 
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""

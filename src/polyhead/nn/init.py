@@ -29,6 +29,18 @@ def normal(model: nn.Module, config: ModelConfig, *, std: float = 0.02) -> None:
             weight.data.div_((2 * config.n_layers) ** 0.5)
 
 
+def _fill_recurrent(module: nn.RNNBase, matrix: Callable[[Tensor], object]) -> None:
+    """Matrices on the input as any other; those on the state orthogonal, so that what is kept keeps its length
+    (Saxe et al., 2014); biases zero, but 1 for an LSTM's forget gate, so that it keeps (Jozefowicz et al., 2015)."""
+    for name, weight in module.named_parameters():
+        if weight.ndim == 1:
+            nn.init.zeros_(weight)
+        for gate in weight.split(module.hidden_size) if weight.ndim == 2 else ():
+            nn.init.orthogonal_(gate) if name.startswith("weight_hh") else matrix(gate)
+    if isinstance(module, nn.LSTM):
+        nn.init.ones_(module.get_parameter("bias_ih_l0").chunk(4)[1])  # gates i, f, g, o
+
+
 def _fill(model: nn.Module, matrix: Callable[[Tensor], object], embedding_std: float) -> None:
     done: set[int] = set()
     for module in model.modules():
@@ -36,6 +48,8 @@ def _fill(model: nn.Module, matrix: Callable[[Tensor], object], embedding_std: f
             matrix(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.RNNBase):
+            _fill_recurrent(module, matrix)
         elif isinstance(module, (nn.Embedding, Learned, Head)) and id(module.weight) not in done:
             nn.init.normal_(module.weight, std=embedding_std)
             done.add(id(module.weight))  # the head may be an embedding
