@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -44,7 +45,6 @@ Result = dict[str, Any]
 
 def run_cell(directory: Path) -> bool:
     """Train, measure and write result.json; a failure that would come again is a result too. False if interrupted."""
-    end_with_parent()
     tune_memory()
     asked = read_json(directory / files.CELL)
     if asked is None:
@@ -213,12 +213,13 @@ def wait_for(directory: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask this process to save and end when the one that started it is gone."""
-    if sys.stdin is None or sys.stdin.isatty():
+    """Ask this process to save and end when the one that started it is gone: the pipe from it has an end then."""
+    parent = sys.__stdin__
+    if parent is None or not stat.S_ISFIFO(os.fstat(parent.fileno()).st_mode):
         return
 
     def watch() -> None:
-        while os.read(sys.stdin.fileno(), 1):
+        while os.read(parent.fileno(), 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
