@@ -81,7 +81,7 @@ class Attention(nn.Module):
             q,
             kv,
             sight(pos, kv, x.size(1), self.causal, self.window if memory is None else None),
-            self.position.bias(q, kv, pos),
+            self.position.bias(q, kv, pos, self.scale),
             causal=self.causal,
             scale=self.scale,
             softcap=self.softcap,
