@@ -18,10 +18,19 @@ from polyhead.registry import BLOCK
 
 @BLOCK.register("conv")
 class Convolutional(nn.Module):
-    """A convolution with a gate and, in a decoder, attention to the source (Gehring et al., 2017, sec. 3.2-3.3).
+    """A convolution with a gate over the tokens around; in a decoder, attention to the source after it.
 
-    ``kernel`` tokens are seen at a time: as many to the left as to the right in an encoder, the token and those
-    before it in a decoder. Norm and residual are the project's, in place of weight norm and factors sqrt(1/2).
+    It sees as many tokens to the left as to the right in an encoder, the token and those before it in a decoder, so N
+    layers see 1 + N (kernel - 1) tokens. Every layer of a decoder attends. No self-attention, no feed-forward layer.
+    Norm and residual are the project's, in place of weight norm and factors √½.
+
+    Equation: y_t = N(x_t + a ⊙ σ(b)),  [a; b] = W [x_{t-m} ... x_{t+n}] + w,  0 beyond the ends of the row
+              encoder: m = n = (kernel - 1) / 2;  decoder: m = kernel - 1, n = 0
+    Paper: Gehring et al., 2017, sec. 3.2-3.3; the gate: Dauphin et al., 2017
+    When: as a baseline; near tokens tell most of what there is to know
+    Recipe: model: {block: {name: conv, kernel: 5}, position: learned}
+    Options:
+      kernel: tokens that a layer sees, the token itself included; odd in an encoder
     """
 
     def __init__(

@@ -1,6 +1,11 @@
 """Recurrent layers, the sequence models before the Transformer: a baseline on equal footing.
 
 Shapes as in ``nn/kv.py``, and H the units of a layer.
+
+Options:
+  attention: attend to the source in a decoder; without it the first state is all that a decoder knows of it
+  bidirectional: encoders read both ways, with half of the units each way
+  units: width of the state; d_model if not given
 """
 
 from __future__ import annotations
@@ -196,11 +201,23 @@ def lstm(
     bidirectional: bool = True,
     units: int | None = None,
 ) -> Recurrent:
-    """An LSTM layer and, in a decoder, attention to the source (Hochreiter & Schmidhuber, 1997; Luong et al., 2015).
+    """A layer of long short-term memory and, in a decoder, attention to the source.
 
-    Without ``attention`` all that a decoder knows of the source is the state it begins with (Sutskever et al.,
-    2014). ``bidirectional`` encoders read both ways (Bahdanau et al., 2015), with half of the ``units`` each way;
-    there are d_model units if not given.
+    It keeps a state of constant size in place of all tokens, and reads one token after the other. No self-attention, no
+    feed-forward layer; order is in the recurrence, so ``position: none`` will do. Norm and residual are the project's.
+    A decoder begins at a projection of the source's first and last vector, which are the final states of an encoder
+    that reads both ways. What attention finds is added to h_t for the layers above and is not fed back. U begins
+    orthogonal, and the bias of f at 1.
+
+    Equation: i, f, o = σ(W x_t + U h_{t-1} + b) each,  g = tanh(W x_t + U h_{t-1} + b)
+              c_t = f ⊙ c_{t-1} + i ⊙ g,  h_t = o ⊙ tanh(c_t)
+              encoder: y_t = N(x_t + [h_t forward; h_t backward])
+              decoder: y_t = N(s_t + Attention(s_t, source)),  s_t = N(x_t + h_t),  h_0 = tanh(c_0),
+                       c_0 = V [source first; source last] + v
+    Paper: Hochreiter & Schmidhuber, 1997; Gers et al., 2000; without attention: Sutskever et al., 2014; with: Luong et
+           al., 2015
+    When: as a baseline, or where the memory of decoding must not grow
+    Recipe: model: {block: lstm, position: none}
     """
     return _recurrent(LSTM, config, shape, cross, attention, bidirectional, units)
 
@@ -216,9 +233,15 @@ def gru(
     bidirectional: bool = True,
     units: int | None = None,
 ) -> Recurrent:
-    """A GRU layer and, in a decoder, attention to the source (Cho et al., 2014; Bahdanau et al., 2015).
+    """A layer of gated recurrent units and, in a decoder, attention to the source.
 
-    Without ``attention`` all that a decoder knows of the source is the state it begins with. ``bidirectional``
-    encoders read both ways, with half of the ``units`` each way; there are d_model units if not given.
+    As ``lstm`` in all else, with two gates in place of three and one vector of state in place of two. The reset gate acts
+    after the product, as in cuDNN.
+
+    Equation: r, z = σ(W x_t + U h_{t-1} + b) each,  n = tanh(W x_t + b + r ⊙ (U h_{t-1} + b'))
+              h_t = (1 - z) ⊙ n + z ⊙ h_{t-1},  h_0 = tanh(V [source first; source last] + v)
+    Paper: Cho et al., 2014; Bahdanau et al., 2015
+    When: as ``lstm``, with a quarter fewer weights
+    Recipe: model: {block: gru, position: none}
     """
     return _recurrent(GRU, config, shape, cross, attention, bidirectional, units)
