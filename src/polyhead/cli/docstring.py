@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from polyhead.registry import Registry
@@ -55,7 +55,7 @@ def told(registry: Registry[Any], name: str) -> Told:
     """What is said about a part, with the meaning of every option wherever it is explained."""
     part = registry.get(name)
     own = read(part.__doc__)
-    shared = [read(sys.modules[place].__doc__).options for place in (registry.package, part.__module__)]
+    shared = [read(import_module(place).__doc__).options for place in (registry.package, part.__module__)]
     options = {option: text for source in (*shared, own.options) for option, text in source.items()}
     return own._replace(options={option: options.get(option, "") for option in registry.options(name)})
 

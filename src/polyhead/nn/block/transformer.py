@@ -63,7 +63,14 @@ class Block(nn.Module):
 
 @BLOCK.register("transformer")
 def transformer(config: ModelSection, shape: Shape, position: Position, cross: bool) -> Block:
-    """Attention and a feed-forward layer, each with norm and residual (Vaswani et al., 2017, sec. 3.1)."""
+    """Attention and a feed-forward layer; in a decoder, attention to the source between them.
+
+    Each stands in a residual connection with norm and dropout (``model.norm_first``).
+
+    Equation: x ← x + Attention(x);  x ← x + Attention(x, source);  x ← x + FFN(x)
+    Paper: Vaswani et al., 2017, sec. 3.1
+    When: the one to beat
+    """
 
     own = config.decoder_attention if cross and config.decoder_attention else config.attention
     ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
