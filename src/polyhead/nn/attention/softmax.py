@@ -16,13 +16,26 @@ from polyhead.registry import ATTENTION
 
 @ATTENTION.register("softmax")
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017); fewer key/value heads make it grouped (Ainslie et al., 2023)
-    or multi-query (Shazeer, 2019): query head h reads key/value head h // (n_heads / n_kv_heads).
+    """Multi-head attention: each query takes a mean of the values, weighted by how well the keys answer it.
 
-    ``scale`` multiplies q k^T, 1/sqrt(head_dim) if not given; ``window`` limits how far back a query sees,
-    itself included (Beltagy et al., 2020), but for the first ``sink`` tokens, which all see (Xiao et al., 2023);
-    ``softcap`` bounds the scores (Gemma 2, 2024); ``qk_norm`` normalises every query and key head (Henry et al.,
-    2020); ``tie`` lets keys and values, queries and keys, or all three share one projection.
+    ``model.n_kv_heads`` is K: as many as heads is multi-head, 1 multi-query (Shazeer, 2019), a divisor between grouped
+    (Ainslie et al., 2023). Cache and memory shrink by K / H; query heads that share a key fold into T, and no key is ever
+    repeated. With a window, N layers together see N windows back; that of an encoder reaches to both sides. A query that
+    sees nothing gives 0, not NaN.
+
+    Equation: softmax(q_h k_gᵀ / √D + b) v_g,  g = ⌊h K / H⌋,  b the position's bias, -∞ where a query may not look
+    Paper: Vaswani et al., 2017, eq. 1
+    When: the one to beat; fewer K where memory and time of decoding count, qk_norm where training is unstable
+    Recipe: model: {n_heads: 8, n_kv_heads: 2, attention: {name: softmax, qk_norm: true}}
+    Options:
+      scale: factor on q kᵀ; 1/√D if not given
+      window: tokens back that self-attention sees, itself included (Beltagy et al., 2020); no limit if not given
+      sink: with a window, so many first tokens of the row are seen all the same (Xiao et al., 2023)
+      softcap: c tanh(scores / c) bounds the scores by c (Gemma 2, 2024); none if not given
+      qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020)
+      tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
+      bias: biases in the four projections
+      dropout: probability, on the attention weights
     """
 
     def __init__(
