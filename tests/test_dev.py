@@ -135,5 +135,5 @@ def test_help_and_unknown_verbs_need_no_installation() -> None:
     done = run("tset")
     assert (done.returncode, done.stderr) == (
         2,
-        "dev: unknown verb 'tset'; there are: demo, test, lint, bench, acceptance\n",
+        "dev: unknown verb 'tset'; there are: demo, test, lint, docs, bench, acceptance\n",
     )

@@ -155,10 +155,19 @@ class ModelSection(BaseModel):
 
         own = (self.block, self.kind == "decoder", False)
         crossing = [(self.decoder_block or self.block, True, True)] if self.kind == "encoder-decoder" else []
+        used = False
         with torch.device("meta"):
             for choice, causal, cross in (own, *crossing):
                 shape = self.shape(causal)
-                BLOCK.build(choice, self, shape, POSITION.build(self.position, shape), cross)
+                position = POSITION.build(self.position, shape)
+                block = BLOCK.build(choice, self, shape, position, cross)
+                used |= position.acts_on in ("nothing", "embeddings") or position in block.modules()
+        if not used:
+            blocks = " and ".join(dict.fromkeys(choice.name for choice, _, _ in (own, *crossing)))
+            raise UserError(
+                f"position {self.position.name!r} acts on self-attention, and blocks {blocks} have none: "
+                "use none, or one that is added to the embeddings, such as sinusoidal or learned"
+            )
 
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""

@@ -18,6 +18,7 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from polyhead.errors import UserError, explain, show, unknown
+from polyhead.foreign import find
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -58,10 +59,13 @@ class Choice:
 
 
 class Registry(Generic[T]):
-    """All parts of one kind, found by importing one package (or module) on the first question."""
+    """All parts of one kind, found by importing one package (or module) on the first question.
 
-    def __init__(self, kind: str, package: str) -> None:
-        self.kind, self.package = kind, package
+    ``given`` names what every part of the kind is given by position.
+    """
+
+    def __init__(self, kind: str, package: str, given: str = "") -> None:
+        self.kind, self.package, self.given = kind, package, tuple(given.split())
         self._parts: dict[str, T] = {}
         self._discovered = False
 
@@ -119,18 +123,23 @@ class Registry(Generic[T]):
 
     def build(self, choice: Choice, *given: Any) -> Any:
         """Make the chosen part from what the model gives it and the options of the choice."""
-        return self.get(choice.name)(*given, **choice.options)
+        part = self.get(choice.name)
+        try:
+            return part(*given, **choice.options)
+        except UserError:
+            raise
+        except Exception as error:
+            if ":" not in choice.name:
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(f"{self.kind} {show(choice.name)} fails when it is made: {why}") from error
 
     def _foreign(self, name: str) -> T:
-        """``my_pkg.mine:Part``, imported from wherever Python finds my_pkg."""
-        module, _, attribute = name.partition(":")
+        """``my_pkg.mine:Part``."""
         try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"{self.kind} {name!r}: {error}") from None
-        if not callable(found):
-            raise UserError(f"{self.kind} {name!r} is {show(found)}, not a class or function")
-        return typing.cast(T, found)
+            return typing.cast(T, find(name, self.given))
+        except UserError as error:
+            raise UserError(f"{self.kind} {show(name)}: {error}") from error
 
     def _discover(self) -> None:
         if self._discovered:
@@ -141,21 +150,25 @@ class Registry(Generic[T]):
             importlib.import_module(module.name)
 
 
-ATTENTION: Registry[Any] = Registry("attention", "polyhead.nn.attention")
-POSITION: Registry[Any] = Registry("position", "polyhead.nn.position")
-NORM: Registry[Any] = Registry("norm", "polyhead.nn.norm")
-BLOCK: Registry[Any] = Registry("block", "polyhead.nn.block")
-FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward")
-INIT: Registry[Any] = Registry("init", "polyhead.nn.init")
-CACHE: Registry[Any] = Registry("cache", "polyhead.cache")
-TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers")
-OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim")
-SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule")
-TASK: Registry[Any] = Registry("task", "polyhead.train.tasks")
+ATTENTION: Registry[Any] = Registry("attention", "polyhead.nn.attention", "shape position")
+POSITION: Registry[Any] = Registry("position", "polyhead.nn.position", "shape")
+FEATURE_MAP: Registry[Any] = Registry("feature_map", "polyhead.nn.feature_map", "x")
+SIMILARITY: Registry[Any] = Registry("similarity", "polyhead.nn.similarity", "q k")
+NORM: Registry[Any] = Registry("norm", "polyhead.nn.norm", "d_model")
+BLOCK: Registry[Any] = Registry("block", "polyhead.nn.block", "config shape position cross")
+FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward", "d_model d_ff")
+INIT: Registry[Any] = Registry("init", "polyhead.nn.init", "model config")
+CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len")
+TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers", "texts vocab_size")
+OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
+SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule", "d_model steps")
+TASK: Registry[Any] = Registry("task", "polyhead.train.tasks", "")
 ALL: tuple[Registry[Any], ...] = (
     TASK,
     BLOCK,
     ATTENTION,
+    FEATURE_MAP,
+    SIMILARITY,
     POSITION,
     NORM,
     FEED_FORWARD,

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import pytest
 
 from polyhead.cli import main
-from polyhead.cli.parts import PLACES, first_sentence
+from polyhead.cli.docstring import read
+from polyhead.cli.parts import PLACES
 from polyhead.cli.words import type_name, yaml_word
 from polyhead.registry import ALL
 
@@ -16,20 +17,63 @@ def test_every_part_and_option_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["parts"]) == 0
     out = capsys.readouterr().out
     for registry in ALL:
-        assert f"{registry.kind} (recipe: {PLACES[registry.kind]})\n" in out
+        assert out.count(f"{registry.kind} (recipe: {', '.join(PLACES[registry.kind])})\n") == 1
         for name in registry.names():
             assert f"\n  {name} " in out
             for option in registry.options(name):
                 assert f"{option}: " in out
 
 
-def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parts", "rope"]) == 0
+def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    assert main(["parts", "rmsnorm"]) == 0
+    assert capsys.readouterr().out == (
+        "norm rmsnorm\n"
+        "\n"
+        "Scale each token by the root mean square of its features, without\n"
+        "centring.\n"
+        "\n"
+        "No mean and no bias, so there is less to compute and to learn. The mean\n"
+        "square is taken in fp32.\n"
+        "\n"
+        "Equation  y = x / √(mean(x²) + eps) ⊙ γ\n"
+        "Paper     Zhang & Sennrich, 2019, eq. 4\n"
+        "When      a good first choice for a new model; that of T5 and Llama\n"
+        "Recipe    model.norm=rmsnorm model.norm.eps=1e-06\n"
+        "\n"
+        "Options\n"
+        "  eps: float = 1e-06\n"
+        "      added to the mean square\n"
+        "\n"
+        "Defined in polyhead.nn.norm\n"
+    )
+
+
+def test_one_registry_with_several_keys_is_listed_once() -> None:
+    assert PLACES["attention"] == ["model.attention", "model.decoder_attention", "model.cross_attention"]
+    assert PLACES["block"] == ["model.block", "model.decoder_block"]
+
+
+def test_a_part_of_another_package_is_told_with_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["parts", "polyhead.nn.norm:RMSNorm"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("position rope\n")
-    assert "\n  theta: float = 10000.0\n" in out
-    assert "model.position=rope model.position.theta=10000.0" in out
-    assert "Defined in polyhead.nn.position.rope" in out
+    assert out.startswith("norm polyhead.nn.norm:RMSNorm\n\nScale each token")
+    assert "\nRecipe    model.norm=polyhead.nn.norm:RMSNorm model.norm.eps=1e-06\n" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("polyhead.nn.norm:RMSNorn", "polyhead.nn.norm has no 'RMSNorn'; did you mean 'RMSNorm'?"),
+        ("os:kill", "os is of Python itself and holds no parts"),
+        ("torch.nn:Linear", "'torch.nn:Linear' takes what no kind of part is given: block (config, shape, "),
+    ],
+)
+def test_what_is_no_part_of_another_package_is_said(
+    name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["parts", name]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_kind_is_told_part_by_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +110,25 @@ def test_defaults_are_written_as_in_a_recipe(value: Any, text: str) -> None:
     assert yaml_word(value) == text
 
 
-def test_the_first_sentence_ends_before_the_second() -> None:
-    def part() -> None:
+def test_a_docstring_is_taken_apart() -> None:
+    about = read(
         """Adds 0.5 to x, e.g. to 1 (Su et al., 2021). More about
         that.
-        """
 
-    assert first_sentence(part) == "Adds 0.5 to x, e.g. to 1 (Su et al., 2021)."
+        And more: all of it.
+
+        Equation: y = x + 0.5
+                  z = y
+        When: it is too
+              small
+        Options:
+          half: what is added, or
+            taken away
+          name: its name
+        """
+    )
+    assert about.first == "Adds 0.5 to x, e.g. to 1 (Su et al., 2021)."
+    assert about.text.endswith("\n\nAnd more: all of it.")
+    assert about.fields == {"Equation": "y = x + 0.5\nz = y", "When": "it is too small"}
+    assert about.options == {"half": "what is added, or taken away", "name": "its name"}
+    assert read(None) == ("", {}, {})

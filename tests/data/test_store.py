@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyhead.data import built as module
+from polyhead.data import built
+from polyhead.data import store as module
 from polyhead.data.arrays import FlatWriter, open_flat
 from polyhead.data.corpus import Corpus, open_corpus
 from polyhead.data.store import PairStore
@@ -34,8 +35,8 @@ def corpus(write: Write) -> Corpus:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The directories built, in order."""
     made: list[Path] = []
-    build = module._build
-    monkeypatch.setattr(module, "_build", lambda directory, *rest: made.append(directory) or build(directory, *rest))
+    build = built._build
+    monkeypatch.setattr(built, "_build", lambda directory, *rest: made.append(directory) or build(directory, *rest))
     return made
 
 

@@ -16,9 +16,14 @@ from polyhead.registry import CACHE
 
 @CACHE.register("state")
 class StateCache:
-    """A state of constant size for each sequence, whatever its length (Katharopoulos et al., 2020, sec. 3.4).
+    """A state of constant size for each sequence, whatever its length.
 
-    What is folded in cannot be taken out again, so tokens come in the order of their positions, each once.
+    What is folded in cannot be taken out again, so tokens come in the order of their positions, each once. Room never
+    ends.
+
+    Paper: Katharopoulos et al., 2020, sec. 3.4
+    When: always, for a model that keeps a state: linear attention, recurrent layers
+    Recipe: generation: {cache: state}
     """
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
@@ -50,12 +55,14 @@ class StateCache:
     def room(self) -> int:
         return sys.maxsize
 
+    @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:
         self.lengths[dst] = self.lengths[src]
         for layer in self.layers:
             for x in layer.held:
                 x[dst] = x[src]
 
+    @torch.inference_mode()
     def release(self, row: int) -> None:
         self.lengths[row] = 0
         for layer in self.layers:
@@ -73,11 +80,12 @@ class StateCache:
 
 
 class StateLayer:
-    """The state of one layer, (row, ...), in fp32, for sums over a long past; 0 before the first token."""
+    """The state of one layer, (row, ...), in fp32 at least, for sums over a long past; 0 before the first token."""
 
     def __init__(self, shape: CacheShape, n_rows: int) -> None:
         assert shape.state is not None
-        self.held = [torch.zeros(n_rows, *size, device=shape.device) for size in shape.state]
+        wide = torch.promote_types(shape.dtype, torch.float32)
+        self.held = [torch.zeros(n_rows, *size, dtype=wide, device=shape.device) for size in shape.state]
         self.rows: Tensor | None = None  # the rows of this step; None: all, in order
         self.watcher: Watcher | None = None
 
@@ -91,13 +99,14 @@ class StateLayer:
         return tuple(x if self.rows is None else x[self.rows] for x in self.held)
 
     @state.setter
+    @torch.inference_mode()
     def state(self, new: tuple[Tensor, ...]) -> None:
         for i, (x, y) in enumerate(zip(self.held, new, strict=True)):
             assert y.shape[1:] == x.shape[1:], (
                 f"a state of {tuple(y.shape[1:])} where {tuple(x.shape[1:])} is kept"
             )
             if self.rows is None:
-                self.held[i] = y.to(x.dtype)
+                self.held[i] = y.detach().to(x.dtype)
             else:
                 x[self.rows] = y.to(x.dtype)
 

@@ -30,8 +30,14 @@ class Step(NamedTuple):
 class StaticCache:
     """A row of slots for each sequence: slot = position, and one spare slot swallows padding.
 
-    Storage starts empty and grows by ``chunk`` slots, or an eighth, up to ``max_len``. All of it is given to
-    attention, unused slots at position -1: a few wasted products cost less than keys that do not lie together.
+    Kept are projected keys and values, (rows, K, slots, D) a layer. Storage starts empty and grows by ``chunk``
+    slots, or an eighth, up to ``max_len``; attention is given all of it, unused slots at position -1, for a few wasted
+    products cost less than keys that do not lie together. Stepping gives what the whole forward gives; beam search
+    reorders its rows.
+
+    When: the choice for keys and values; it loses nothing
+    Options:
+      chunk: slots by which storage grows, or an eighth of it, whichever is more
     """
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 8) -> None:

@@ -109,7 +109,9 @@ def run(
 
 def run_cell(directory: Path) -> None:
     """The work of one process of a comparison."""
+    from polyhead.compare.cell import end_with_parent
     from polyhead.compare.cell import run_cell as work
 
+    end_with_parent()
     if not work(directory):
         raise typer.Exit(INTERRUPTED)

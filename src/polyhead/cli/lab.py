@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.parts import first_sentence
 from polyhead.errors import unknown
 
 if TYPE_CHECKING:
@@ -38,15 +37,14 @@ def run(
     polyhead lab scaling      one of them
     polyhead lab all --out runs/lab
     """
-    from polyhead.lab.catalogue import LAB
+    from polyhead.lab.catalogue import LAB, Bench, question
 
     if name is None:
         width = max(map(len, LAB.names()))
-        print("\n".join(f"{each:<{width}}  {first_sentence(LAB.get(each))}" for each in LAB.names()))
+        print("\n".join(f"{each:<{width}}  {question(each)}" for each in LAB.names()))
         return
     if name != "all" and name not in LAB.names():
         raise unknown("experiment", name, {"all", *LAB.names()})
-    from polyhead.lab.catalogue import Bench
     from polyhead.lab.run import run_experiment
 
     bench = Bench(seed, quick, lambda line: typer.echo(f"  {line}", err=True))

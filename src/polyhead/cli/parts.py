@@ -1,24 +1,31 @@
-"""``polyhead parts``: the catalogue, read from the registries."""
+"""``polyhead parts``: the catalogue, read from the registries and the docstrings of the parts."""
 
 from __future__ import annotations
 
 import inspect
-import re
+import shutil
+import textwrap
 from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.docstring import told
 from polyhead.cli.words import type_name, yaml_word
 from polyhead.config import PARTS
-from polyhead.errors import unknown
-from polyhead.registry import ALL, CACHE, OPTIMIZER, SCHEDULE, TOKENIZER, Registry
+from polyhead.errors import UserError, show, unknown
+from polyhead.registry import ALL, CACHE, FEATURE_MAP, OPTIMIZER, SCHEDULE, SIMILARITY, TOKENIZER, Registry
 
-# where in a recipe a part of that kind is chosen
-PLACES = {registry.kind: f"model.{field}" for field, registry in reversed(PARTS.items())} | {
-    CACHE.kind: "generation.cache",
-    OPTIMIZER.kind: "train.optimizer",
-    SCHEDULE.kind: "train.schedule",
-    TOKENIZER.kind: "tokenizer.kind",
+# where in a recipe a part of that kind is chosen: one place, or the first and those that are as it if not given
+PLACES = {
+    registry.kind: [f"model.{field}" for field, other in PARTS.items() if other is registry]
+    for registry in PARTS.values()
+} | {
+    FEATURE_MAP.kind: ["model.attention.feature_map"],
+    SIMILARITY.kind: ["model.attention.sim"],
+    CACHE.kind: ["generation.cache"],
+    OPTIMIZER.kind: ["train.optimizer"],
+    SCHEDULE.kind: ["train.schedule"],
+    TOKENIZER.kind: ["tokenizer.kind"],
 }
 
 
@@ -30,28 +37,45 @@ def run(
     """List the parts a model can be made of, with their options.
 
     \b
-    polyhead parts            all parts, a line each
-    polyhead parts position   everything about the position schemes
-    polyhead parts rope       everything about one part
+    polyhead parts               all parts, a line each
+    polyhead parts position      everything about the position schemes
+    polyhead parts rope          everything about one part
+    polyhead parts my_pkg.a:Part the same of a part of your own
     """
     if name is None:
         print("\n\n".join(summary(registry) for registry in ALL))
         return
-    kinds = {registry.kind: registry for registry in ALL}
     found = [
         (registry, part) for registry in ALL for part in registry.names() if name in (part, registry.kind)
     ]
+    if ":" in name:
+        found = [(kind_of(name), name)]
     if not found:
-        raise unknown("part", name, {*kinds, *(part for registry in ALL for part in registry.names())})
+        raise unknown("part", name, {word for registry in ALL for word in (registry.kind, *registry.names())})
     print("\n\n".join(describe(registry, part) for registry, part in found))
+
+
+def kind_of(name: str) -> Registry[Any]:
+    """The kind of a part of another package: it takes what the parts of that kind are given."""
+    mistakes: list[str] = []
+    for registry in ALL:
+        try:
+            registry.get(name)
+            return registry
+        except UserError as error:
+            mistakes.append(str(error.__cause__))
+    if len(set(mistakes)) == 1:
+        raise UserError(f"{show(name)}: {mistakes[0]}")
+    kinds = "; ".join(f"{registry.kind} ({', '.join(registry.given)})" for registry in ALL)
+    raise UserError(f"{show(name)} takes what no kind of part is given: {kinds}")
 
 
 def summary(registry: Registry[Any]) -> str:
     """All parts of a kind, a line each, with their options below."""
-    lines = [f"{registry.kind} (recipe: {PLACES[registry.kind]})"]
+    lines = [f"{registry.kind} (recipe: {', '.join(PLACES[registry.kind])})"]
     width = max((len(name) for name in registry.names()), default=0)
     for name in registry.names():
-        lines.append(f"  {name:<{width}}  {first_sentence(registry.get(name))}".rstrip())
+        lines.append(f"  {name:<{width}}  {told(registry, name).first}".rstrip())
         options = ", ".join(option_line(*option) for option in registry.options(name).items())
         if options:
             lines.append(f"  {'':<{width}}  {options}")
@@ -59,25 +83,29 @@ def summary(registry: Registry[Any]) -> str:
 
 
 def describe(registry: Registry[Any], name: str) -> str:
-    """Everything about one part: its whole docstring, options, and how to choose it."""
-    part, options = registry.get(name), registry.options(name)
-    example = next(iter(options), None)
+    """Everything about one part, for a terminal."""
+    part, options, about = registry.get(name), registry.options(name), told(registry, name)
     lines = [f"{registry.kind} {name}", ""]
-    if part.__doc__:
-        lines += [inspect.cleandoc(part.__doc__), ""]
-    lines += [f"  {option_line(*option)}" for option in options.items()] + ([""] if options else [])
-    chosen = f"{PLACES[registry.kind]}={name}"
-    if example is not None:
-        chosen += f" {PLACES[registry.kind]}.{example}={yaml_word(options[example][1])}"
-    return "\n".join(
-        [*lines, f"In a recipe or on the command line: {chosen}", f"Defined in {part.__module__}"]
-    )
+    for paragraph in filter(None, about.text.split("\n\n")):
+        lines += [*wrapped(paragraph), ""]
+    fields = about.fields | {"Recipe": about.fields.get("Recipe") or example(registry, name)}
+    for field in ("Equation", "Paper", "When", "Recipe"):
+        for i, line in enumerate(fields.get(field, "").splitlines()):
+            head = f"{field if i == 0 else '':<10}"
+            lines += [head + line] if field in ("Equation", "Recipe") else wrapped(line, head, " " * 10)
+    if options:
+        lines += ["", "Options"]
+    for option, meaning in about.options.items():
+        lines.append(f"  {option_line(option, options[option])}")
+        lines += wrapped(meaning, " " * 6, " " * 6)
+    return "\n".join([*lines, "", f"Defined in {part.__module__}"])
 
 
-def first_sentence(part: Any) -> str:
-    """The first sentence of a docstring, on one line."""
-    paragraph = " ".join(inspect.cleandoc(part.__doc__ or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph)[0]
+def example(registry: Registry[Any], name: str) -> str:
+    """How to choose a part on the command line, with its first option as it is."""
+    place, options = PLACES[registry.kind][0], registry.options(name)
+    first = [f"{place}.{option}={yaml_word(default)}" for option, (_, default) in options.items()][:1]
+    return " ".join([f"{place}={name}", *first])
 
 
 def option_line(name: str, option: tuple[Any, Any]) -> str:
@@ -85,3 +113,16 @@ def option_line(name: str, option: tuple[Any, Any]) -> str:
     kind, default = option
     given = "" if default is inspect.Parameter.empty else f" = {yaml_word(default)}"
     return f"{name}: {type_name(kind)}{given}"
+
+
+def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+    """A paragraph in lines that fit the terminal; a list keeps its points apart."""
+    width = min(shutil.get_terminal_size((100, 0)).columns, 110)
+    plain = text.replace("``", "").replace("`", "")
+    points = [" ".join(point.split()) for point in plain.split("\n- ")]
+    wrap = textwrap.TextWrapper(width, break_on_hyphens=False, break_long_words=False)
+    lines = []
+    for i, point in enumerate(points):
+        wrap.initial_indent, wrap.subsequent_indent = (first, rest) if i == 0 else (f"{rest}- ", f"{rest}  ")
+        lines += wrap.wrap(point)
+    return lines

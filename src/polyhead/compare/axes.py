@@ -17,7 +17,7 @@ from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 
 OPENING, CLOSING, QUOTES = "{[(", "}])", "\"'"
-SECTIONS = (
+SECTIONS: tuple[str, ...] = (
     "model",
     "train",
     "tokenizer",
@@ -105,26 +105,25 @@ def fields(section: str) -> list[str]:
 def full_key(key: str, option: str) -> str:
     """``norm`` -> ``model.norm``, ``lr`` -> ``train.lr``; options of parts follow: ``position.theta``."""
     head, _, rest = key.partition(".")
+    inner, place, full = head, SECTIONS, key
     if head in SECTIONS and rest:
-        inner = rest.split(".")[0]
-        if inner not in fields(head):
-            raise UserError(f"{option} {key}: unknown key{_near(inner, [head]) or _near(inner, SECTIONS)}")
-        full = key
+        inner, place = rest.split(".")[0], (head,)
+        known = inner in fields(head)
     else:
         home = next((section for section in SECTIONS if head in fields(section)), None)
-        if home is None:
-            raise UserError(
-                f"{option} {key}: unknown key{_near(head, SECTIONS) or '; polyhead train --keys lists all'}"
-            )
-        full = f"{home}.{key}"
+        full, known = f"{home}.{key}", home is not None
+    if not known:
+        raise UserError(
+            f"{option} {key}: unknown key{_near(inner, place) or '; polyhead train --keys lists all'}"
+        )
     if full in OURS:
         raise UserError(f"{option} {key}: compare sets {full} itself; use {OURS[full]}")
     return full
 
 
 def _near(key: str, sections: Sequence[str]) -> str:
-    """The nearest key, as it would have to be typed."""
-    for section in sections:
+    """The nearest key: the same one in another section, or one that is spelt alike in these."""
+    for section in SECTIONS:
         if key in fields(section):
             return f"; did you mean '{section}.{key}'?"
     return nearest(key, [field for section in sections for field in fields(section)])
@@ -133,7 +132,10 @@ def _near(key: str, sections: Sequence[str]) -> str:
 def named(key: str, value: str) -> str:
     """One change as a person reads it: ``attention=softmax(window=8)``."""
     short = key.partition(".")[2] or key
-    read = document.parse(value)
+    try:
+        read = document.parse(value)
+    except UserError as error:
+        raise UserError(f"{short}={value}: {error}") from None
     if isinstance(read, dict) and "name" in read:
         options = ", ".join(f"{k}={v}" for k, v in Choice.read(read).options.items())
         value = f"{read['name']}({options})" if options else str(read["name"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from polyhead.compare.steps import steps_for
 from polyhead.data.corpus import read_pairs
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
-from polyhead.models import build
+from polyhead.models import Seq2Seq, build
 from polyhead.recipe import Recipe
 from polyhead.run import Run, load
 from polyhead.text.tokenizer import Tokenizer
@@ -44,7 +45,6 @@ Result = dict[str, Any]
 
 def run_cell(directory: Path) -> bool:
     """Train, measure and write result.json; a failure that would come again is a result too. False if interrupted."""
-    end_with_parent()
     tune_memory()
     asked = read_json(directory / files.CELL)
     if asked is None:
@@ -110,7 +110,9 @@ def fixed_steps(
 
 def quality(run: Run, recipe: Recipe, task: Translation, directory: Path) -> Result:
     """Validation loss by sentence, and the translations of the test text, or the validation text, with their scores."""
-    scored = measure.validation(run.model, task)
+    model = run.model
+    assert isinstance(model, Seq2Seq)
+    scored = measure.validation(model, task)
     loss = sum(nll for _, nll, _ in scored) / sum(n for _, _, n in scored)
     split = "test" if recipe.data.test else "valid"
     sources, references, _ = read_pairs(corpus_of(recipe, split))
@@ -132,7 +134,7 @@ def quality(run: Run, recipe: Recipe, task: Translation, directory: Path) -> Res
         "ppl": math.exp(min(loss, 700.0)),
         **{score.name: score.value for score in scores},
         "signatures": {score.name: score.signature for score in scores},
-        "dead": measure.dead_units(run.model, task),
+        "dead": measure.dead_units(model, task),
     }
 
 
@@ -213,12 +215,13 @@ def wait_for(directory: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask this process to save and end when the one that started it is gone."""
-    if sys.stdin is None or sys.stdin.isatty():
+    """Ask this process to save and end when the one that started it is gone: the pipe from it has an end then."""
+    parent = sys.__stdin__
+    if parent is None or not stat.S_ISFIFO(os.fstat(parent.fileno()).st_mode):
         return
 
     def watch() -> None:
-        while os.read(sys.stdin.fileno(), 1):
+        while os.read(parent.fileno(), 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -160,6 +160,7 @@ def cache_bytes(run: Run) -> tuple[float, float]:
     Looked up in real caches, one twice as long as the other.
     """
     model, t = run.model.eval(), run.tokenizer
+    assert isinstance(model, Seq2Seq)
     length = max(1, min(64, run.config.max_len // 2))
     memory = model.encode(torch.tensor([[t.bos_id, t.eos_id]]))
     held = []

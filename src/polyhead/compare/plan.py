@@ -88,6 +88,8 @@ def make_plan(
     base = resolve(tree, ())
     if isinstance(base, str):
         raise UserError(base)
+    if base.task.name != "translation":
+        raise UserError(f"task is {base.task.name!r}; designs are compared by translation for now")
     given = [value for keys, value in document.parse_overrides(changes, Recipe) if keys == ["out"]]
     name = (
         recipe.parent.name if recipe.stem == "recipe" else recipe.stem

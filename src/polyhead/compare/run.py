@@ -264,10 +264,12 @@ def died(code: int) -> str:
 
 def show_plan(plan: Plan) -> str:
     """The designs before they run."""
-    lines = [f"{len(plan.rows)} designs, {len(plan.seeds)} seeds each, {plan.budget}, to {plan.out}"]
+    seeds = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)} each"
+    lines = [f"{len(plan.rows)} designs, {seeds}, {plan.budget}, to {plan.out}"]
+    width = max(len(row.name) for row in plan.rows)
     for row in plan.rows:
         what = f"cannot be built: {row.refused}" if row.refused else row.note or " ".join(row.changes)
-        lines.append(f"  {row.name}  {what}".rstrip())
+        lines.append(f"  {row.name:<{width}}  {what}".rstrip())
     return "\n".join(lines)
 
 

@@ -7,27 +7,28 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from polyhead.errors import UserError
 
-Report = dict[str, Any]
+R = TypeVar("R")
 
 
-def whole(directory: Path, names: Iterable[str], write: Callable[[Path], Report]) -> Report:
-    """The report of a directory of NAME.npy files; made by ``write``, which gives it, if it is not there or not whole."""
+def whole(directory: Path, names: Iterable[str], report: type[R], write: Callable[[Path], R]) -> R:
+    """The report (a dataclass) of a directory of NAME.npy files; ``write`` makes both if they are not there, or not whole."""
     names = list(names)
-    if (report := _verified(directory, names)) is not None:
-        return report
+    if (found := _verified(directory, names, report)) is not None:
+        return found
     try:
-        return _build(directory, names, write)
+        return _build(directory, names, report, write)
     except OSError as error:
         raise UserError(f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
                         "choose another directory with data.cache=...") from None
 
 
-def _build(directory: Path, names: list[str], write: Callable[[Path], Report]) -> Report:
+def _build(directory: Path, names: list[str], kind: type[R], write: Callable[[Path], R]) -> R:
     """Write into a temporary directory and rename it into place."""
     temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
     _remove_left_over(directory)
@@ -35,7 +36,7 @@ def _build(directory: Path, names: list[str], write: Callable[[Path], Report]) -
     try:
         report = write(temporary)
         digests = {name: _digest(temporary / f"{name}.npy") for name in names}
-        (temporary / "store.json").write_text(json.dumps({"report": report, "sha256": digests}, indent=2) + "\n")
+        (temporary / "store.json").write_text(json.dumps({"report": _fields(report), "sha256": digests}, indent=2) + "\n")
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -43,20 +44,24 @@ def _build(directory: Path, names: list[str], write: Callable[[Path], Report]) -
         try:
             os.rename(temporary, directory)
         except OSError:
-            if _verified(directory, names) is None:  # else another process was faster with the same content
+            if _verified(directory, names, kind) is None:  # else another process was faster with the same content
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return report
 
 
-def _verified(directory: Path, names: list[str]) -> Report | None:
+def _fields(report: Any) -> dict[str, Any]:
+    return asdict(report)
+
+
+def _verified(directory: Path, names: list[str], kind: type[R]) -> R | None:
     """The report of a directory whose every file is as it was written; None if anything is missing or differs."""
     try:
         body = json.loads((directory / "store.json").read_text())
         if any(_digest(directory / f"{name}.npy") != body["sha256"][name] for name in names):
             return None
-        return dict(body["report"])
+        return kind(**body["report"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -74,12 +73,12 @@ class PairStore:
         directory = Path(cache) / f"pairs-{key}"
         total = prints[0][1] if corpus.format == "parallel" else sum(count for _, count in prints)
 
-        def write(temporary: Path) -> dict[str, Any]:
+        def write(temporary: Path) -> CorpusReport:
             report = CorpusReport(corpus.where)
             _write_arrays(temporary, corpus, tokenizer, max_len, report, lambda n: progress(n, total) if progress else None)
-            return asdict(report)
+            return report
 
-        return cls(directory, CorpusReport(**whole(directory, DTYPES, write)))
+        return cls(directory, whole(directory, DTYPES, CorpusReport, write))
 
 
 def _write_arrays(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport,

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,12 @@ class TokenStore:
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
         directory = Path(cache) / f"text-{key}"
 
-        def write(temporary: Path) -> dict[str, Any]:
+        def write(temporary: Path) -> TextReport:
             report = TextReport(text.where)
             _write(temporary, text, tokenizer, report)
-            return asdict(report)
+            return report
 
-        return cls(directory, TextReport(**whole(directory, DTYPES, write)))
+        return cls(directory, whole(directory, DTYPES, TextReport, write))
 
 
 def _write(directory: Path, text: Text, tokenizer: Tokenizer, report: TextReport) -> None:

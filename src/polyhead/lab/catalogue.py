@@ -32,3 +32,8 @@ class Bench:
 Experiment = Callable[[Bench], Result]
 
 LAB: Registry[Experiment] = Registry("experiment", "polyhead.lab")
+
+
+def question(name: str) -> str:
+    """What an experiment is about: the first line of its docstring."""
+    return (LAB.get(name).__doc__ or "").strip().splitlines()[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.config import ModelConfig
 from polyhead.data.collate import IGNORED, Batch
@@ -130,13 +130,18 @@ class Generated:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         assert isinstance(model, Seq2Seq)
-        features = model.features(batch.source, batch.target, batch.source_pos)
-        return cross_entropy(features, model.head.weight, batch.labels)
+        return cross_entropy(features(model, batch), model.head.weight, batch.labels)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
         self.measured = judge(model, self.problem)
         return self.measured
+
+
+def features(model: Seq2Seq, batch: Batch) -> Tensor:
+    """What the head reads of a batch, (B, T, C); padding of the target is told where some part counts tokens."""
+    target_pos = batch.target_pos if model.counts_tokens else None
+    return model.features(batch.source, batch.target, batch.source_pos, target_pos)
 
 
 @torch.inference_mode()
@@ -146,9 +151,9 @@ def judge(model: Seq2Seq, problem: Problem, batches: int = 4) -> dict[str, float
     nll, right, count = 0.0, 0, 0
     for number in range(HELD_OUT, HELD_OUT + batches):
         batch = problem.batch(0, number)
-        features = model.features(batch.source, batch.target, batch.source_pos)
-        loss = cross_entropy(features, model.head.weight, batch.labels)
+        x = features(model, batch)
+        loss = cross_entropy(x, model.head.weight, batch.labels)
         asked = batch.labels != IGNORED
-        right += int((model.head(features).argmax(-1) == batch.labels)[asked].sum())
+        right += int((model.head(x).argmax(-1) == batch.labels)[asked].sum())
         nll, count = nll + float(loss.nll), count + loss.count
     return {"loss": nll / count, "accuracy": right / count}

@@ -18,7 +18,7 @@ LOOKS = {True: "held", False: "not", None: "open"}
 def lab_page(result: Result, quick: bool, note: str) -> str:
     """The whole document; ``note`` stands at its foot."""
     sections = [
-        Section("Claims", "What the literature says, what this machine measured, and whether it held.",
+        Section("Claims", f"What the literature says, what this machine measured, and whether it held: {tally(result.claims)}.",
                 claims(result.claims)),
         Section("Measurements", "Point at a curve to read its values.",
                 "\n".join(DRAWN[type(figure)](figure) for figure in result.figures)),
@@ -30,6 +30,12 @@ def lab_page(result: Result, quick: bool, note: str) -> str:
     html = page(result.title, result.lead, [section for section in sections if section.body], note)
     style = files("polyhead.lab").joinpath("lab.css").read_text(encoding="utf-8")
     return html.replace("</style>", f"{style}</style>", 1)
+
+
+def tally(several: Sequence[Claim]) -> str:
+    """How many claims held, did not, and stay open."""
+    words = [claim.verdict for claim in several]
+    return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
 
 
 def claims(several: Sequence[Claim]) -> str:

@@ -104,3 +104,17 @@ def recall(items: int = 16, keys: int = 16, values: int = 8, queries: int | None
         )
 
     return Problem("recall", FIRST + keys * values + keys + values, items + 1, draw)
+
+
+def combining(length: int = 8, symbols: int = 16) -> Problem:
+    """Say what a fixed table has for the source's token and the decoder's own at the same place.
+
+    The table is drawn at random once, so nothing but the feed-forward layers can know its symbols^2 entries.
+    """
+    table = np.random.default_rng(0).integers(0, symbols, (symbols, symbols))
+
+    def draw(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints, Ints]:
+        a, b = rng.integers(0, symbols, (2, rows, length))
+        return FIRST + a, FIRST + b, FIRST + table[a, b]
+
+    return Problem("combining", FIRST + symbols, length + 1, draw)

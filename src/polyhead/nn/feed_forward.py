@@ -1,4 +1,14 @@
-"""Position-wise feed-forward layers: one activation between two linear maps, or a gated product of two."""
+"""Position-wise feed-forward layers: one activation between two linear maps, or a gated product of two.
+
+They act on each token alone, (B, T, C) -> (B, T, C), through ``model.d_ff`` inner units. Gated ones have three
+matrices instead of two, so for equal parameters give them two thirds of ``d_ff``.
+
+Equation: plain: g(x W₁ + b₁) W₂ + b₂                (Vaswani et al., 2017, eq. 2: the bias is inside g)
+          gated: (g(x W_gate) ⊙ x W_up) W_down       (Shazeer, 2020, eq. 5)
+Options:
+  bias: add a bias to the linear maps
+  dropout: probability, on the inner activations
+"""
 
 from __future__ import annotations
 
@@ -49,7 +59,12 @@ class GatedFeedForward(nn.Module):
 
 @FEED_FORWARD.register("relu")
 def relu(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) -> FeedForward:
-    """max(0, x): the feed-forward of the original Transformer (Vaswani et al., 2017)."""
+    """Negative inputs become 0: the feed-forward of the original Transformer.
+
+    Equation: g(x) = max(0, x)
+    Paper: Vaswani et al., 2017, eq. 2
+    When: the default and the cheapest; a unit that is never positive stops learning
+    """
     return FeedForward(d_model, d_ff, torch.relu, bias, dropout)
 
 
@@ -57,7 +72,14 @@ def relu(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) ->
 def leaky_relu(
     d_model: int, d_ff: int, *, slope: float = 0.01, bias: bool = True, dropout: float = 0.0
 ) -> FeedForward:
-    """x where positive, slope * x elsewhere, so that no unit dies (Maas et al., 2013)."""
+    """A ReLU that lets a little of the negative side through, so that no unit dies.
+
+    Equation: g(x) = x where x > 0, slope · x elsewhere
+    Paper: Maas et al., 2013
+    When: ReLU leaves many units dead
+    Options:
+      slope: slope below 0
+    """
     return FeedForward(d_model, d_ff, nn.LeakyReLU(slope), bias, dropout)
 
 
@@ -65,7 +87,14 @@ def leaky_relu(
 def prelu(
     d_model: int, d_ff: int, *, slope: float = 0.25, bias: bool = True, dropout: float = 0.0
 ) -> FeedForward:
-    """Leaky ReLU whose slope is learned, one a layer (He et al., 2015)."""
+    """A leaky ReLU whose slope is learned, one for each layer.
+
+    Equation: g(x) = x where x > 0, a x elsewhere
+    Paper: He et al., 2015
+    When: as leaky_relu, if the slope should find itself
+    Options:
+      slope: slope below 0 at the start
+    """
     return FeedForward(d_model, d_ff, nn.PReLU(init=slope), bias, dropout)
 
 
@@ -73,31 +102,57 @@ def prelu(
 def gelu(
     d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = True, dropout: float = 0.0
 ) -> FeedForward:
-    """x times the normal distribution function of x, exact or in the tanh form (Hendrycks & Gimpel, 2016)."""
+    """x times the probability that a normal variable is below x: a smooth ReLU.
+
+    Equation: g(x) = x Φ(x);  tanh form: x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))
+    Paper: Hendrycks & Gimpel, 2016
+    When: to compare with BERT (exact) and GPT-2 (tanh form), which have it
+    Options:
+      tanh: use the tanh form instead of the exact one
+    """
     return FeedForward(d_model, d_ff, nn.GELU("tanh" if tanh else "none"), bias, dropout)
 
 
 @FEED_FORWARD.register("silu")
 def silu(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) -> FeedForward:
-    """x * sigmoid(x), also called Swish (Ramachandran et al., 2017)."""
+    """x times its logistic: a smooth ReLU, also called Swish.
+
+    Equation: g(x) = x σ(x)
+    Paper: Ramachandran et al., 2017
+    When: a smooth activation that is cheaper than GELU
+    """
     return FeedForward(d_model, d_ff, F.silu, bias, dropout)
 
 
 @FEED_FORWARD.register("tanh")
 def tanh(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) -> FeedForward:
-    """The hyperbolic tangent, the saturating activation of earlier networks."""
+    """The hyperbolic tangent, which saturates on both sides.
+
+    Equation: g(x) = tanh x
+    When: to compare with the activation of earlier networks
+    """
     return FeedForward(d_model, d_ff, torch.tanh, bias, dropout)
 
 
 @FEED_FORWARD.register("glu")
 def glu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
-    """Gated with a sigmoid (Dauphin et al., 2017)."""
+    """Gated by a logistic: one half decides how much of the other passes.
+
+    Equation: g(x) = σ(x)
+    Paper: Dauphin et al., 2017
+    When: to compare with the gates that came later
+    """
     return GatedFeedForward(d_model, d_ff, torch.sigmoid, bias, dropout)
 
 
 @FEED_FORWARD.register("reglu")
 def reglu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
-    """Gated with a ReLU (Shazeer, 2020)."""
+    """Gated by a ReLU.
+
+    Equation: g(x) = max(0, x)
+    Paper: Shazeer, 2020
+    When: the cheapest gate
+    """
     return GatedFeedForward(d_model, d_ff, torch.relu, bias, dropout)
 
 
@@ -105,11 +160,24 @@ def reglu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) 
 def geglu(
     d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = False, dropout: float = 0.0
 ) -> GatedFeedForward:
-    """Gated with a GELU (Shazeer, 2020)."""
+    """Gated by a GELU.
+
+    Equation: g(x) = x Φ(x), or its tanh form
+    Paper: Shazeer, 2020
+    When: quality for its parameters counts more than the time of a step, as in T5 1.1
+    Options:
+      tanh: use the tanh form of GELU instead of the exact one
+    """
     return GatedFeedForward(d_model, d_ff, nn.GELU("tanh" if tanh else "none"), bias, dropout)
 
 
 @FEED_FORWARD.register("swiglu")
 def swiglu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
-    """Gated with a SiLU, as in Llama (Shazeer, 2020). For equal parameters give it two thirds of d_ff."""
+    """Gated by a SiLU, as in Llama.
+
+    Equation: g(x) = x σ(x)
+    Paper: Shazeer, 2020
+    When: quality for its parameters counts more than the time of a step
+    Recipe: model: {feed_forward: swiglu, d_model: 256, d_ff: 684}  # two thirds of 4 x 256, a multiple of 4
+    """
     return GatedFeedForward(d_model, d_ff, F.silu, bias, dropout)

@@ -164,11 +164,11 @@ def attend(
         blind = mask is not None and not bool(mask.any(-1).all())
         weights = torch._safe_softmax(products, -1) if blind else products.softmax(-1)
         for see in watch:
-            see(_unfold(weights, n, group))
+            see(unfold(weights, n, group))
         out = F.dropout(weights, dropout) @ kv.v
     else:
         out = F.scaled_dot_product_attention(q, kv.k, kv.v, attn_mask=scores, scale=scale, dropout_p=dropout)
-    return _unfold(out, n, group)
+    return unfold(out, n, group)
 
 
 def _fused_is_slow(q: Tensor, kv: KV) -> bool:
@@ -191,20 +191,20 @@ def _fold_scores(
     n, group, T, dtype = shape
     scores: Tensor | None = None
     if bias is not None:
-        scores = _fold(bias.to(dtype).expand(-1, -1, T, -1), n, group)
+        scores = fold(bias.to(dtype).expand(-1, -1, T, -1), n, group)
     if kv.log_count is not None:
         counts = kv.log_count[:, :, None, :].to(dtype)
         scores = counts if scores is None else scores + counts
     if mask is not None:
         if mask.size(2) > 1 or (n > 1 and mask.size(0) == n * len(kv.k)):
             mask = mask.repeat_interleave(group, 1) if mask.size(1) > 1 else mask
-            mask = _fold(mask.expand(-1, -1, T, -1), n, group)
+            mask = fold(mask.expand(-1, -1, T, -1), n, group)
         zero = torch.zeros((), dtype=dtype, device=mask.device) if scores is None else scores
         scores = torch.where(mask, zero, torch.full((), float("-inf"), dtype=dtype, device=mask.device))
     return scores
 
 
-def _fold(x: Tensor, n: int, group: int) -> Tensor:
+def fold(x: Tensor, n: int, group: int) -> Tensor:
     """(1|N, 1|H, T, S) -> (1|B, 1|K, n * group * T, S): the layout that attend gives its queries."""
     x = x.expand(n if x.size(0) == 1 else -1, group if x.size(1) == 1 else -1, -1, -1)
     N, H, T, S = x.shape
@@ -216,7 +216,7 @@ def _fold(x: Tensor, n: int, group: int) -> Tensor:
     )
 
 
-def _unfold(x: Tensor, n: int, group: int) -> Tensor:
+def unfold(x: Tensor, n: int, group: int) -> Tensor:
     """(B, K, n * group * T, X) -> (N, H, T, X)."""
     B, K, _, X = x.shape
     return x.view(B, K, n, -1, X).transpose(1, 2).reshape(B * n, K * group, -1, X)

@@ -1,4 +1,8 @@
-"""Norms. Each is called with the tokens and their positions, for some must know which tokens are padding."""
+"""Norms, called with the tokens and their positions: (B, T, C), (B, T) -> (B, T, C).
+
+Where a norm stands in a block, before or after what the sub-layer does, is the business of the residual:
+``model.norm_first`` and ``model.sandwich_norm``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,17 @@ from polyhead.registry import NORM
 
 @NORM.register("layernorm")
 class LayerNorm(nn.LayerNorm):
-    """Centre and scale each token over its features, biased variance (Ba et al., 2016)."""
+    """Centre and scale each token over its features.
+
+    The norm of the original Transformer and the default. On the CPU it has a fused kernel.
+
+    Equation: y = (x - μ) / √(σ² + eps) ⊙ γ + β,  μ = mean(x),  σ² = mean((x - μ)²), the biased variance
+    Paper: Ba et al., 2016
+    When: the safe choice
+    Options:
+      eps: added to the variance
+      bias: learn β
+    """
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__(d_model, eps=eps, bias=bias)
@@ -26,7 +40,16 @@ class LayerNorm(nn.LayerNorm):
 
 @NORM.register("rmsnorm")
 class RMSNorm(nn.Module):
-    """Scale each token by the root mean square of its features, no centring (Zhang & Sennrich, 2019, eq. 4)."""
+    """Scale each token by the root mean square of its features, without centring.
+
+    No mean and no bias, so there is less to compute and to learn. The mean square is taken in fp32.
+
+    Equation: y = x / √(mean(x²) + eps) ⊙ γ
+    Paper: Zhang & Sennrich, 2019, eq. 4
+    When: a good first choice for a new model; that of T5 and Llama
+    Options:
+      eps: added to the mean square
+    """
 
     def __init__(self, d_model: int, *, eps: float = 1e-6) -> None:
         super().__init__()
@@ -43,10 +66,19 @@ class RMSNorm(nn.Module):
 
 @NORM.register("batchnorm")
 class BatchNorm(nn.Module):
-    """Centre and scale each feature over all tokens of the batch, running statistics at inference (Ioffe &
-    Szegedy, 2015). Padding never counts: statistics are those of the tokens that pos shows.
+    """Centre and scale each feature over all tokens of the batch; at inference by running statistics.
 
-    In training a token sees the others of its batch through the statistics, later ones too; at inference none.
+    Padding never counts: statistics are those of the tokens that pos shows. In training a token sees the others of its
+    batch through them, later ones too, so a decoder learns with a little of the answer in sight; at inference it sees
+    none. The running variance is the unbiased one, as in PyTorch.
+
+    Equation: y = (x - μ) / √(σ² + eps) ⊙ γ + β,  μ and σ² of each feature over the batch;
+              running ← (1 - momentum) running + momentum · that of the batch
+    Paper: Ioffe & Szegedy, 2015
+    When: to compare with, not to use: batches of text differ too much in length and content
+    Options:
+      eps: added to the variance
+      momentum: weight of the newest batch in the running statistics
     """
 
     counts_tokens = True
@@ -87,7 +119,11 @@ class BatchNorm(nn.Module):
 
 @NORM.register("none")
 class NoNorm(nn.Module):
-    """No norm: what it is given."""
+    """No norm: what it is given.
+
+    Equation: y = x
+    When: to see what norms are for; deep stacks without one hardly train
+    """
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

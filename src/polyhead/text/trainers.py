@@ -1,7 +1,13 @@
-"""The tokenizers to choose from. Each learns its vocabulary from raw text; the same text gives the same bytes.
+"""Tokenizers, trained on both sides of the training text without any preparation; the same text gives the same bytes.
 
-A part takes (texts, vocab_size) from the program and its options by keyword, and gives a tokenizers.Tokenizer
-whose first ids are the special tokens.
+``tokenizer.vocab_size`` goes with the choice. Five special tokens come first: ``<pad>``, ``<s>``, ``</s>``, ``<unk>``,
+``<mask>``. A text that spells one of them is plain text, never control. A part takes (texts, vocab_size) and gives a
+tokenizers.Tokenizer.
+
+Options:
+  lowercase: lowercase the text first (output is then lowercase too)
+  alphabet: most different characters kept, half the vocabulary at the outside
+  min_frequency: how often a pair of pieces must occur to be merged
 """
 
 from __future__ import annotations
@@ -25,7 +31,14 @@ ALONE = r"(?!▁)[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{P}\p{S}]"
 
 @TOKENIZER.register("bpe")
 def bpe(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 2) -> tokenizers.Tokenizer:
-    """Byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019): every text comes back exactly."""
+    """Byte-level byte-pair encoding: merge the most frequent pair of pieces until the vocabulary is full.
+
+    It starts from the 256 bytes, so every text comes back exactly and nothing is ever unknown, in any script.
+    ``vocab_size`` must be at least 261. The default.
+
+    Paper: Sennrich et al., 2016; Radford et al., 2019
+    When: the safe choice
+    """
     _room("bpe", vocab_size, len(BYTES))
     tokenizer = _byte_level(models.BPE(), lowercase, split_words=True)
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
@@ -36,7 +49,13 @@ def bpe(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_f
 
 @TOKENIZER.register("byte")
 def byte(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> tokenizers.Tokenizer:
-    """A token a byte: 256 and the special tokens, whatever vocab_size asks; nothing is ever unknown."""
+    """A token a byte: 256 and the special tokens, whatever vocab_size asks; nothing is ever unknown.
+
+    Nothing to learn, and the longest sequences: a Chinese character takes three tokens.
+
+    Paper: Xue et al., 2022
+    When: a vocabulary would be too much for the text, or spelling is what matters
+    """
     for _ in texts:
         pass  # nothing to learn, but a corpus that cannot be read is found out here as with any other part
     vocab = {token: i for i, token in enumerate([*SPECIALS, *BYTES])}
@@ -45,7 +64,12 @@ def byte(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> t
 
 @TOKENIZER.register("char")
 def char(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 1) -> tokenizers.Tokenizer:
-    """A token a character, the most frequent ones; the others are unknown."""
+    """A token a character, the most frequent ones; the others are unknown.
+
+    When: small vocabularies, and long sequences do no harm
+    Options:
+      min_frequency: how often a character must occur to be kept
+    """
     _room("char", vocab_size, 1)
     counts: Counter[str] = Counter()
     for text in texts:
@@ -60,10 +84,12 @@ def char(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_
 @TOKENIZER.register("wordpiece")
 def wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 2,
               alphabet: int = 4000) -> tokenizers.Tokenizer:
-    """WordPiece (Schuster & Nakajima, 2012): the longest piece first, "##" inside a word; Han characters are words.
+    """WordPiece: the longest piece first, ``##`` inside a word; a Han character is a word.
 
-    Spaces are kept as marks, so that text comes back with its own spacing. ``alphabet`` is the most
-    different characters kept, half the vocabulary at the outside.
+    Spaces are kept as marks, so that text comes back with its own spacing.
+
+    Paper: Schuster & Nakajima, 2012
+    When: to compare with BERT-like models
     """
     tokenizer = _metaspace(models.WordPiece(unk_token=UNK), lowercase, split=Regex(ALONE))
     tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex("^##"), ""), tokenizer.decoder])
@@ -87,7 +113,17 @@ def wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False,
 @TOKENIZER.register("unigram")
 def unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, byte_fallback: bool = False,
             alphabet: int = 4000, max_piece_length: int = 16) -> tokenizers.Tokenizer:
-    """Unigram language model (Kudo, 2018): the most probable pieces; unknown characters as bytes with byte_fallback."""
+    """Unigram language model: of all ways to cut a text into pieces, the most probable one.
+
+    Characters that were not kept are unknown, or bytes with ``byte_fallback``.
+
+    Equation: p(text) = max over cuts of Π p(piece)
+    Paper: Kudo, 2018
+    When: to compare with SentencePiece models
+    Options:
+      byte_fallback: write unknown characters as bytes
+      max_piece_length: longest piece in characters
+    """
     tokenizer = _metaspace(models.Unigram(), lowercase, split=OPENING)
     lines = list(texts)
     kept = _alphabet(tokenizer, lines, min(alphabet, vocab_size // 2))

@@ -1,4 +1,11 @@
-"""Optimisers by name: from a model's parameters to one or more torch optimisers."""
+"""Optimisers, from a model's parameters to one or more optimisers of torch.
+
+``train.lr`` is the peak rate, the schedule (``train.schedule``) a factor on it, ``train.clip_norm`` the longest
+gradient.
+
+Options:
+  weight_decay: pull of the matrices towards 0; biases and norms are left alone
+"""
 
 from __future__ import annotations
 
@@ -15,14 +22,31 @@ from polyhead.registry import OPTIMIZER
 def adamw(
     model: nn.Module, lr: float, *, beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-9, weight_decay: float = 0.0
 ) -> list[Optimizer]:
-    """Adam with decoupled weight decay on matrices, fused (Loshchilov & Hutter, 2019)."""
+    """Adam with decoupled weight decay: the step is the mean gradient over its own root mean square.
+
+    β₂ and ε are those of the original Transformer. The kernel is torch's fused one. The default.
+
+    Equation: m ← β₁ m + (1 - β₁) g,  s ← β₂ s + (1 - β₂) g²,  m̂ = m / (1 - β₁ᵗ),  ŝ = s / (1 - β₂ᵗ)
+              w ← w - lr (m̂ / (√ŝ + ε) + weight_decay · w)
+    Paper: Kingma & Ba, 2015; Loshchilov & Hutter, 2019
+    When: the safe choice
+    Options:
+      beta1: decay of the mean of gradients
+      beta2: decay of the mean of their squares
+      eps: added to the root of the second moment
+    """
     groups = _decay_groups(list(model.parameters()), weight_decay)
     return [torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)]
 
 
 @OPTIMIZER.register("adafactor")
 def adafactor(model: nn.Module, lr: float, *, weight_decay: float = 0.0) -> list[Optimizer]:
-    """Adam's second moment as an outer product of row and column means: little memory (Shazeer & Stern, 2018)."""
+    """Adam's second moment as an outer product of row and column means: almost no memory beside the weights.
+
+    Equation: s ≈ r cᵀ / sum(r),  r and c the running means of g² over columns and rows
+    Paper: Shazeer & Stern, 2018
+    When: memory is short
+    """
     return [torch.optim.Adafactor(_decay_groups(list(model.parameters()), weight_decay), lr=lr)]
 
 
@@ -30,10 +54,17 @@ def adafactor(model: nn.Module, lr: float, *, weight_decay: float = 0.0) -> list
 def muon(
     model: nn.Module, lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0, adam_lr: float | None = None
 ) -> list[Optimizer]:
-    """Orthogonalised momentum for the matrices inside the blocks, AdamW for all else (Jordan et al., 2024).
+    """Momentum whose matrix is replaced by the nearest orthogonal one, for the matrices inside the blocks.
 
-    ``adam_lr`` is the peak rate of the AdamW part, ``lr`` if not given; Muon's own updates are rescaled to
-    the size of Adam's, so one rate can serve both.
+    Embeddings, norms, biases and the output layer get AdamW. Updates are rescaled to the size of Adam's, so one
+    rate can serve both.
+
+    Equation: M ← momentum · M + g;  W ← W - lr · U Vᵀ · 0.2 √max(rows, columns),  M = U S Vᵀ
+    Paper: Jordan et al., 2024
+    When: fewer steps count; its products cost time at each, so compare at equal time, not at equal steps
+    Options:
+      momentum: decay of the momentum
+      adam_lr: peak rate of the AdamW part; ``train.lr`` if not given
     """
     outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     outside |= {id(p) for name, p in model.named_parameters() if name.startswith("head.")}

@@ -1,4 +1,11 @@
-"""Learning-rate schedules: the factor on the peak rate at each step, from 1 on."""
+"""Learning-rate schedules: the factor f(t) on the peak rate at each step t = 1, 2, ...
+
+w is ``warmup`` and n the number of steps; a linear warm-up is min(1, t / w).
+
+Options:
+  warmup: steps of the linear warm-up
+  floor: rate at the end, as a share of the peak
+"""
 
 from __future__ import annotations
 
@@ -12,21 +19,39 @@ Schedule = Callable[[int], float]
 
 @SCHEDULE.register("constant")
 def constant(d_model: int, steps: int, *, warmup: int = 0) -> Schedule:
-    """Linear warm-up, then the peak."""
+    """Linear warm-up, then the peak.
+
+    Equation: f(t) = min(1, t / w)
+    When: for short experiments, or with ``train.ema``
+    """
     return lambda step: _warm(step, warmup)
 
 
 @SCHEDULE.register("noam")
 def noam(d_model: int, steps: int, *, warmup: int = 4000) -> Schedule:
-    """d_model^-0.5 min(step^-0.5, step warmup^-1.5): the paper's; lr is its factor (Vaswani et al., 2017, eq. 3)."""
+    """The schedule of the original Transformer: up linearly, then down with the root of the step.
+
+    ``train.lr`` is its factor, not the peak: 1 or 2, not 0.001.
+
+    Equation: f(t) = 1/√C · min(1/√t, t / w^1.5)
+    Paper: Vaswani et al., 2017, eq. 3
+    When: to follow the paper to the letter; inverse_sqrt is the same shape with the peak as its parameter
+    """
     return lambda step: d_model**-0.5 * min(step**-0.5, step * max(warmup, 1) ** -1.5)
 
 
 @SCHEDULE.register("inverse_sqrt")
 def inverse_sqrt(d_model: int, steps: int, *, warmup: int = 4000, cooldown: float = 0.0) -> Schedule:
-    """Linear warm-up to the peak, then peak * sqrt(warmup / step): noam with the peak as its parameter.
+    """Noam's shape with the peak as its parameter, and a linear fall to zero at the end if there is a cooldown.
 
-    Over the last ``cooldown`` share of the steps it also falls linearly to zero.
+    Without a cooldown it does not depend on n, so a run can be made longer later. The default.
+
+    Equation: f(t) = min(t / w, √(w / t)) · min(1, (n - t + 1) / (cooldown · n))
+    Paper: Vaswani et al., 2017, eq. 3, rescaled
+    When: the number of steps is not certain yet
+    Recipe: train: {schedule: {name: inverse_sqrt, warmup: 2000, cooldown: 0.2}}
+    Options:
+      cooldown: share of the steps that falls to zero; 0: none
     """
 
     def factor(step: int) -> float:
@@ -38,7 +63,14 @@ def inverse_sqrt(d_model: int, steps: int, *, warmup: int = 4000, cooldown: floa
 
 @SCHEDULE.register("cosine")
 def cosine(d_model: int, steps: int, *, warmup: int = 1000, floor: float = 0.0) -> Schedule:
-    """Linear warm-up, then half a cosine down to floor * peak at the last step (Loshchilov & Hutter, 2017)."""
+    """Linear warm-up, then half a cosine down to the floor at the last step.
+
+    n cannot be changed later.
+
+    Equation: f(t) = floor + (1 - floor) (1 + cos(π (t - w) / (n - w))) / 2
+    Paper: Loshchilov & Hutter, 2017
+    When: the budget is known; it usually ends with the best loss for it
+    """
 
     def factor(step: int) -> float:
         done = min(1.0, max(0.0, (step - warmup) / max(1, steps - warmup)))
@@ -49,8 +81,16 @@ def cosine(d_model: int, steps: int, *, warmup: int = 1000, floor: float = 0.0) 
 
 @SCHEDULE.register("wsd")
 def wsd(d_model: int, steps: int, *, warmup: int = 1000, decay: float = 0.2, floor: float = 0.0) -> Schedule:
-    """Warm up, stay at the peak, go down over the last ``decay`` share of the steps (Hu et al., 2024);
-    down as 1 - sqrt, which Hägele et al. (2024) found best."""
+    """Warm up, stay at the peak, go down over the last share of the steps.
+
+    The stable part is the same for every n.
+
+    Equation: f(t) = floor + (1 - floor) (1 - √u),  u from 0 to 1 over the last ``decay`` share of the steps
+    Paper: Hu et al., 2024; the root: Hägele et al., 2024
+    When: one run shall be ended at several lengths
+    Options:
+      decay: share of the steps in which the rate goes down
+    """
 
     def factor(step: int) -> float:
         done = min(1.0, max(0.0, (step - (1 - decay) * steps) / max(1.0, decay * steps)))

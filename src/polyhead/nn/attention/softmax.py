@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
+from polyhead.nn.attention.projections import Tie, keys_values, projections
 from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.registry import ATTENTION
 
-Tie = Literal["none", "kv", "qk", "qkv"]
-
 
 @ATTENTION.register("softmax")
 class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017); fewer key/value heads make it grouped (Ainslie et al., 2023)
-    or multi-query (Shazeer, 2019): query head h reads key/value head h // (n_heads / n_kv_heads).
+    """Multi-head attention: each query takes a mean of the values, weighted by how well the keys answer it.
 
-    ``scale`` multiplies q k^T, 1/sqrt(head_dim) if not given; ``window`` limits how far back a query sees,
-    itself included (Beltagy et al., 2020), but for the first ``sink`` tokens, which all see (Xiao et al., 2023);
-    ``softcap`` bounds the scores (Gemma 2, 2024); ``qk_norm`` normalises every query and key head (Henry et al.,
-    2020); ``tie`` lets keys and values, queries and keys, or all three share one projection.
+    ``model.n_kv_heads`` is K: as many as heads is multi-head, 1 multi-query (Shazeer, 2019), a divisor between grouped
+    (Ainslie et al., 2023). Cache and memory shrink by K / H; query heads that share a key fold into T, and no key is ever
+    repeated. With a window, N layers together see N windows back; that of an encoder reaches to both sides. A query that
+    sees nothing gives 0, not NaN.
+
+    Equation: softmax(q_h k_gᵀ / √D + b) v_g,  g = ⌊h K / H⌋,  b the position's bias, -∞ where a query may not look
+    Paper: Vaswani et al., 2017, eq. 1
+    When: the one to beat; fewer K where memory and time of decoding count, qk_norm where training is unstable
+    Recipe: model: {n_heads: 8, n_kv_heads: 2, attention: {name: softmax, qk_norm: true}}
+    Options:
+      scale: factor on q kᵀ; 1/√D if not given
+      window: tokens back that self-attention sees, itself included (Beltagy et al., 2020); no limit if not given
+      sink: with a window, so many first tokens of the row are seen all the same (Xiao et al., 2023)
+      softcap: c tanh(scores / c) bounds the scores by c (Gemma 2, 2024); none if not given
+      qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020)
+      tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
+      bias: biases in the four projections
+      dropout: probability, on the attention weights
     """
 
     def __init__(
@@ -56,16 +66,7 @@ class Attention(nn.Module):
         self.head_dim, self.v_head_dim, self.causal = shape.head_dim, shape.v_head_dim, shape.causal
         self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.window = None if window is None else Window(window, sink)
-        q_width, k_width = shape.n_heads * self.head_dim, shape.n_kv_heads * self.head_dim
-        v_width = shape.n_kv_heads * self.v_head_dim
-        if tie in ("qk", "qkv") and q_width != k_width:
-            raise UserError(f"tie={tie} wants as many key heads as query heads: n_kv_heads={shape.n_heads}")
-        if tie in ("kv", "qkv") and k_width != v_width:
-            raise UserError(f"tie={tie} wants values as wide as keys: v_head_dim={self.head_dim}")
-        self.q_proj = nn.Linear(shape.d_model, q_width, bias=bias)
-        self.k_proj = self.q_proj if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=bias)
-        self.v_proj = self.k_proj if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=bias)
-        self.o_proj = nn.Linear(shape.n_heads * self.v_head_dim, shape.d_model, bias=bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections(shape, tie, bias)
         self.q_norm, self.k_norm = (RMSNorm(self.head_dim) if qk_norm else nn.Identity() for _ in range(2))
         self.position = position
         self.watchers: list[Watcher] = []
@@ -74,10 +75,9 @@ class Attention(nn.Module):
 
     def remember(self, x: Tensor, pos: Tensor | None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Cross-attention does this once, on the encoder's output."""
-        projected = self.k_proj(x)
-        k = self.position.rotate(self.k_norm(split_heads(projected, self.head_dim)), pos)
-        v = split_heads(projected if self.v_proj is self.k_proj else self.v_proj(x), self.v_head_dim)
-        return KV(k, v, None if pos is None else pos[:, None])
+        k, v = keys_values(x, self.k_proj, self.v_proj)
+        k = self.position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
+        return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
     def forward(
         self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
@@ -97,7 +97,7 @@ class Attention(nn.Module):
             q,
             kv,
             mask,
-            self.position.bias(q, kv, pos),
+            self.position.bias(q, kv, pos, self.scale),
             causal=self.causal,
             scale=self.scale,
             softcap=self.softcap,

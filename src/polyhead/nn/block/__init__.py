@@ -1,1 +1,4 @@
-"""One layer of a stack, by name."""
+"""Blocks: one layer of a stack each, with its own idea of how tokens learn of each other.
+
+The encoder and the decoder may have different ones: ``model.decoder_block`` is as ``model.block`` if it is not given.
+"""

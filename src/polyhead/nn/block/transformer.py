@@ -6,10 +6,11 @@ from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
 from polyhead.config import ModelSection, Shape
+from polyhead.nn.block.sublayers import cross_attention, residual
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM
+from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD
 
 
 class Block(nn.Module):
@@ -62,24 +63,16 @@ class Block(nn.Module):
 
 @BLOCK.register("transformer")
 def transformer(config: ModelSection, shape: Shape, position: Position, cross: bool) -> Block:
-    """Attention and a feed-forward layer, each with norm and residual (Vaswani et al., 2017, sec. 3.1)."""
+    """Attention and a feed-forward layer; in a decoder, attention to the source between them.
 
-    def norm() -> nn.Module:
-        part: nn.Module = NORM.build(config.norm, config.d_model)
-        return part
+    Each stands in a residual connection with norm and dropout (``model.norm_first``).
 
-    def residual() -> Residual:
-        after = norm() if config.sandwich_norm else None
-        return Residual(norm(), config.norm_first, config.dropout, after)
+    Equation: x ← x + Attention(x);  x ← x + Attention(x, source);  x ← x + FFN(x)
+    Paper: Vaswani et al., 2017, sec. 3.1
+    When: the one to beat
+    """
 
     own = config.decoder_attention if cross and config.decoder_attention else config.attention
     ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
-    parts = (ATTENTION.build(own, shape, position), ffn, residual(), residual())
-    if not cross:
-        return Block(*parts)
-    there = shape._replace(causal=False)  # its positions say nothing about distance to the target
-    return Block(
-        *parts,
-        ATTENTION.build(config.cross_attention or config.attention, there, Position(there)),
-        residual(),
-    )
+    parts = (ATTENTION.build(own, shape, position), ffn, residual(config), residual(config))
+    return Block(*parts, cross_attention(config, shape), residual(config)) if cross else Block(*parts)

@@ -15,8 +15,11 @@ from polyhead.registry import POSITION
 class Position(nn.Module):
     """No positions: attention then treats its input as a set.
 
-    A scheme acts in one place, which ``acts_on`` names, and overrides the method of that place. ``pos`` None
-    stands for whole rows 0..T-1.
+    An encoder is blind to order; a decoder can still count through its causal mask. It is also the base of all schemes:
+    one acts in one place, which ``acts_on`` names, and overrides the method of that place. ``pos`` None stands for
+    whole rows 0..T-1.
+
+    When: a baseline
     """
 
     acts_on: Literal["nothing", "embeddings", "heads", "scores"] = "nothing"
@@ -32,8 +35,12 @@ class Position(nn.Module):
         """Turns queries and keys (rope): (B, H, T, D), (B, T) -> (B, H, T, D)."""
         return x
 
-    def bias(self, q: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
-        """Added to the scores (alibi, relative): (B, H, T, D) at pos (B, T) over kv -> (1 or B, H, T, S)."""
+    def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor | None:
+        """Added to the scores (alibi, relative): (B, H, T, D) at pos (B, T) over kv -> (1 or B, H, T, S).
+
+        ``scale`` is what attention multiplies its products with, 1/sqrt(D) if not given; a bias that is itself a
+        product of the query is multiplied with it too.
+        """
         return None
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:

@@ -13,7 +13,14 @@ from polyhead.registry import POSITION
 
 @POSITION.register("learned")
 class Learned(Position):
-    """One learned vector a position, up to max_len, added to the embeddings (Gehring et al., 2017)."""
+    """One learned vector for each position up to ``model.max_len``, added to the embeddings.
+
+    A longer sequence is refused, so give ``max_len`` room.
+
+    Equation: x_i + P_i,  P learned, (max_len, C)
+    Paper: Gehring et al., 2017
+    When: to compare with models that have it, as BERT and GPT-2
+    """
 
     acts_on = "embeddings"
 

@@ -3,53 +3,150 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from polyhead.config import Shape
 from polyhead.errors import UserError
+from polyhead.nn.kv import whole
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.once import Once
+from polyhead.nn.position.scaling import SCALINGS, Scaling
 from polyhead.registry import POSITION
+
+Layout = Literal["half", "interleaved"]
+"""Which features are a pair: j and j + width / 2, as in Llama's checkpoints, or 2j and 2j + 1, as in the paper."""
 
 
 @POSITION.register("rope")
 class Rope(Position):
-    """Turn each pair of features of a query or key by an angle that grows with its position, so that their
-    product depends on the distance alone (Su et al., 2021, eq. 34).
+    """Turn each pair of features of a query or key by an angle that grows with its position.
 
-    Half-split layout: feature j turns with feature j + head_dim / 2, as in Llama's checkpoints.
+    So their product depends on the distance alone. Angles are computed in fp32. ``scaling`` stretches them for texts
+    longer than those of training: "linear" all alike (Chen et al., 2023), "ntk" by a larger theta, the fast ones the
+    least, "yarn" the slow ones alone, with sharper scores (Peng et al., 2023).
+
+    Equation: (x_a, x_b) -> (x_a cos iω_j - x_b sin iω_j,  x_b cos iω_j + x_a sin iω_j),  ω_j = theta^(-2j/D)
+    Paper: Su et al., 2021, eq. 34
+    When: a good first choice, above all where distance matters more than place, as in copying figures
+    Options:
+      theta: base of the angles
+      layout: pair (a, b) is features (j, j + D/2) as in Llama's checkpoints, or (2j, 2j + 1) as in GPT-J's
+      fraction: part of the features that turn, the first ones (GPT-NeoX, Phi)
+      scaling: how angles are stretched
+      factor: how many times longer texts are than those of training
+      original_len: tokens that the model was trained with, for yarn
     """
 
     acts_on = "heads"
 
-    def __init__(self, shape: Shape, *, theta: float = 10000.0) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        theta: float = 10000.0,
+        layout: Layout = "half",
+        fraction: float = 1.0,
+        scaling: Scaling = "none",
+        factor: float = 1.0,
+        original_len: int | None = None,
+    ) -> None:
         super().__init__(shape)
-        d_model, n_heads, head_dim = shape.d_model, shape.n_heads, shape.head_dim
-        if head_dim % 2:
-            near = " or ".join(str(even) for even in (head_dim - 1, head_dim + 1) if even)
+        self.width = _width(shape, fraction)
+        if theta <= 1:
+            raise UserError(f"theta of rope is {theta}; the angles fall with its powers, so it is above 1")
+        if factor < 1 or (factor > 1 and scaling == "none"):
             raise UserError(
-                f"head_dim must be even for rope, which turns pairs of features; here it is {head_dim} "
-                f"(d_model {d_model}, n_heads {n_heads}); the nearest head_dim is {near}"
+                f"factor of rope is {factor} with scaling {scaling!r}; at least 1, and above 1 with a scaling alone"
             )
-        self.theta, self.head_dim = theta, head_dim
-        self.register_buffer("rate", self._rates(), persistent=False)
+        if (original_len is not None) != (scaling == "yarn"):
+            raise UserError(
+                f"original_len of rope is {original_len}: scaling 'yarn' wants the tokens that the model was trained "
+                f"with, the others do not read it; here scaling is {scaling!r}"
+            )
+        if original_len is not None and original_len < 1:
+            raise UserError(f"original_len of rope counts tokens, at least 1; here it is {original_len}")
+        if scaling == "ntk" and self.width == 2:
+            raise UserError("scaling 'ntk' leaves the fastest pair alone, and here is no other: use 'linear'")
+        self.theta, self.layout, self.scaling = theta, layout, scaling
+        self.factor, self.original_len = factor, original_len
+        rate, self.gain = self._rates()
+        self.register_buffer("rate", rate, persistent=False)
         self.rate: Tensor
+        self._once = Once()
 
-    def _rates(self) -> Tensor:
-        return self.theta ** (-torch.arange(0, self.head_dim, 2).float() / self.head_dim)
+    def _rates(self) -> tuple[Tensor, float]:
+        return SCALINGS[self.scaling](self.theta, self.width, self.factor, self.original_len or 1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rope:
         """Other devices, but always fp32: rates rounded to bf16 are off by radians a thousand tokens later."""
         super()._apply(fn, recurse)
-        if self.rate.dtype != torch.float32:
-            self.rate = self._rates().to(self.rate.device)
+        self.rate = self._rates()[0].to(self.rate.device)
+        self._once = Once()
         return self
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, H, T, D), (B, T) -> (B, H, T, D)."""
-        pos = torch.arange(x.size(2), device=x.device)[None] if pos is None else pos
-        angle = pos[:, None, :, None] * self.rate
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        cos, sin = self._once(self._turns, pos, x.size(2), x.device, x.dtype)
+        out: Tensor = _Turn.apply(x, cos, sin, self.layout)
+        return out
+
+    def _turns(
+        self, pos: Tensor | None, length: int, device: torch.device, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles: (B, T) -> (1|B, 1, T, width / 2) each."""
+        angle = (whole(length, device) if pos is None else pos)[:, None, :, None] * self.rate
+        return (angle.cos() * self.gain).to(dtype), (angle.sin() * self.gain).to(dtype)
+
+
+class _Turn(torch.autograd.Function):
+    """The rotation, four passes over the pairs each way; written out, autograd takes three times as many."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = layout
+        out = torch.empty_like(x)
+        width = 2 * cos.size(-1)
+        (a, b), (to_a, to_b) = _pairs(x, width, layout), _pairs(out, width, layout)
+        torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=to_b).addcmul_(a, sin)
+        out[..., width:] = x[..., width:]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        back: Tensor = _Turn.apply(grad, cos, -sin, ctx.layout)
+        return back, None, None, None
+
+
+def _pairs(x: Tensor, width: int, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The first and the second features of all pairs: (..., D) -> (..., width / 2) twice."""
+    if layout == "half":
+        return x[..., : width // 2], x[..., width // 2 : width]
+    return x[..., 0:width:2], x[..., 1:width:2]
+
+
+def _width(shape: Shape, fraction: float) -> int:
+    """How many features turn; they must be pairs."""
+    if not 0 < fraction <= 1:
+        raise UserError(
+            f"fraction of rope is the part of head_dim that turns, above 0 to 1; here it is {fraction}"
+        )
+    width = int(shape.head_dim * fraction)
+    if width % 2 == 0 and width:
+        return width
+    if fraction < 1:
+        near = max(2, 2 * round(shape.head_dim * fraction / 2))
+        raise UserError(
+            f"fraction {fraction} of head_dim {shape.head_dim} is {width} features, and rope turns pairs; "
+            f"the nearest fraction is {near / shape.head_dim:g}"
+        )
+    even = " or ".join(str(n) for n in (width - 1, width + 1) if n)
+    raise UserError(
+        f"head_dim must be even for rope, which turns pairs of features; here it is {width} "
+        f"(d_model {shape.d_model}, n_heads {shape.n_heads}); the nearest head_dim is {even}"
+    )

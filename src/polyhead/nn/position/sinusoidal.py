@@ -12,9 +12,16 @@ from polyhead.registry import POSITION
 
 @POSITION.register("sinusoidal")
 class Sinusoidal(Position):
-    """sin and cos of falling frequencies added to the embeddings, any length (Vaswani et al., 2017, sec. 3.5).
+    """Sines and cosines of falling frequencies, added to the embeddings.
 
-    p[i, 2j] = sin(i / base^(2j / d_model)), p[i, 2j + 1] = cos of the same.
+    Nothing is learned, and any length works: the table is computed in float64 and grows when it must. The scheme of the
+    original Transformer and the default.
+
+    Equation: p_{i,2j} = sin(i / base^(2j/C)),  p_{i,2j+1} = cos(i / base^(2j/C))
+    Paper: Vaswani et al., 2017, sec. 3.5
+    When: to follow the paper
+    Options:
+      base: base of the falling frequencies
     """
 
     acts_on = "embeddings"

@@ -1,0 +1,86 @@
+"""Write the page of every kind of part from the docstrings, and from what was measured: `./dev docs`.
+
+A page is the docstring of the package (or module) of the kind and then, part by part, what cli/docstring.py reads. Facts
+and the commands that measure them stand in measured.yaml.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyhead.cli.docstring import Told, read, told
+from polyhead.cli.parts import PLACES
+from polyhead.cli.words import type_name, yaml_word
+from polyhead.registry import ALL, Registry
+
+HERE = Path(__file__).parent
+Facts = dict[str, list[dict[str, str]]]
+
+
+def page(registry: Registry[Any], facts: Facts) -> str:
+    """The page of one kind."""
+    places = ", ".join(f"`{place}`" for place in PLACES[registry.kind])
+    about = read(import_module(registry.package).__doc__)
+    blocks = [f"# {registry.kind.replace('_', '-').capitalize()}", f"In a recipe: {places}", *fields(about)]
+    for name in sorted(registry.names(), key=lambda name: place_in_source(registry.get(name))):
+        blocks += [f"## {name}", *fields(told(registry, name)), table(registry, name)]
+        blocks += [f"*Measured:* {fact['fact']} (`{fact['command']}`)" for fact in facts.get(name, [])]
+    return "\n\n".join(blocks) + "\n"
+
+
+def fields(about: Told) -> Iterator[str]:
+    """Text, equation, paper, when to use it, and a recipe, as far as they are there."""
+    if about.text:
+        yield about.text.replace("``", "`")
+    if equation := about.fields.get("Equation"):
+        yield f"```text\n{equation}\n```"
+    if paper := about.fields.get("Paper"):
+        yield f"*Paper:* {paper}"
+    if when := about.fields.get("When"):
+        yield f"*When:* {when.replace('``', '`')}"
+    if recipe := about.fields.get("Recipe"):
+        yield f"```yaml\n{recipe}\n```"
+
+
+def table(registry: Registry[Any], name: str) -> str:
+    """The options of a part with their meanings."""
+    options, meanings = registry.options(name), told(registry, name).options
+    if not options:
+        return "No options."
+    lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for option, (kind, default) in options.items():
+        value = "(required)" if default is inspect.Parameter.empty else f"`{yaml_word(default)}`"
+        cells = (f"`{option}`", f"`{type_name(kind)}`", value, meanings[option].replace("``", "`"))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def place_in_source(part: Any) -> tuple[str, int]:
+    """The order in which the parts stand in the source, which is the author's."""
+    return part.__module__, inspect.getsourcelines(part)[1]
+
+
+def pages() -> dict[Path, str]:
+    """Every page of a kind, by its path."""
+    facts = yaml.safe_load((HERE / "measured.yaml").read_text()) or {}
+    return {HERE / f"{registry.kind}.md": page(registry, facts.get(registry.kind, {})) for registry in ALL}
+
+
+def main() -> int:
+    """Write those that differ, and name them."""
+    for path, text in pages().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.name}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

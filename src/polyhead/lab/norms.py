@@ -1,0 +1,208 @@
+"""What is normalised: a token's features, or a feature over the tokens of the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from polyhead.analysis.charts import Curve
+from polyhead.data.collate import IGNORED, Batch
+from polyhead.lab.catalogue import LAB, Bench
+from polyhead.lab.clock import medians, race, ratios
+from polyhead.lab.learn import Learned, design, features, learn
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.tasks import PAD, START, Problem, copying
+from polyhead.lab.verdict import all_of, any_of, below, interval, less
+from polyhead.models.build import build
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.loss import cross_entropy
+
+NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
+PROBLEMS = {"full rows": copying(), "much padding": copying(shortest=2)}
+SAME = 0.1  # nats a token that count as no difference
+ROUNDING = 1e-4  # the same for numbers that should be equal
+
+
+@LAB.register("norms")
+def norms(bench: Bench) -> Result:
+    """LayerNorm, RMSNorm, BatchNorm and none: loss, cost, and whether padding matters."""
+    steps = bench.size(150, 4)
+    runs = {name: trainings(bench, problem, name, steps) for name, problem in PROBLEMS.items()}
+    loss = {name: {norm: [r.loss for r in rs] for norm, rs in cells.items()} for name, cells in runs.items()}
+    gap = {
+        name: {norm: [r.loss - training_loss(r) for r in rs] for norm, rs in cells.items()}
+        for name, cells in runs.items()
+    }
+    taken = step_times(bench)
+    middle = medians(taken)
+    cost = {norm: ratios(taken, norm, "layernorm") for norm in NORMS}
+    told, untold = padding_matters(bench, True), padding_matters(bench, False)
+
+    claims = [
+        Claim(
+            "RMSNorm reaches the loss of LayerNorm: centring is not what helps.",
+            "Zhang & Sennrich, 2019, section 5",
+            "; ".join(f"{name}: {said(loss, name, 'rmsnorm')} against {said(loss, name, 'layernorm')}" for name in PROBLEMS)
+            + f" (the same: within {SAME} nats).",
+            all_of(alike(cells["rmsnorm"], cells["layernorm"]) for cells in loss.values()),
+        ),
+        Claim(
+            "RMSNorm takes less time than LayerNorm.",
+            "Zhang & Sennrich, 2019, section 5: 7 to 64 % of a step",
+            f"A whole training step takes {interval(cost['rmsnorm']).said()} times as long as with LayerNorm.",
+            below(cost["rmsnorm"], 1.0),
+        ),
+        Claim(
+            "BatchNorm does worse than LayerNorm in a Transformer.",
+            "Shen et al., 2020 (PowerNorm), table 1",
+            "; ".join(f"{name}: {said(loss, name, 'batchnorm')} against {said(loss, name, 'layernorm')}" for name in PROBLEMS)
+            + ".",
+            all_of(less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
+        ),
+        Claim(
+            "BatchNorm's running statistics cost it at evaluation what it had in training.",
+            "Shen et al., 2020, section 3",
+            "Held-out less training loss: "
+            + "; ".join(
+                f"{name}: batchnorm {interval(g['batchnorm']).said()}, layernorm {interval(g['layernorm']).said()}"
+                for name, g in gap.items()
+            )
+            + ".",
+            all_of(less(g["layernorm"], g["batchnorm"]) for g in gap.values()),
+        ),
+        Claim(
+            "Without any norm a Transformer learns worse or not at all.",
+            "Vaswani et al., 2017, section 3.1, has one in every residual; Xiong et al., 2020",
+            "; ".join(f"{name}: {said(loss, name, 'none')} against {said(loss, name, 'layernorm')}" for name in PROBLEMS) + ".",
+            all_of(less(cells["layernorm"], cells["none"]) for cells in loss.values()),
+        ),
+        Claim(
+            "BatchNorm over the valid tokens alone does not care how much padding a batch has.",
+            "the definition: statistics of the tokens that are there",
+            f"Four times the width in padding changes the features of training mode by at most {told:.2g}; counted as "
+            f"tokens, it would change them by up to {untold:.2g}.",
+            told < ROUNDING,
+        ),
+    ]  # fmt: skip
+    figures: list[Plot | Dots | Table] = [
+        Dots(
+            f"Held-out loss, {name}",
+            "nats a token",
+            {norm: cells[norm] for norm in NORMS},
+            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+        )
+        for name, cells in loss.items()
+    ]
+    figures += [
+        Plot(
+            f"Training loss, {name} (first seed)",
+            "step",
+            [Curve(norm, cells[norm][0].curve) for norm in NORMS if cells[norm][0].curve],
+            from_zero=True,
+        )
+        for name, cells in runs.items()
+    ]
+    figures.append(
+        Dots("A training step", "milliseconds", {norm: [1e3 * t for t in taken[norm]] for norm in NORMS},
+             "A small dot a round; the norms ran in turns.")
+    )  # fmt: skip
+    figures.append(
+        Table(
+            "All numbers",
+            ("norm", *(f"loss, {name}" for name in PROBLEMS), *(f"held-out less training, {name}" for name in PROBLEMS),
+             "ms a step", "times LayerNorm"),
+            [
+                (norm, *(said(loss, name, norm) for name in PROBLEMS), *(said(gap, name, norm) for name in PROBLEMS),
+                 f"{1e3 * middle[norm]:.2f}", interval(cost[norm]).said())
+                for norm in NORMS
+            ],
+        )
+    )  # fmt: skip
+    return Result(
+        "Which norm",
+        "A norm keeps the sizes of activations in hand. LayerNorm and RMSNorm look at one token; BatchNorm at one feature of "
+        "all tokens of the batch, and so it must know which of them are padding, and needs other statistics when it is used.",
+        claims,
+        figures,
+        f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm, copying 12 tokens (much padding: rows of 2 to 12, on "
+        f"average 42 % of a batch is padding); {steps} steps of 64 rows, cosine, {len(bench.seeds(3))} seeds. BatchNorm "
+        "takes its statistics from valid tokens. Training loss is that of the last steps.\n\nTime: forward and backward "
+        f"pass of 64 rows of 12 + 12 tokens, d_model {bench.size(128, 16)}.",
+    )
+
+
+def trainings(bench: Bench, problem: Problem, name: str, steps: int) -> dict[str, list[Learned]]:
+    """A run a norm and seed."""
+    cells: dict[str, list[Learned]] = {norm: [] for norm in NORMS}
+    for seed in bench.seeds(3):
+        for norm in NORMS:
+            cells[norm].append(learn(design(problem, norm=norm), problem, seed=seed, steps=steps, lr=5e-3))
+            bench.say(f"{name}, seed {seed}, {norm}: loss {cells[norm][-1].loss:.3f}")
+    return cells
+
+
+def training_loss(run: Learned) -> float:
+    """Of the last stretch of steps."""
+    return run.curve[-1][1] if run.curve else math.nan
+
+
+def step_times(bench: Bench) -> dict[str, list[float]]:
+    """Seconds of forward and backward pass with each norm, in turns."""
+    problem = PROBLEMS["full rows"]
+    size: dict[str, Any] = bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
+    models = {norm: build(design(problem, norm=norm, **size), bench.seed).train() for norm in NORMS}
+    batch = problem.batch(bench.seed, 0)
+    runners = {norm: (lambda m=model: backward(m, batch)) for norm, model in models.items()}
+    return race(runners, bench.size(15, 3))
+
+
+def backward(model: Seq2Seq, batch: Batch) -> None:
+    """One training step but for the optimiser, whose cost no norm changes."""
+    loss = cross_entropy(features(model, batch), model.head.weight, batch.labels)
+    loss.total.backward()
+    model.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def padding_matters(bench: Bench, told: bool) -> float:
+    """The most that three times as many columns of padding change any feature of a valid token in training mode.
+
+    ``told``: the model is given positions, and so knows what is padding; else it takes padding for tokens.
+    """
+    problem = PROBLEMS["much padding"]
+    config = design(problem, norm="batchnorm", max_len=64)
+    batch = problem.batch(bench.seed, 0)
+    rows, width = batch.target.shape
+    extra = torch.full((rows, 3 * width), PAD)
+    source, target = torch.cat([batch.source, extra], 1), torch.cat([batch.target, extra + START], 1)
+    source_pos = torch.cat([position(batch.source != PAD), extra - 1], 1)
+    target_pos = torch.cat([batch.target_pos, extra - 1], 1)
+    valid = batch.labels != IGNORED
+    seen = []
+    for s, t, s_pos, t_pos in (
+        (batch.source, batch.target, source_pos[:, :width], target_pos[:, :width]),
+        (source, target, source_pos, target_pos),
+    ):
+        model = build(config, bench.seed).train()  # anew, for training mode moves the running statistics
+        model.double()
+        x = model.features(s, t, s_pos if told else None, t_pos if told else None)
+        seen.append(x[:, :width][valid])
+    return float((seen[0] - seen[1]).abs().max())
+
+
+def position(there: torch.Tensor) -> torch.Tensor:
+    """0, 1, ... and -1 where nothing is there."""
+    return torch.arange(there.size(1)).expand_as(there).masked_fill(~there, -1)
+
+
+def alike(a: list[float], b: list[float]) -> bool | None:
+    """Whether two norms differ by no more than a little either way."""
+    worse = any_of([less(a, b, SAME), less(b, a, SAME)])
+    return False if worse else all_of([less(a, b, -SAME), less(b, a, -SAME)])
+
+
+def said(of: dict[str, dict[str, list[float]]], name: str, norm: str) -> str:
+    """A number of a norm in words."""
+    return interval(of[name][norm]).said()

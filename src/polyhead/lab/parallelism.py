@@ -1,0 +1,140 @@
+"""Why a Transformer is trained on whole sequences at once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from polyhead.analysis.charts import Curve
+from polyhead.lab.catalogue import LAB, Bench
+from polyhead.lab.clock import medians, race, ratios
+from polyhead.lab.learn import design
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.stepping import stepwise
+from polyhead.lab.tasks import copying
+from polyhead.lab.verdict import above, interval
+from polyhead.models.build import build
+from polyhead.models.seq2seq import Seq2Seq
+
+ROWS = 4
+ROUNDING = 1e-4  # largest difference of two logits that fp32 sums in another order may have
+
+
+@LAB.register("parallelism")
+def parallelism(bench: Bench) -> Result:
+    """Teacher forcing: the whole target at once against token by token, in time and in numbers."""
+    lengths = bench.size([8, 16, 32, 64, 128, 256], [4, 8])
+    longest_again = bench.size(64, 4)
+    problem = copying(max(lengths), 64)
+    model = build(
+        design(problem, **bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})), bench.seed
+    )
+    model.eval()
+    whole, steps, again = "whole sequence", "token by token, cache", "token by token, no cache"
+    seconds: dict[str, list[tuple[float, float]]] = {whole: [], steps: [], again: []}
+    differences: list[float] = []
+    times: dict[int, list[float]] = {}
+    for length in lengths:
+        batch = problem.batch(bench.seed, 0, ROWS)
+        source, target = batch.source[:, :16], batch.target[:, :length]
+        with torch.inference_mode():
+            differences.append(float((model(source, target) - stepwise(model, source, target)).abs().max()))
+        runners = {
+            whole: lambda s=source, t=target: at_once(model, s, t),
+            steps: lambda s=source, t=target: stepwise(model, s, t),
+        }
+        if length <= longest_again:
+            runners[again] = lambda s=source, t=target: without_cache(model, s, t)
+        taken = race(runners, bench.size(5, 2))
+        times[length] = ratios(taken, steps, whole)
+        for name, middle in medians(taken).items():
+            seconds[name].append((length, 1e3 * middle))
+        bench.say(f"length {length}: token by token takes {interval(times[length]).mean:.1f} times as long")
+    first, last = lengths[0], lengths[-1]
+    growth = [
+        math.log(b / a) / math.log(last / first) for a, b in zip(times[first], times[last], strict=True)
+    ]
+    claims = [
+        Claim(
+            "Teacher-forced logits of all positions at once are those of feeding one token at a time.",
+            "the causal mask of Vaswani et al., 2017, section 3.2.3",
+            f"Largest difference of any logit over lengths {first} to {last}: {max(differences):.2g} "
+            f"(rounding: up to {ROUNDING:g}).",
+            max(differences) < ROUNDING,
+        ),
+        Claim(
+            "The whole sequence at once is faster than the same tokens one after another.",
+            "Vaswani et al., 2017, table 1: O(1) against O(n) sequential operations",
+            f"At {last} tokens, token by token takes {interval(times[last]).said()} times as long.",
+            above(times[last], 1.0),
+        ),
+        Claim(
+            "The advantage grows with the length.",
+            "Vaswani et al., 2017, table 1 and section 4",
+            f"From {interval(times[first]).mean:.3g} times at {first} tokens to {interval(times[last]).mean:.3g} times "
+            f"at {last}: as length^{interval(growth).mean:.2f}.",
+            above(growth, 0.0),
+        ),
+        Claim(
+            "A cache of keys and values saves most of stepwise decoding's work.",
+            "Pope et al., 2022, section 2.2; quadratic against cubic attention, linear against quadratic all else",
+            f"At {longest_again} tokens, re-reading all former tokens at every step takes "
+            f"{dict(seconds[again])[longest_again] / dict(seconds[steps])[longest_again]:.2f} times as long "
+            "(most: at least twice).",
+            dict(seconds[again])[longest_again] > 2 * dict(seconds[steps])[longest_again],
+        ),
+    ]  # fmt: skip
+    figures: list[Plot | Dots | Table] = [
+        Plot(
+            f"Time for {ROWS} rows",
+            "tokens",
+            [Curve(name, points) for name, points in seconds.items()],
+            "Milliseconds of the forward pass. The whole sequence is one pass of large matrix products; token by token "
+            "it is as many passes of small ones.",
+            log=True,
+        ),
+        Plot(
+            "How many times as long token by token takes",
+            "tokens",
+            [Curve("token by token / whole", [(n, interval(r).mean) for n, r in times.items()])],
+            log=True,
+            from_zero=True,
+        ),
+        Table(
+            "All numbers",
+            ("tokens", "whole, ms", "token by token, ms", "ratio", "largest difference of a logit"),
+            [
+                (n, f"{dict(seconds[whole])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", interval(times[n]).said(), f"{d:.2g}")
+                for n, d in zip(lengths, differences, strict=True)
+            ],
+        ),
+    ]  # fmt: skip
+    return Result(
+        "Whole sequences at once",
+        "While it learns, a decoder is given the right answer so far, so that all positions can be computed in one pass "
+        "behind a mask. While it writes, each token waits for the one before. Both must give the same numbers.",
+        claims,
+        figures,
+        f"Encoder-decoder of 2+2 layers, d_model {model.config.d_model}, fresh weights, {ROWS} rows, 16 source tokens, fp32, "
+        f"no gradient. Each length: {bench.size(5, 2)} rounds in turns after one to warm up; plots show medians, ratios "
+        "are taken round by round.",
+    )
+
+
+@torch.inference_mode()
+def at_once(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
+    """Logits of all positions in one pass."""
+    logits: Tensor = model(source, target)
+    return logits
+
+
+@torch.inference_mode()
+def without_cache(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
+    """Logits of the last position, over and over from the first token on; the source is read once."""
+    memory = model.encode(source)
+    for t in range(1, target.size(1) + 1):
+        pos = torch.arange(t).expand(len(target), -1)
+        logits = model.decode(target[:, :t], pos, None, memory)
+    return logits

@@ -1,0 +1,115 @@
+"""Whether queries, keys and values need a projection each."""
+
+from __future__ import annotations
+
+from polyhead.analysis.charts import Curve
+from polyhead.lab.catalogue import LAB, Bench
+from polyhead.lab.learn import Learned, design, learn
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.tasks import copying, recall, reversing
+from polyhead.lab.verdict import all_of, interval, less
+from polyhead.registry import Choice
+
+TIES = {"none": "Q, K, V", "kv": "Q, K=V", "qk": "Q=K, V", "qkv": "Q=K=V"}
+TASKS = {"copying": (copying(), 150), "reversing": (reversing(), 150), "recall": (recall(), 200)}
+WORSE = 0.1  # nats a token that count as worse
+
+
+@LAB.register("tied-qkv")
+def tied(bench: Bench) -> Result:
+    """Queries, keys and values from one, two or three projections: quality and parameters."""
+    runs = {task: trainings(bench, task) for task in TASKS}
+    loss = {task: {tie: [r.loss for r in rs] for tie, rs in cells.items()} for task, cells in runs.items()}
+    parameters = {tie: sum(p.numel() for p in rs[0].model.parameters()) for tie, rs in runs["recall"].items()}
+    matrices = {tie: projections(rs[0]) for tie, rs in runs["recall"].items()}
+
+    def claim(tie: str, sentence: str, source: str) -> Claim:
+        measured = "; ".join(
+            f"{task}: {said(loss, task, tie)} against {said(loss, task, 'none')}" for task in TASKS
+        )
+        verdict = all_of(less(loss[task][tie], loss[task]["none"], -WORSE) for task in TASKS)
+        return Claim(
+            sentence,
+            source,
+            f"Loss, {measured} of three projections (hurts: {WORSE} nats worse or more).",
+            verdict,
+        )
+
+    claims = [
+        Claim(
+            "Each tie saves one projection of three in every attention.",
+            "by counting",
+            ", ".join(f"{TIES[tie]}: {matrices[tie]:,} weights and biases" for tie in TIES)
+            + " of query, key and value projections.",
+            all(
+                3 * matrices[tie] == n * matrices["none"]
+                for tie, n in {"none": 3, "kv": 2, "qk": 2, "qkv": 1}.items()
+            ),
+        ),
+        claim("kv", "Sharing keys and values (K=V) does not hurt.", "left open by the literature"),
+        claim(
+            "qk",
+            "Sharing queries and keys (Q=K) does not hurt.",
+            "Kitaev et al., 2020 (Reformer), section 5: shared-QK attention",
+        ),
+        claim("qkv", "One projection for all three (Q=K=V) does not hurt.", "left open by the literature"),
+    ]
+    figures: list[Plot | Dots | Table] = [
+        Dots(
+            f"Held-out loss, {task}",
+            "nats a token",
+            {TIES[tie]: cells[tie] for tie in TIES},
+            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+        )
+        for task, cells in loss.items()
+    ]
+    figures += [
+        Plot(
+            f"Training loss, {task} (first seed)",
+            "step",
+            [Curve(TIES[tie], cells[tie][0].curve) for tie in TIES if cells[tie][0].curve],
+            from_zero=True,
+        )
+        for task, cells in runs.items()
+    ]
+    figures.append(
+        Table(
+            "All numbers",
+            ("projections", "parameters of the model", *(f"loss, {task}" for task in TASKS)),
+            [(TIES[tie], parameters[tie], *(said(loss, task, tie) for task in TASKS)) for tie in TIES],
+        )
+    )
+    return Result(
+        "One, two or three projections",
+        "Attention asks with queries, answers to keys and hands over values, each a projection of its own. Some of them may "
+        "be shared: that saves parameters, and with K=V half of the cache could be spared. Does it hurt?",
+        claims,
+        figures,
+        "Encoder-decoders of 2+2 layers, d_model 64, 4 heads, pre-norm, sinusoidal positions; "
+        + ", ".join(f"{task} {bench.size(steps, 4)} steps" for task, (_, steps) in TASKS.items())
+        + f"; {len(bench.seeds(3))} seeds, which share data between designs. The tie holds in encoder, decoder and cross-"
+        "attention; in the latter queries read the target and keys the source, through one matrix.",
+    )
+
+
+def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
+    """A run a tie and seed."""
+    problem, steps = TASKS[task]
+    cells: dict[str, list[Learned]] = {tie: [] for tie in TIES}
+    for seed in bench.seeds(3):
+        for tie in TIES:
+            config = design(problem, attention=Choice("softmax", tie=tie))
+            cells[tie].append(learn(config, problem, seed=seed, steps=bench.size(steps, 4), lr=5e-3))
+            bench.say(f"{task}, seed {seed}, tie {tie}: loss {cells[tie][-1].loss:.3f}")
+    return cells
+
+
+def projections(run: Learned) -> int:
+    """Weights and biases of all query, key and value projections, shared ones once."""
+    named = run.model.named_parameters()
+    return sum(p.numel() for name, p in named if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"))
+
+
+def said(loss: dict[str, dict[str, list[float]]], task: str, tie: str) -> str:
+    """The loss of a tie in words."""
+    return interval(loss[task][tie]).said()

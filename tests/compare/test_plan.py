@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyhead.compare.axes import Axis, Design
+from polyhead.compare.budget import Budget, read_budget
+from polyhead.compare.measure import parameters
+from polyhead.compare.plan import Plan, make_plan, match_parameters, schedule_of
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe, load_recipe
+
+
+def plan(
+    *axes: Axis,
+    designs: tuple[Design, ...] = (),
+    changes: tuple[str, ...] = (),
+    grid: bool = False,
+    budget: str = "20steps",
+) -> Plan:
+    return make_plan(
+        Path("toy.yaml"),
+        changes,
+        axes,
+        designs,
+        full_grid=grid,
+        budget=read_budget(budget),
+        seeds=2,
+        match=False,
+        out=None,
+    )
+
+
+NORM = Axis("model.norm", ("layernorm", "rmsnorm"))
+
+
+@pytest.mark.usefixtures("place")
+def test_the_base_comes_first_and_equal_designs_are_one_row() -> None:
+    same = Design("also rmsnorm", ("model.norm={name: rmsnorm}",))
+    found = plan(
+        NORM, Axis("model.norm_first", ("true", "false")), designs=(same,), changes=("model.d_ff=64",)
+    )
+    assert [row.name for row in found.rows] == ["base", "norm=rmsnorm", "norm_first=true"]
+    assert found.rows[0].recipe == load_recipe("toy.yaml", ["model.d_ff=64", "out=runs/run"])
+    assert found.rows[1].recipe == load_recipe(
+        "toy.yaml", ["model.d_ff=64", "model.norm=rmsnorm", "out=runs/run"]
+    )
+    assert (found.seeds, found.out) == ((1, 2), Path("runs/compare-toy"))
+
+
+@pytest.mark.usefixtures("place")
+def test_a_grid_holds_every_combination_once() -> None:
+    found = plan(NORM, Axis("model.norm_first", ("true", "false")), grid=True)
+    assert [row.name for row in found.rows] == [
+        "base",
+        "norm_first=true",
+        "norm=rmsnorm norm_first=true",
+        "norm=rmsnorm",
+    ]
+    assert len({str(row.recipe) for row in found.rows}) == 4
+
+
+@pytest.mark.usefixtures("place")
+def test_a_combination_that_does_not_work_is_a_row_with_the_reason() -> None:
+    found = plan(Axis("model.n_heads", ("2", "3")))
+    assert [(row.name, row.recipe is None) for row in found.rows] == [("base", False), ("n_heads=3", True)]
+    assert found.rows[1].refused.startswith(
+        "model: d_model (16) must be divisible by n_heads (3); the nearest is 15"
+    )
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        (Axis("model.norm", ("rmsnrm",)), "model.norm: unknown norm 'rmsnrm'; did you mean 'rmsnorm'"),
+        (
+            Axis("model.norm", ("{name: rmsnorm, ep: 1}",)),
+            "model.norm: unknown option of norm 'rmsnorm' 'ep'",
+        ),
+        (Axis("model.d_ff", ("-3",)), "model.d_ff: -3 is out of range"),
+        (Axis("model.d_ff", ("[1",)), "d_ff=.1: line 1, column 3"),
+    ],
+)
+def test_a_value_that_is_wrong_anywhere_is_a_mistake(axis: Axis, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(axis)
+
+
+@pytest.mark.usefixtures("place")
+def test_two_designs_may_not_share_a_name() -> None:
+    designs = (Design("x", ("model.d_ff=8",)), Design("x", ("model.d_ff=16",)))
+    with pytest.raises(UserError, match="two designs are called 'x'"):
+        plan(designs=designs)
+
+
+@pytest.mark.usefixtures("place")
+def test_every_design_has_a_directory_of_its_own() -> None:
+    designs = (
+        Design("a b", ("model.d_ff=8",)),
+        Design("a/b", ("model.d_ff=16",)),
+        Design("x" * 300, ("model.d_ff=24",)),
+    )
+    slugs = [row.slug for row in plan(NORM, designs=designs).rows]
+    assert len(set(slugs)) == 5
+    assert slugs[:2] == ["base", "norm=rmsnorm"]
+    assert all("/" not in slug and len(slug) < 100 for slug in slugs)
+
+
+@pytest.mark.usefixtures("place")
+def test_the_place_follows_from_the_recipe(place: Path) -> None:
+    assert plan(changes=("out=runs/mine",)).out == Path("runs/mine")
+    (place / "runs/old").mkdir(parents=True)
+    (place / "runs/old/recipe.yaml").write_text(load_recipe("toy.yaml", ["out=runs/old"]).dump_yaml())
+    found = make_plan(
+        Path("runs/old/recipe.yaml"),
+        (),
+        (),
+        (),
+        full_grid=False,
+        budget=Budget("recipe"),
+        seeds=1,
+        match=False,
+        out=None,
+    )
+    assert found.out == Path("runs/compare-old"), "the directory of the run itself stays as it is"
+
+
+@pytest.mark.usefixtures("place")
+def test_a_warm_up_that_fills_the_budget_is_told() -> None:
+    assert plan(budget="6steps").rows[0].note == "the warm-up (4 steps) is more than half of the 6 steps"
+    assert plan(budget="8steps").rows[0].note == ""
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("steps", [1, 2, 7, 15, 16, 29, 100, 4321, 100_000])
+def test_a_cell_is_evaluated_about_fifteen_times_and_right_after_a_tick_of_the_clock(steps: int) -> None:
+    train = schedule_of(load_recipe("toy.yaml"), steps).train
+    points = steps // train.eval_every
+    assert points == steps if steps < 15 else 15 <= points <= 29
+    assert train.eval_every % train.log_every == 0
+    assert (train.steps, train.epochs, train.patience, train.eval_bleu) == (steps, None, None, False)
+    Recipe.model_validate(schedule_of(load_recipe("toy.yaml"), steps).model_dump())
+
+
+@pytest.mark.usefixtures("place")
+def test_averaged_checkpoints_lie_in_the_same_share_of_the_steps() -> None:
+    recipe = load_recipe(
+        "toy.yaml", ["train.steps=11000", "train.save_every=250", "train.average=10", "train.keep=10"]
+    )
+    train = schedule_of(recipe, 2200).train
+    assert (train.save_every, train.average, train.keep) == (50, 10, 10)
+
+
+@pytest.mark.usefixtures("place")
+def test_parameters_are_matched_by_d_ff() -> None:
+    designs = (
+        Design("gated", ("model.feed_forward=swiglu",)),
+        Design("narrow", ("model.d_model=12",)),
+        Design("huge", ("model.d_model=64",)),
+        Design("equal", ("model.norm_first=true",)),
+    )
+    before = plan(designs=designs)
+    found = match_parameters(before, lambda recipe: parameters(recipe, 280))
+    wanted = parameters(before.base, 280)
+    for row in found.rows[1:3]:
+        assert row.recipe is not None
+        assert abs(parameters(row.recipe, 280) - wanted) <= 0.01 * wanted
+        assert row.note == f"d_ff {row.recipe.model.d_ff} for equal parameters"
+    assert found.rows[3].recipe == before.rows[3].recipe
+    assert found.rows[3].note.startswith("not matched: ")
+    assert (found.rows[4].note, found.rows[4].recipe) == ("", before.rows[4].recipe)
+
+
+@pytest.mark.usefixtures("place")
+def test_parameters_that_d_ff_does_not_change_cannot_be_matched() -> None:
+    found = match_parameters(
+        plan(designs=(Design("x", ("model.d_ff=8",)),)), lambda recipe: recipe.model.d_ff or 0
+    )
+    assert found.rows[1].recipe is not None
+    assert found.rows[1].recipe.model.d_ff == 32
+    stuck = match_parameters(
+        plan(designs=(Design("x", ("model.d_model=8",)),)), lambda recipe: recipe.model.d_model
+    )
+    assert stuck.rows[1].note == "not matched: 8 parameters against 16, and d_ff changes none of them"
+
+
+@pytest.mark.usefixtures("place")
+def test_parameters_are_counted_as_the_built_model_has_them() -> None:
+    from polyhead.models import build
+
+    recipe = load_recipe("toy.yaml")
+    model = build(recipe.model.with_vocabulary(280), 1)
+    assert parameters(recipe, 280) == sum(p.numel() for p in model.parameters())

@@ -1,0 +1,243 @@
+"""Whole comparisons, their cells in this process."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.analysis.metrics import bleu, chrf
+from polyhead.cli import main
+from polyhead.compare import run
+from polyhead.compare.process import Stop
+from polyhead.run import load
+from polyhead.train.checkpoint import steps
+
+COMMAND = ["compare", "toy.yaml", "--budget", "4steps", "--vary", "norm=layernorm,rmsnorm"]
+OUT = Path("runs/compare-toy")
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads((OUT / "compare.json").read_text())["rows"]}
+
+
+@pytest.mark.usefixtures("place")
+def test_cells_are_runs_and_rows_hold_what_they_measure(
+    in_process: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "--seeds", "2"]) == 0
+    out = capsys.readouterr().out
+    assert in_process == ["base.s1", "base.s2", "norm=rmsnorm.s1", "norm=rmsnorm.s2"]
+    found = rows()
+    cell = load(OUT / "cells/norm=rmsnorm.s2")
+    assert cell.recipe is not None
+    assert (cell.config.norm.name, cell.recipe.train.seed, cell.recipe.train.steps) == ("rmsnorm", 2, 4)
+    sources, references = (Path(f"test.{side}").read_text().splitlines() for side in ("de", "en"))
+    results = [json.loads((OUT / f"cells/norm=rmsnorm.s{s}/result.json").read_text()) for s in (1, 2)]
+    outputs = cell.translate(sources)
+    assert results[1]["bleu"] == pytest.approx(bleu(outputs, references, "en").value)
+    assert results[1]["chrf"] == pytest.approx(chrf(outputs, references).value)
+    valid = [Path(f"valid.{side}").read_text().splitlines() for side in ("de", "en")]
+    assert results[1]["ppl"] == pytest.approx(cell.perplexity(*valid), rel=1e-4)
+    row = found["norm=rmsnorm"]
+    for name in ("loss", "chrf"):
+        values = [result[name] for result in results]
+        assert row[name] == pytest.approx(sum(values) / 2)
+        assert row[f"{name}_spread"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+        assert row[f"{name}_interval"][0] <= row[name] <= row[f"{name}_interval"][1]
+    assert row["parameters"] == sum(p.numel() for p in cell.model.parameters())
+    assert row["cache_per_token"] == 128
+    assert [point[0] for point in row["curves"][0]] == list(range(1, 5))
+    assert found["base"]["loss_p"] is None
+    assert 0 < row["loss_p"] <= 1
+    assert "norm=rmsnorm" in out
+    assert "-> base" in out
+    table = list(csv.DictReader((OUT / "compare.csv").open()))
+    assert {line["name"]: float(line["loss"]) for line in table} == {n: r["loss"] for n, r in found.items()}
+    assert (OUT / "compare.html").is_file()
+
+
+@pytest.mark.usefixtures("place")
+def test_what_is_finished_is_not_run_again_and_rows_may_be_added(in_process: list[str]) -> None:
+    assert main(COMMAND) == 0
+    before = (OUT / "cells/base.s1/result.json").read_bytes()
+    assert main([*COMMAND, "--vary", "norm_first=true,false", "--seeds", "2"]) == 0
+    assert in_process[2:] == ["base.s2", "norm=rmsnorm.s2", "norm_first=true.s1", "norm_first=true.s2"]
+    assert (OUT / "cells/base.s1/result.json").read_bytes() == before
+    text = json.loads((OUT / "cells/base.s1/cell.json").read_text())
+    assert len(set(Path(OUT / "shared").glob("tokenizer-*"))) == 1
+    assert len(list((OUT / "shared/tokens").glob("pairs-*"))) == 2, (
+        "training and validation text, once for all"
+    )
+    assert text["tokenizer"].startswith(str(OUT / "shared/tokenizer-"))
+
+
+@pytest.mark.usefixtures("place", "in_process")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            ["--budget", "2steps"],
+            "runs/compare-toy holds another comparison: budget differs; choose another directory",
+        ),
+        (["train.lr=1e-3"], "runs/compare-toy holds another comparison: train.lr differs; choose"),
+        (["model.d_ff=8", "train.clip_norm=2"], "model.d_ff, train.clip_norm differ; choose"),
+        (["--match", "params"], "match differs; choose"),
+        (["--design", "norm=rmsnorm: d_ff=8"], "expected 'name: key=value key=value'"),
+    ],
+)
+def test_another_comparison_in_the_same_place_is_refused(
+    changed: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "toy.yaml", "--budget", "1steps", *changed]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process")
+def test_other_text_or_another_design_of_the_same_name_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compare", "toy.yaml", "--budget", "1steps", "--design"]
+    assert main([*command, "x: d_ff=8"]) == 0
+    capsys.readouterr()
+    assert main([*command, "x: d_ff=16"]) == 2
+    assert "cells/x.s1 was made for another design called 'x'" in capsys.readouterr().err
+    (place / "valid.en").write_text((place / "valid.en").read_text().replace("dog", "hound"))
+    assert main([*command, "x: d_ff=8"]) == 2
+    assert "holds another comparison: text differs" in capsys.readouterr().err
+    assert main([*command, "x: d_ff=8", "--out", "runs/other"]) == 0
+
+
+@pytest.mark.usefixtures("place")
+def test_what_cannot_be_built_and_what_fails_are_rows_that_say_so(
+    in_process: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compare", "toy.yaml", "--budget", "12steps", "--vary", "n_heads=3", "--vary", "lr=1e38"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    found = rows()
+    assert (found["n_heads=3"]["status"], found["base"]["status"]) == ("refused", "done")
+    assert found["n_heads=3"]["message"].startswith("model: d_model (16) must be divisible by n_heads (3)")
+    failed = found["lr=1e38"]
+    assert failed["status"] == "failed"
+    assert "not finite" in failed["message"]
+    assert failed["loss"] is None
+    assert "lr=1e38: failed: " in out
+    assert "n_heads=3: cannot be built: " in out
+    assert main(command) == 0
+    assert in_process == ["base.s1", "lr=1e38.s1"], "a divergence would come again: it is a result"
+
+
+@pytest.mark.usefixtures("place")
+def test_a_cell_that_was_killed_is_a_row_and_is_tried_again(
+    in_process: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run.run_process
+    monkeypatch.setattr(
+        run,
+        "run_process",
+        lambda directory, stop: -9 if "rmsnorm" in str(directory) else whole(directory, stop),
+    )
+    assert main(COMMAND) == 0
+    assert rows()["norm=rmsnorm"]["message"] == "killed by the system, most likely for want of memory"
+    monkeypatch.setattr(run, "run_process", whole)
+    capsys.readouterr()
+    assert main(COMMAND) == 0
+    assert rows()["norm=rmsnorm"]["status"] == "done"
+    assert in_process == ["base.s1", "norm=rmsnorm.s1"]
+
+
+@pytest.mark.usefixtures("place")
+def test_memory_that_is_wanting_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, in_process: list[str]
+) -> None:
+    def full(*args: object, **settings: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("polyhead.compare.cell.run_training", full)
+        assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 1
+        assert rows()["base"]["message"] == "out of memory"
+    assert main(["compare", "toy.yaml", "--budget", "1steps"]) == 0
+
+
+@pytest.mark.usefixtures("place")
+def test_an_interrupted_comparison_goes_on_as_if_it_had_not_been(
+    in_process: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMAND, "--out", "runs/whole"]) == 0
+    whole = run.run_process
+
+    def stopped(directory: Path, stop: Stop) -> int:
+        if "rmsnorm" not in str(directory):
+            return whole(directory, stop)
+        with monkeypatch.context() as patch:
+            patch.setattr("polyhead.train.pipeline.stop_on_signal", at_once)
+            assert whole(directory, stop) == 0
+        stop.asked = True
+        return 130
+
+    monkeypatch.setattr(run, "run_process", stopped)
+    assert main(COMMAND) == 130
+    said = capsys.readouterr()
+    assert "norm=rmsnorm: not run yet" in said.out
+    assert said.err.endswith("The same command goes on from there.\n")
+    assert steps(OUT / "cells/norm=rmsnorm.s1/checkpoints") == [1]
+    monkeypatch.setattr(run, "run_process", whole)
+    assert main(COMMAND) == 0
+    for name in ("model.safetensors", "metrics.jsonl"):
+        ours, theirs = (path / "cells/norm=rmsnorm.s1" / name for path in (OUT, Path("runs/whole")))
+        if name == "metrics.jsonl":
+            losses = [
+                [json.loads(line).get("loss") for line in path.read_text().splitlines()]
+                for path in (ours, theirs)
+            ]
+            assert losses[0] == losses[1]
+        else:
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def at_once(say: object) -> Any:
+    """A signal that comes during the first step."""
+    from contextlib import nullcontext
+
+    return nullcontext(lambda: True)
+
+
+@pytest.mark.usefixtures("place")
+def test_all_seeds_of_a_design_learn_equally_long(
+    in_process: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = iter([0.1, 0.05])
+    monkeypatch.setattr("polyhead.compare.steps.probe", lambda *given: next(speeds))
+    assert main(["compare", "toy.yaml", "--budget", "1s", "--seeds", "2"]) == 0
+    taken = [json.loads((OUT / f"cells/base.s{s}/result.json").read_text())["steps"] for s in (1, 2)]
+    assert taken == [10, 10]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_plan_is_shown_without_training(in_process: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--plan", "--vary", "n_heads=3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "3 designs, 1 seed each, 4 steps, to runs/compare-toy",
+        "  base",
+        "  norm=rmsnorm  model.norm=rmsnorm",
+        "  n_heads=3     cannot be built: model: d_model (16) must be divisible by n_heads (3); the nearest is 15; or give head_dim",
+    ]
+    assert in_process == []
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_run_is_not_written_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "toy.yaml", "train.steps=1", "out=runs/mine"]) == 0
+    capsys.readouterr()
+    assert main([*COMMAND, "--out", "runs/mine"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "polyhead: runs/mine is the directory of a run; choose another one with --out\n"
+    )

@@ -1,0 +1,148 @@
+"""Bootstrap resampling, against sacreBLEU's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest, estimate_ci
+
+from polyhead.compare.significance import (
+    bleu_of,
+    bleu_statistics,
+    chrf_of,
+    chrf_statistics,
+    interval,
+    loss_of,
+    p_value,
+    resamples,
+    scores,
+)
+
+WORDS = [
+    "the",
+    "a",
+    "dog",
+    "cat",
+    "red",
+    "two",
+    "runs",
+    "sleeps",
+    "near",
+    "house",
+    "with",
+    "of",
+    "and",
+    "big",
+    "small",
+    "blue",
+]
+
+
+def corpus(noise: float, n: int = 60) -> tuple[list[str], list[str]]:
+    """References, and outputs in which that share of the words is another one or missing."""
+    rng = np.random.default_rng(7)
+    references, outputs = [], []
+    for _ in range(n):
+        words = [WORDS[i] for i in rng.integers(0, len(WORDS), rng.integers(4, 15))]
+        references.append(" ".join(words))
+        drawn = [(w, rng.random(), WORDS[rng.integers(0, len(WORDS))]) for w in words]
+        outputs.append(" ".join(w if u > noise else other for w, u, other in drawn if u > noise / 3))
+    return references, outputs
+
+
+REFERENCES, GOOD = corpus(0.15)
+BAD = corpus(0.22)[1]
+METRICS: list[tuple[str, Any, Any, Any]] = [
+    ("BLEU", BLEU(), lambda outputs: bleu_statistics(outputs, REFERENCES, "en"), bleu_of),
+    ("chrF2", CHRF(), lambda outputs: chrf_statistics(outputs, REFERENCES), chrf_of),
+]
+
+
+@pytest.mark.parametrize(("name", "metric", "statistics", "score"), METRICS, ids=["bleu", "chrf"])
+def test_scores_and_significance_are_those_of_sacrebleu(
+    name: str, metric: Any, statistics: Any, score: Any
+) -> None:
+    _, theirs = PairedTest([("base", GOOD), ("system", BAD)], {name: metric}, [REFERENCES], "bs", 1000)()
+    base, system = theirs[name]
+    counts = resamples(len(REFERENCES))
+    ours = interval([statistics(BAD)], [statistics(GOOD)], score, counts)
+    assert ours.value == pytest.approx(system.score, abs=1e-9)
+    assert ours.p == pytest.approx(system.p_value, abs=1.1 / 1001)  # one resample may tie
+    _, sampled = scores([statistics(BAD)], score, counts)
+    mean, half = estimate_ci(sampled)
+    assert (mean, half) == (pytest.approx(system.mean, abs=1e-4), pytest.approx(system.ci, abs=1e-4))
+    assert ours.low < mean < ours.high
+    assert ours.high - ours.low == pytest.approx(2 * half, rel=0.02)
+    assert interval([statistics(GOOD)], None, score, counts).value == pytest.approx(base.score, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "references"),
+    [
+        (["a b c d e f", "x"], ["a b c d e f", "y z"]),
+        (["a b", "c"], ["a b", "c d"]),  # no 4-gram anywhere
+        (["q", "r"], ["a b c d", "e f g"]),  # nothing right
+        (["a b c d e", "f g h i j"], ["a b x d e", "f g y i k"]),  # smoothing of two orders
+        (["", ""], ["a b c d", "e"]),
+        (["a b c d e f g h i"], ["a b c d"]),
+    ],
+)
+def test_odd_corpora_score_as_in_sacrebleu(outputs: list[str], references: list[str]) -> None:
+    bleu, chrf = (
+        BLEU().corpus_score(outputs, [references]).score,
+        CHRF().corpus_score(outputs, [references]).score,
+    )
+    assert bleu_of(bleu_statistics(outputs, references, "en").sum(0)[None])[0] == pytest.approx(
+        bleu, abs=1e-9
+    )
+    assert chrf_of(chrf_statistics(outputs, references).sum(0)[None])[0] == pytest.approx(chrf, abs=1e-9)
+
+
+def test_chinese_is_scored_with_its_own_tokens() -> None:
+    outputs, references = ["我 是学生。", "你好吗"], ["我是 学生。", "你好"]
+    theirs = BLEU(tokenize="zh").corpus_score(outputs, [references]).score
+    assert bleu_of(bleu_statistics(outputs, references, "zh").sum(0)[None])[0] == pytest.approx(
+        theirs, abs=1e-9
+    )
+
+
+def test_every_resample_has_as_many_sentences() -> None:
+    counts = resamples(17)
+    assert counts.shape == (1000, 17)
+    assert (counts.sum(1) == 17).all()
+    by_hand = np.random.default_rng(12345).choice(17, size=(1000, 17), replace=True)
+    assert [(by_hand[3] == i).sum() for i in range(17)] == counts[3].tolist()
+
+
+def test_an_interval_holds_what_resampling_by_hand_gives() -> None:
+    rng = np.random.default_rng(0)
+    stats = np.stack([rng.gamma(2.0, 5.0, 40), rng.integers(3, 20, 40)], 1)
+    drawn = np.random.default_rng(12345).choice(40, size=(1000, 40), replace=True)
+    by_hand = [stats[rows, 0].sum() / stats[rows, 1].sum() for rows in drawn]
+    found = interval([stats], None, loss_of, resamples(40))
+    assert [found.low, found.high] == pytest.approx(np.percentile(by_hand, [2.5, 97.5]), rel=1e-12)
+    assert found.value == pytest.approx(stats[:, 0].sum() / stats[:, 1].sum())
+
+
+def test_seeds_are_averaged_score_by_score() -> None:
+    a, b = bleu_statistics(GOOD, REFERENCES, "en"), bleu_statistics(BAD, REFERENCES, "en")
+    counts = resamples(len(REFERENCES))
+    one, two = scores([a], bleu_of, counts), scores([b], bleu_of, counts)
+    both = scores([a, b], bleu_of, counts)
+    assert both[0] == pytest.approx((one[0] + two[0]) / 2)
+    assert both[1] == pytest.approx((one[1] + two[1]) / 2)
+
+
+def test_a_system_against_itself_is_not_significant() -> None:
+    stats = bleu_statistics(GOOD, REFERENCES, "en")
+    assert interval([stats], [stats], bleu_of, resamples(len(REFERENCES))).p == 1.0
+
+
+def test_p_counts_the_resamples_beyond_the_observed_difference() -> None:
+    assert p_value(np.array([1.0, -1.0, 2.0, -2.0]), 0.4) == pytest.approx(
+        3 / 5
+    )  # |d| - 1.5 > 0.4: two of four
+    assert p_value(np.array([1.0, -1.0, 2.0, -2.0]), -0.6) == pytest.approx(1 / 5)

@@ -1,0 +1,48 @@
+"""Layers that read tokens side by side, and padding between them."""
+
+import pytest
+import torch
+
+from polyhead.nn.rows import ends, without_padding
+
+POS = torch.tensor([[0, 1, 2, 3], [-1, 0, -1, 1], [0, -1, -1, -1], [-1, -1, -1, -1]])
+
+
+def differences(x):
+    """Each token minus the one before it; nothing is before the first."""
+    return x - torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+
+def test_a_layer_sees_the_tokens_of_a_row_as_neighbours():
+    x = torch.randn(4, 4, 3, dtype=torch.float64, requires_grad=True)
+    out, seen = without_padding(differences, x, POS), torch.zeros(4, 4, 3, dtype=torch.float64)
+    for b in range(4):
+        before = 0
+        for t in range(4):
+            if POS[b, t] >= 0:
+                seen[b, t] = x[b, t] - before
+                before = x[b, t]
+    assert torch.equal(out, seen)
+    weight = torch.randn(4, 4, 3, dtype=torch.float64)
+    grads = [torch.autograd.grad((y * weight).sum(), x, retain_graph=True)[0] for y in (out, seen)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-15)
+
+
+def test_what_stands_in_padding_is_never_read():
+    x = torch.randn(4, 4, 3).masked_fill(POS[..., None] < 0, float("nan"))
+    assert without_padding(differences, x, POS).isfinite().all()
+    assert (without_padding(lambda h: h + 1, x, POS)[POS < 0] == 0).all()
+
+
+def test_whole_rows_are_given_as_they_are():
+    x = torch.randn(2, 3, 1)
+    assert torch.equal(without_padding(differences, x, None), differences(x))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_ends_of_a_row_are_its_first_and_last_token(given):
+    x = torch.randn(4, 4, 3)
+    pos = POS if given else None
+    wanted = [(0, 3), (1, 3), (0, 0), None] if given else [(0, 3)] * 4
+    for row, at, found in zip(x, wanted, ends(x, pos), strict=True):
+        assert torch.equal(found, torch.zeros(6) if at is None else torch.cat([row[at[0]], row[at[1]]]))
