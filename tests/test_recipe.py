@@ -9,7 +9,7 @@ import pytest
 from polyhead import Choice
 from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
-from polyhead.registry import CACHE
+from polyhead.registry import CACHE, POSITION
 
 TEXT = """
 data:
@@ -40,7 +40,7 @@ def complaint(path: Path, *overrides: str) -> str:
 
 def test_a_small_recipe_is_complete(recipe: Path) -> None:
     got = load_recipe(recipe)
-    assert (got.task, got.out, got.data.root) == ("translation", Path("runs/small"), Path("."))
+    assert (got.task.name, got.out, got.data.root) == ("translation", Path("runs/small"), Path("."))
     assert (got.model.d_model, got.tokenizer.kind.name, got.train.steps) == (512, "bpe", 100)
     assert got.generation == GenerationConfig()
 
@@ -91,9 +91,9 @@ def test_every_key_is_described() -> None:
         ("data.source=de", "data.source", "de"),
         ("data.source=2", "data.source", 2),
         ("data.train=[2026-01-02, 12:30]", "data.train", ["2026-01-02", "12:30"]),
-        ("model.position=rope", "model.position", Choice("rope", theta=1e4)),
-        ("model.position.name=rope", "model.position", Choice("rope", theta=1e4)),
-        ("model.position={name: rope, theta: 5e5}", "model.position", Choice("rope", theta=5e5)),
+        ("model.position=rope", "model.position", POSITION.check(Choice("rope", theta=1e4))),
+        ("model.position.name=rope", "model.position", POSITION.check(Choice("rope", theta=1e4))),
+        ("model.position={name: rope, theta: 5e5}", "model.position", POSITION.check(Choice("rope", theta=5e5))),
         ("train.schedule.warmup=10", "train.schedule", Choice("inverse_sqrt", warmup=10, cooldown=0.0)),
         ("generation.cache=static", "generation.cache", CACHE.check(Choice("static"))),
         ("out=runs/other", "out", Path("runs/other")),
@@ -116,13 +116,13 @@ def test_a_change_is_read_as_it_is_meant(recipe: Path, override: str, place: str
     ],
 )
 def test_a_part_and_its_options_come_in_any_order(recipe: Path, changes: list[str]) -> None:
-    assert load_recipe(recipe, changes).model.position == Choice("rope", theta=5e5)
+    assert load_recipe(recipe, changes).model.position == POSITION.check(Choice("rope", theta=5e5))
 
 
 def test_a_new_part_drops_the_options_of_the_old(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", TEXT + "model:\n  position: {name: rope, theta: 5e5}\n")
     assert load_recipe(path, ["model.position.name=learned"]).model.position == Choice("learned")
-    assert load_recipe(path, ["model.position.theta=7"]).model.position == Choice("rope", theta=7.0)
+    assert load_recipe(path, ["model.position.theta=7"]).model.position == POSITION.check(Choice("rope", theta=7.0))
 
 
 def test_the_last_of_two_changes_wins(recipe: Path) -> None:
@@ -188,7 +188,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ),
         ("tokenizer.kind=bp", "tokenizer.kind: unknown tokenizer 'bp'; did you mean 'bpe'? Known: "),
         ("generation.cache=statc", "generation.cache: unknown cache 'statc'; did you mean 'static'? Known: "),
-        ("task=translate", "task: 'translate' is not one of translation; did you mean 'translation'?"),
+        ("task=translate", "unknown task 'translate'; did you mean 'translation'?"),
         ("model.d_model", "override 'model.d_model': expected section.key=value, e.g. model.d_model=256"),
         ("=3", "override '=3': expected section.key=value, e.g. model.d_model=256"),
         ("model..x=3", "override 'model..x=3': expected section.key=value, e.g. model.d_model=256"),
@@ -257,7 +257,7 @@ def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", "model: {d_model: 64}\ntrain: {steps: 1}\n")
     assert complaint(path) == "data: missing; it has no default"
     path = written(tmp_path / "r.yaml", "data: {train: a.tsv}\ntrain: {steps: 1}\n")
-    assert complaint(path) == "data.valid: missing; it has no default"
+    assert complaint(path) == "data.valid is missing: name files to measure progress on, or give data.valid_share of plain text"
 
 
 def test_a_missing_file_names_the_nearest(recipe: Path, tmp_path: Path) -> None:

@@ -201,6 +201,10 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        if not self.data.valid and not self.data.valid_share:
+            raise UserError(
+                "data.valid is missing: name files to measure progress on, or give data.valid_share of plain text"
+            )
         kind = TASK.get(self.task.name).kind
         if self.model.kind != kind:
             raise UserError(f"task {self.task.name!r} trains a model of kind {kind!r}, not {self.model.kind!r}")
