@@ -25,6 +25,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"qk_norm": True, "scale": 0.3, "bias": False},
         {"tie": "kv"},
     ],
+    "linear": [{"feature_map": "square"}, {"feature_map": "relu", "tie": "kv", "chunk": 2}],
+    "kernel": [{"sim": "square", "tie": "kv"}],
     "rope": [
         {"theta": 100.0},
         {"layout": "interleaved", "fraction": 0.5},
@@ -74,6 +76,19 @@ def cases() -> dict[str, dict[str, Any]]:
         {"block": b, "decoder_block": d}
         for b, d in itertools.product(choices(BLOCK), repeat=2)
         if (b == d or len(b) + len(d) == 2) and possible({"block": b, "decoder_block": d})
+    ]
+    found += [
+        {
+            "block": b,
+            "cross_attention": {"name": a},
+            "norm": {"name": n},
+            "norm_first": True,
+            "sandwich_norm": True,
+        }
+        for b, a, n in zip(
+            choices(BLOCK), itertools.cycle(ATTENTION.names()), itertools.cycle(NORM.names()), strict=False
+        )
+        if len(b) == 1
     ]
     found += [{"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1}]
     found += [{"norm_first": True, "sandwich_norm": True, "head_dim": 6, "v_head_dim": 3}]

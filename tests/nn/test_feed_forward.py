@@ -1,13 +1,17 @@
 """Each feed-forward layer against its formula in double precision."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.models import build
+from polyhead.nn.feed_forward import Activation
 from polyhead.registry import FEED_FORWARD, Choice
 
 ACTIVATIONS = {
@@ -33,16 +37,19 @@ VARIANTS = [(name, {}, g) for name, g in ACTIVATIONS.items()] + [
     ("prelu", {"slope": 0.5}, lambda x: x if x > 0 else 0.5 * x),
     ("gelu", {"tanh": True}, tanh_gelu),
     ("geglu", {"tanh": True}, tanh_gelu),
+    ("conv1x1", {"activation": "gelu_tanh"}, tanh_gelu),
+    *(
+        ("conv1x1", {"activation": name}, ACTIVATIONS[name])
+        for name in ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh")
+    ),
 ]
 
 
 def matrix(linear, x):
-    """x W + b by loops."""
-    bias = [0.0] * linear.out_features if linear.bias is None else linear.bias.tolist()
-    return [
-        b + sum(a * w for a, w in zip(x, row, strict=True))
-        for row, b in zip(linear.weight.tolist(), bias, strict=True)
-    ]
+    """x W + b by loops; a kernel of width 1 is a matrix."""
+    rows = linear.weight.flatten(1).tolist()
+    bias = [0.0] * len(rows) if linear.bias is None else linear.bias.tolist()
+    return [b + sum(a * w for a, w in zip(x, row, strict=True)) for row, b in zip(rows, bias, strict=True)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -67,10 +74,43 @@ def test_feed_forward_is_its_formula_with_the_bias_inside(name, options, g, bias
 
 
 def test_every_registered_feed_forward_has_its_formula_here():
-    assert set(FEED_FORWARD.names()) == set(ACTIVATIONS)
+    assert set(FEED_FORWARD.names()) == {name for name, _, _ in VARIANTS}
+    assert {o["activation"] for name, o, _ in VARIANTS if name == "conv1x1"} == set(get_args(Activation))
 
 
-@pytest.mark.parametrize("name", FEED_FORWARD.names())
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_convolutions_of_width_one_are_the_plain_layer_with_the_same_weights(activation):
+    """Outputs and gradients."""
+    torch.manual_seed(0)
+    same = Choice("gelu", tanh=True) if activation == "gelu_tanh" else Choice(activation)
+    plain = FEED_FORWARD.build(same, 4, 6).double()
+    conv = FEED_FORWARD.build(Choice("conv1x1", activation=activation), 4, 6).double()
+    conv.load_state_dict({n: p[:, :, None] if p.ndim == 2 else p for n, p in plain.state_dict().items()})
+    x, results = torch.randn(2, 5, 4, dtype=torch.double), []
+    for ffn in (plain, conv):
+        leaf = x.clone().requires_grad_()
+        y = ffn(leaf)
+        grads = torch.autograd.grad((y * torch.arange(4.0)).sum(), [leaf, *ffn.parameters()])
+        results.append([y, *(g.squeeze(-1) if i and g.ndim == 3 else g for i, g in enumerate(grads))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("init", ["xavier", "normal"])
+def test_convolutions_begin_with_the_weights_of_the_plain_layer(init):
+    made = [
+        build(
+            ModelConfig(vocab_size=9, d_model=8, n_heads=2, n_layers=1, init=init, feed_forward=ffn), seed=3
+        )
+        for ffn in ("relu", "conv1x1")
+    ]
+    weights = [{n: p for n, p in model.named_parameters() if ".ffn." in n} for model in made]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name].view_as(weight)), name
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_feed_forward_is_a_convolution_of_width_one(name):
     """The same weights as 1x1 kernels over (B, C, T)."""
     ffn = FEED_FORWARD.build(Choice(name), 4, 6)

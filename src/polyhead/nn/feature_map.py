@@ -6,9 +6,12 @@ products divides.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polyhead.registry import FEATURE_MAP
 
@@ -21,7 +24,8 @@ def elu(x: Tensor) -> Tensor:
     Paper: Katharopoulos et al., 2020, eq. 7
     When: a good first choice, and the one to take with rope
     """
-    return F.elu(x) + 1
+    features: Tensor = _Elu.apply(x)
+    return features
 
 
 @FEATURE_MAP.register("relu")
@@ -48,3 +52,19 @@ def square(x: Tensor) -> Tensor:
     i, j = torch.triu_indices(x.size(-1), x.size(-1), device=x.device)
     weight = (2 - (i == j).to(x.dtype)).sqrt()
     return x[..., i] * x[..., j] * weight
+
+
+class _Elu(torch.autograd.Function):
+    """max(x, 0) + exp(min(x, 0)), for elu(x) + 1 rounds what is below -16 to 0; autograd keeps what it gives alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        features = x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        ctx.save_for_backward(features)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (features,) = ctx.saved_tensors
+        return features.clamp(max=1).mul_(grad)

@@ -63,7 +63,7 @@ def _fill_recurrent(module: nn.RNNBase, matrix: Callable[[Tensor], object]) -> N
 def _fill(model: nn.Module, matrix: Callable[[Tensor], object], embedding_std: float) -> None:
     done: set[int] = set()
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (nn.Linear, nn.Conv1d)):
             matrix(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

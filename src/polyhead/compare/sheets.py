@@ -1,0 +1,130 @@
+"""The two tables of the page: quality with its intervals drawn side by side, and cost with bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from polyhead.analysis.page import Section
+from polyhead.compare import table
+from polyhead.compare.plan import Plan
+
+Row = Mapping[str, Any]
+
+
+def quality(done: Sequence[Row], plan: Plan) -> Section:
+    """How good each design is, with intervals drawn beside each other."""
+    if not done:
+        return Section("Quality", "", "")
+    many = len(plan.seeds) > 1
+    spans = {name: span_of(done, name) for name in ("bleu", "chrf", "loss")}
+    base = next((row for row in done if row["base"]), None)
+    head = ["Design", "Loss", "Perplexity", "95 %", "p", "BLEU", "95 %", "p", "chrF", "95 %", "p"]
+    lines = []
+    for i, row in enumerate(done):
+        cells = [name_cell(i, row)]
+        for name, digits in (("loss", 3), ("bleu", 2), ("chrf", 2)):
+            spread = row[f"{name}_spread"]
+            plus = f"<small>±{spread:.{digits}f}</small>" if many and spread is not None else ""
+            cells.append(f"<td>{row[name]:.{digits}f}{plus}</td>")
+            if name == "loss":
+                cells.append(f"<td>{row['ppl']:.2f}</td>")
+            cells.append(f"<td>{range_bar(row, name, spans[name], base)}</td>")
+            cells.append(p_cell(row, name, base))
+        lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
+    split = {"test": "test", "valid": "validation"}[done[0]["split"]]
+    about = (
+        f"Loss and perplexity are of a token of the validation text; BLEU and chrF of the {split} text. Bars are 95 % "
+        "intervals of 1,000 bootstrap resamples of the sentences, the line is the base. p is the chance of a difference "
+        "from the base as large, by paired bootstrap (Koehn, 2004)"
+        + (
+            "; ± is the standard deviation over the seeds."
+            if many
+            else "; one seed says nothing about other seeds."
+        )
+    )
+    return Section("Quality", about, framed(head, lines))
+
+
+def span_of(done: Sequence[Row], name: str) -> tuple[float, float]:
+    """The range that all intervals of a measure lie in."""
+    ends = [end for row in done for end in row[f"{name}_interval"]]
+    return min(ends), max(ends)
+
+
+def range_bar(row: Row, name: str, span: tuple[float, float], base: Row | None) -> str:
+    """An interval as a bar on the scale that all rows share."""
+    width = (span[1] - span[0]) or 1.0
+
+    def at(value: float) -> str:
+        return f"{100 * (value - span[0]) / width:.1f}%"
+
+    low, high = row[f"{name}_interval"]
+    line = f'<u style="left:{at(base[name])}"></u>' if base else ""
+    digits = 3 if name == "loss" else 1
+    return (
+        f'<span class="range" title="{low:.{digits}f} to {high:.{digits}f}">{line}'
+        f'<i style="left:{at(low)};right:calc(100% - {at(high)})"></i><b style="left:{at(row[name])}"></b></span>'
+    )
+
+
+def p_cell(row: Row, name: str, base: Row | None) -> str:
+    """The significance of a difference, coloured by its direction where it is below 0.05."""
+    p = row[f"{name}_p"]
+    if p is None or base is None:
+        return '<td class="soft">base</td>' if row["base"] else "<td></td>"
+    better = (row[name] < base[name]) == (name == "loss")
+    look = ("better" if better else "worse") if p < 0.05 else "soft"
+    return f'<td class="{look}">{p:.3f}</td>'
+
+
+COSTS: list[tuple[str, str, Callable[[Row], str]]] = [
+    ("Parameters", "parameters", lambda row: table.short(row["parameters"])),
+    ("FLOPs a token", "flops_per_token", lambda row: table.short(row["flops_per_token"])),
+    ("Steps", "", lambda row: f"{row['steps']:,.0f}"),
+    ("Time", "seconds", lambda row: table.seconds(row["seconds"])),
+    ("Tokens/s, training", "train_tokens_per_s", lambda row: table.short(row["train_tokens_per_s"])),
+    ("Tokens/s, decoding", "decode_tokens_per_s", lambda row: table.short(row["decode_tokens_per_s"])),
+    ("Memory", "memory", lambda row: table.memory(row["memory"])),
+    ("Cache, B a token", "cache_per_token", table.cache),
+    ("Skipped", "", lambda row: str(row["skipped"])),
+    ("Dead units", "", lambda row: table.percent(row["dead"])),
+]
+
+
+def cost(done: Sequence[Row]) -> Section:
+    """What each design costs; the bar behind a number is its share of the largest."""
+    most = {key: max((row[key] or 0 for row in done), default=0) for _, key, _ in COSTS if key}
+    lines = []
+    for i, row in enumerate(done):
+        cells = [name_cell(i, row)]
+        for _, key, show in COSTS:
+            share = (row[key] or 0) / most[key] if key and most[key] else 0
+            cells.append(f'<td class="bar" style="--w:{share:.3f}">{show(row)}</td>')
+        lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
+    about = (
+        "FLOPs: of a forward pass, encoder included, for each target token. Time: of training, evaluations left out. "
+        "Decoding: greedy. Memory: the most that the process of training held. Cache: of one sequence; const: a state "
+        "whose size does not grow. Skipped: steps whose loss was not finite. Dead: hidden feed-forward units that no "
+        "token of the validation text activates."
+    )
+    return Section(
+        "Cost", about, framed(["Design", *(title for title, _, _ in COSTS)], lines) if done else ""
+    )
+
+
+def name_cell(i: int, row: Row) -> str:
+    """The number of a design, its colour and its name."""
+    tag = '<span class="tag">base</span>' if row["base"] and row["name"] != "base" else ""
+    name = escape(row["name"]).replace("=", "=<wbr>").replace("(", "<wbr>(")  # where a long one may be broken
+    return f'<th scope="row"><div class="who"><span class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
+
+
+def framed(head: Sequence[str], lines: Sequence[str]) -> str:
+    """A table that scrolls sideways where it does not fit."""
+    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
+    return (
+        f'<div class="scroll framed"><table class="designs"><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
