@@ -188,7 +188,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ),
         ("tokenizer.kind=bp", "tokenizer.kind: unknown tokenizer 'bp'; did you mean 'bpe'? Known: "),
         ("generation.cache=statc", "generation.cache: unknown cache 'statc'; did you mean 'static'? Known: "),
-        ("task=translate", "unknown task 'translate'; did you mean 'translation'?"),
+        ("task=translate", "unknown task 'translate'; did you mean 'translation'? Known: "),
         ("model.d_model", "override 'model.d_model': expected section.key=value, e.g. model.d_model=256"),
         ("=3", "override '=3': expected section.key=value, e.g. model.d_model=256"),
         ("model..x=3", "override 'model..x=3': expected section.key=value, e.g. model.d_model=256"),
