@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead.nn.norm import LayerNorm, RMSNorm
+from polyhead.errors import UserError
+from polyhead.nn.norm import BatchNorm, LayerNorm, NoNorm, RMSNorm
 from polyhead.registry import NORM, Choice
 
 
@@ -87,3 +88,97 @@ def test_a_second_derivative_of_rmsnorm_is_refused_rather_than_wrong():
     (g,) = torch.autograd.grad(RMSNorm(4)(x).pow(2).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         g.sum().backward()
+
+
+LENGTHS = torch.tensor([5, 0, 3, 1])
+RAGGED = torch.arange(5).expand(4, 5).masked_fill(torch.arange(5) >= LENGTHS[:, None], -1)
+HOLES = torch.tensor([[0, -1, 1, 2, -1], [-1, -1, -1, 0, 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("pos", [None, RAGGED, HOLES], ids=["whole", "ragged", "holes"])
+@pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0])
+def test_batchnorm_is_that_of_torch_on_the_tokens_alone(pos, momentum, dtype):
+    """Output, gradients, running statistics over several batches, and evaluation with those."""
+    torch.manual_seed(0)
+    mine = BatchNorm(6, eps=0.01, momentum=momentum).to(dtype)
+    theirs = nn.BatchNorm1d(6, eps=0.01, momentum=momentum).to(dtype)
+    for norm in (mine, theirs):
+        torch.manual_seed(1)
+        nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    rows = 4 if pos is None else len(pos)
+    seen = torch.ones(rows, 5, dtype=torch.bool) if pos is None else pos >= 0
+    tolerance = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 1e-12}
+    for batch in range(3):
+        x = torch.randn(rows, 5, 6, dtype=dtype) * (batch + 1) + batch
+        x, plain, g = (
+            x.requires_grad_(),
+            x[seen].detach().requires_grad_(),
+            torch.randn(rows, 5, 6, dtype=dtype),
+        )
+        y, wanted = mine(x, pos), theirs(plain)
+        torch.testing.assert_close(y[seen], wanted, **tolerance)
+        ours = torch.autograd.grad(y[seen], (x, mine.weight, mine.bias), g[seen])
+        others = torch.autograd.grad(wanted, (plain, theirs.weight, theirs.bias), g[seen])
+        torch.testing.assert_close(ours[0][seen], others[0], **tolerance)
+        assert (ours[0][~seen] == 0).all()
+        torch.testing.assert_close(ours[1:], others[1:], **tolerance)
+        for name in ("running_mean", "running_var"):
+            torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), **tolerance)
+    x = torch.randn(rows, 5, 6, dtype=dtype)
+    torch.testing.assert_close(mine.eval()(x, pos), theirs.eval()(x.flatten(0, 1)).view_as(x), **tolerance)
+
+
+def test_what_padding_holds_never_enters_the_statistics():
+    torch.manual_seed(0)
+    x, outs = torch.randn(4, 5, 6), []
+    for filler in (0.0, 7.0, 1e30):
+        norm = BatchNorm(6)
+        y = norm(x.masked_fill((RAGGED < 0)[:, :, None], filler).requires_grad_(), RAGGED)[RAGGED >= 0]
+        y.square().sum().backward()
+        outs.append((y, norm.running_mean, norm.running_var, norm.weight.grad))
+    for other in outs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_fewer_than_two_tokens_have_no_spread_and_get_the_running_statistics(n):
+    norm = BatchNorm(3, eps=0.0)
+    norm.running_mean.fill_(1.0), norm.running_var.fill_(4.0)
+    pos = torch.tensor([[0, -1]]) if n else torch.tensor([[-1, -1]])
+    y = norm(torch.full((1, 2, 3), 5.0), pos)
+    assert (y == 2.0).all()
+    assert (norm.running_mean == 1.0).all()
+    assert (norm.running_var == 4.0).all()
+
+
+def test_batchnorm_counts_in_fp32_and_answers_in_the_precision_it_is_asked_in():
+    """As under autocast, far from 0, where the squares of bf16 would be noise."""
+    torch.manual_seed(0)
+    x = (torch.randn(4, 5, 6) + 20).bfloat16()
+    low, exact = BatchNorm(6), BatchNorm(6).double()
+    y, wanted = low(x, RAGGED), exact(x.double(), RAGGED)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(low.running_var.double(), exact.running_var, rtol=1e-5, atol=0)
+    spread = float((wanted - y.double())[RAGGED >= 0].detach().abs().max())
+    assert spread < 0.2, "the rounding of 20 to 8 bits, and no more"
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace_in_the_running_statistics():
+    norm = BatchNorm(3, momentum=0.5)
+    x = torch.tensor([[[1.0, float("inf"), 3.0], [3.0, 4.0, float("nan")]]])
+    norm(x)
+    assert norm.running_mean.tolist() == [1.0, 0.0, 0.0]
+    assert norm.running_var.tolist() == [1.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, -0.1, 1.5])
+def test_a_momentum_that_is_no_weight_is_refused(momentum):
+    with pytest.raises(UserError, match=f"momentum of batchnorm is the weight .* not {momentum}"):
+        BatchNorm(3, momentum=momentum)
+
+
+def test_no_norm_is_what_it_is_given():
+    x = torch.randn(2, 3)
+    assert NoNorm(3)(x, None) is x
+    assert not list(NoNorm(3).parameters())

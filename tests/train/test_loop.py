@@ -19,9 +19,11 @@ from torch import nn
 from polyhead import ModelConfig, build
 from polyhead.errors import UserError
 from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.nn.norm import BatchNorm
+from polyhead.nn.weights import weights
 from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint
-from polyhead.train.loop import MOST_SKIPPED, Outcome, seed_of, total_steps, train
+from polyhead.train.loop import MOST_SKIPPED, Outcome, rehearse, seed_of, total_steps, train
 from polyhead.train.training import Training, final_weights, regular
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -419,3 +421,49 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = Training(nn.Linear(4, 1), config(), 8, 1)
     with pytest.raises(UserError, match=r"does not fit: 'bias' is missing; 'weight' is missing; '0\.bias' is not wanted"):
         other.restore(checkpoint.load(tmp_path / "step-1"))
+
+
+def norming(settings: TrainConfig) -> Training:
+    """The toy with a batch norm, whose running statistics are kept beside the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), BatchNorm(8), nn.Tanh(), nn.Linear(8, 1))
+    return Training(model, settings, 8, settings.steps or 0)
+
+
+def kept(training: Training) -> dict[str, torch.Tensor]:
+    """Weights and running statistics, as they are now."""
+    return {name: w.detach().clone() for name, w in weights(training.model).items()}
+
+
+def test_the_rehearsal_leaves_running_statistics_alone() -> None:
+    training = norming(config())
+    before = kept(training)
+    rehearse(training.model, Toy(), config())
+    assert before.keys() >= {"1.running_mean", "1.running_var"}
+    assert all(torch.equal(w, before[name]) for name, w in kept(training).items())
+
+
+def test_running_statistics_are_saved_resumed_and_averaged_with_the_weights(tmp_path: Path) -> None:
+    settings = config(ema=0.9, save_every=4, keep=3, average=3)
+    whole = norming(settings)
+    train(whole, Toy(), settings, tmp_path / "whole", Notes())
+    assert not torch.equal(whole.model[1].running_mean, norming(settings).model[1].running_mean)
+    stopped = norming(settings)
+    train(stopped, Toy(), settings, tmp_path / "cut", Notes(), lambda: stopped.progress.step == 5)
+    resumed = norming(settings)
+    resumed.restore(checkpoint.newest(tmp_path / "cut"))
+    train(resumed, Toy(), settings, tmp_path / "cut", Notes())
+    assert all(torch.equal(w, kept(whole)[name]) for name, w in kept(resumed).items())
+    assert all(torch.equal(w, whole.ema.weights[name]) for name, w in resumed.ema.weights.items())
+    assert not torch.equal(whole.ema.weights["1.running_var"], whole.model[1].running_var)
+    saved = [checkpoint.load(tmp_path / f"whole/step-{step}").tensors["model"] for step in (4, 8, 12)]
+    final_weights(whole, settings, tmp_path / "whole")
+    wanted = sum(one["1.running_var"].double() for one in saved) / 3
+    assert torch.allclose(whole.model[1].running_var.double(), wanted, rtol=1e-6)
+
+
+def test_statistics_that_are_not_finite_are_never_a_checkpoint() -> None:
+    training = norming(config())
+    assert training.finite()
+    training.model[1].running_var[3] = math.nan
+    assert not training.finite()

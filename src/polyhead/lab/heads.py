@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from polyhead.analysis.charts import Curve
@@ -151,7 +153,7 @@ def speed(bench: Bench) -> tuple[int, dict[str, list[float]]]:
         )
         steppers[name] = Stepper(model, problem.batch(1, 0, rows).source, context + 64)
         steppers[name].feed(torch.full((rows, context), 2))
-    runners = {name: (lambda s=stepper: s.feed(token)) for name, stepper in steppers.items()}
+    runners = {name: partial(stepper.feed, token) for name, stepper in steppers.items()}
     return context, race(runners, bench.size(15, 3))
 
 

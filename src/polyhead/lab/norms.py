@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ def step_times(bench: Bench) -> dict[str, list[float]]:
     size: dict[str, Any] = bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
     models = {norm: build(design(problem, norm=norm, **size), bench.seed).train() for norm in NORMS}
     batch = problem.batch(bench.seed, 0)
-    runners = {norm: (lambda m=model: backward(m, batch)) for norm, model in models.items()}
+    runners = {norm: partial(backward, model, batch) for norm, model in models.items()}
     return race(runners, bench.size(15, 3))
 
 

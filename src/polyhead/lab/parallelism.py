@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,11 +43,11 @@ def parallelism(bench: Bench) -> Result:
         with torch.inference_mode():
             differences.append(float((model(source, target) - stepwise(model, source, target)).abs().max()))
         runners = {
-            whole: lambda s=source, t=target: at_once(model, s, t),
-            steps: lambda s=source, t=target: stepwise(model, s, t),
+            whole: partial(at_once, model, source, target),
+            steps: partial(stepwise, model, source, target),
         }
         if length <= longest_again:
-            runners[again] = lambda s=source, t=target: without_cache(model, s, t)
+            runners[again] = partial(without_cache, model, source, target)
         taken = race(runners, bench.size(5, 2))
         times[length] = ratios(taken, steps, whole)
         for name, middle in medians(taken).items():

@@ -118,3 +118,18 @@ def combining(length: int = 8, symbols: int = 16) -> Problem:
         return FIRST + a, FIRST + b, FIRST + table[a, b]
 
     return Problem("combining", FIRST + symbols, length + 1, draw)
+
+
+def delaying(length: int = 24, delay: int = 2, symbols: int = 16) -> Problem:
+    """Say again what the decoder itself read ``delay`` tokens before; the source says nothing.
+
+    So all that is needed is to know where one is. The first tokens, with nothing so far before them, are not asked.
+    """
+
+    def draw(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints, Ints]:
+        read = rng.integers(FIRST, FIRST + symbols, (rows, length))
+        labels = np.full((rows, length), IGNORED)
+        labels[:, delay:] = read[:, :-delay]
+        return np.full((rows, 1), START), read, labels
+
+    return Problem("delaying", FIRST + symbols, length, draw)

@@ -86,7 +86,9 @@ class BatchNorm(nn.Module):
     def __init__(self, d_model: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         if not 0 < momentum <= 1:
-            raise UserError(f"momentum of batchnorm is the weight of the newest batch, above 0 to 1, not {momentum}")
+            raise UserError(
+                f"momentum of batchnorm is the weight of the newest batch, above 0 to 1, not {momentum}"
+            )
         self.eps, self.momentum = eps, momentum
         self.weight, self.bias = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
         self.register_buffer("running_mean", torch.zeros(d_model))
@@ -101,19 +103,20 @@ class BatchNorm(nn.Module):
         return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
 
     def _statistics(self, x: Tensor, pos: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance of the tokens, (C,) fp32; the running ones follow (with the unbiased variance)."""
-        tokens = x.flatten(0, -2).float()
-        seen = None if pos is None else (pos >= 0).expand(x.shape[:-1]).reshape(-1, 1)
-        count = len(tokens) if seen is None else int(seen.sum())
+        """Mean and biased variance of the tokens, (C,) each; the running ones follow, with the unbiased variance."""
+        tokens = x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
+        empty = None if pos is None else (pos < 0).expand(x.shape[:-1]).reshape(-1, 1)
+        count = len(tokens) if empty is None else int((~empty).sum())
         if count < 2:  # no spread to speak of
             return self.running_mean, self.running_var
-        tokens = tokens if seen is None else tokens * seen
+        tokens = tokens if empty is None else tokens.masked_fill(empty, 0)
         mean = tokens.sum(0) / count
-        off = tokens - mean if seen is None else (tokens - mean) * seen
+        off = tokens - mean if empty is None else (tokens - mean).masked_fill(empty, 0)
         var = off.square().sum(0) / count
         with torch.no_grad():
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_((var * (count / (count - 1))).to(self.running_var.dtype), self.momentum)
+            for running, new in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
+                # a step that is not finite is skipped; what it left here would stay
+                running.lerp_(torch.where(new.isfinite(), new.to(running.dtype), running), self.momentum)
         return mean, var
 
 

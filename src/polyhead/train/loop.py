@@ -15,6 +15,7 @@ from torch import nn
 
 from polyhead.errors import UserError
 from polyhead.nn.loss import Loss
+from polyhead.nn.weights import running
 from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint
 from polyhead.train.files import remove
@@ -109,6 +110,7 @@ def train(
 def rehearse(model: nn.Module, task: Task, config: TrainConfig) -> None:
     """Run the costliest batch once and learn nothing: what does not fit into memory fails now, not after hours."""
     device = next(model.parameters()).device
+    before = {name: statistic.clone() for name, statistic in running(model).items()}
     try:
         batch = task.batch(task.hardest())
         with autocast(resolve(config.precision, device), device):
@@ -124,6 +126,8 @@ def rehearse(model: nn.Module, task: Task, config: TrainConfig) -> None:
         ) from error
     finally:
         model.zero_grad(set_to_none=True)
+        for name, statistic in running(model).items():
+            statistic.copy_(before[name])
 
 
 class Clock:

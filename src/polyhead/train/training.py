@@ -33,7 +33,7 @@ class Training:
 
     def finite(self) -> bool:
         """Whether every weight is a number. Such as are not never become one again."""
-        return all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
+        return all(bool(torch.isfinite(w).all()) for w in weights(self.model).values())
 
     def save(self, root: Path, extra: dict[str, str]) -> None:
         """Write checkpoints/step-N. Tied weights are one parameter and written once."""

@@ -1,0 +1,233 @@
+"""The Transformer against what came before it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from polyhead.analysis.charts import Curve
+from polyhead.config import ModelConfig
+from polyhead.data.collate import Batch
+from polyhead.lab.catalogue import LAB, Bench
+from polyhead.lab.clock import medians, race, ratios
+from polyhead.lab.learn import HELD_OUT, Learned, design, features, learn
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.stepping import Stepper
+from polyhead.lab.tasks import FIRST, Problem, copying, recall
+from polyhead.lab.verdict import above, all_of, interval, less, within
+from polyhead.models.build import build
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.loss import cross_entropy
+from polyhead.registry import Choice
+
+ITEMS = 16
+PROBLEM = recall(ITEMS)
+TRANSFORMER, PLAIN = "Transformer", "LSTM, no attention"
+DESIGNS: dict[str, dict[str, Any]] = {
+    TRANSFORMER: {},
+    "LSTM": {"block": Choice("lstm"), "position": Choice("none")},
+    "GRU": {"block": Choice("gru"), "position": Choice("none")},
+    "CNN": {"block": Choice("conv")},
+    PLAIN: {"block": Choice("lstm", attention=False, bidirectional=False), "position": Choice("none")},
+    "GRU, no attention": {
+        "block": Choice("gru", attention=False, bidirectional=False),
+        "position": Choice("none"),
+    },
+}
+WITH_ATTENTION, WITHOUT = ("LSTM", "GRU"), (PLAIN, "GRU, no attention")
+
+
+@LAB.register("recurrence")
+def recurrence(bench: Bench) -> Result:
+    """Transformer, LSTM, GRU and CNN: recall by distance, training speed, decoding speed."""
+    steps = bench.size(250, 4)
+    runs: dict[str, list[Learned]] = {name: [] for name in DESIGNS}
+    for seed in bench.seeds(3):
+        for name in DESIGNS:
+            runs[name].append(learn(config(name, PROBLEM), PROBLEM, seed=seed, steps=steps, lr=5e-3))
+            bench.say(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % right")
+    near_far = {name: [by_distance(run.model) for run in rs] for name, rs in runs.items()}
+    right = {name: [run.accuracy for run in rs] for name, rs in runs.items()}
+    bench.say("recall measured; now speeds")
+    lengths = bench.size([16, 64, 256], [4, 8])
+    training = {length: training_times(bench, length) for length in lengths}
+    contexts = bench.size([64, 256, 1024, 4096], [4, 8])
+    decoding = {context: decoding_times(bench, context) for context in contexts}
+    last, far = lengths[-1], contexts[-1]
+    slower = {name: ratios(training[last], name, TRANSFORMER) for name in WITH_ATTENTION}
+    flat = [b / a for a, b in zip(decoding[contexts[0]]["LSTM"], decoding[far]["LSTM"], strict=True)]
+    grown = [
+        b / a for a, b in zip(decoding[contexts[0]][TRANSFORMER], decoding[far][TRANSFORMER], strict=True)
+    ]
+    recency = [near[0] - near[-1] for near in near_far[PLAIN]]
+
+    claims = [
+        Claim(
+            "A recurrent network that must keep the whole source in one vector recalls less than one with attention.",
+            "Bahdanau et al., 2015, section 1 and figure 2; Cho et al., 2014",
+            "; ".join(f"{name} {percent(right[name])}" for name in (*WITH_ATTENTION, *WITHOUT)) + " of values right.",
+            all_of(less(right[without], right[attends]) for attends, without in zip(WITH_ATTENTION, WITHOUT, strict=True)),
+        ),
+        Claim(
+            "What such a network recalls is what came last.",
+            "Bengio et al., 1994; Hochreiter & Schmidhuber, 1997: gradients vanish over time",
+            f"{PLAIN}: {interval([100 * n[0] for n in near_far[PLAIN]]).said()} % right for the last item, "
+            f"{interval([100 * n[-1] for n in near_far[PLAIN]]).said()} % for the first.",
+            above(recency, 0.0),
+        ),
+        Claim(
+            "The Transformer recalls alike at every distance.",
+            "Vaswani et al., 2017, table 1: paths of length 1",
+            f"{interval([100 * n[0] for n in near_far[TRANSFORMER]]).said()} % right for the last item, "
+            f"{interval([100 * n[-1] for n in near_far[TRANSFORMER]]).said()} % for the first (alike: within 5 points).",
+            within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05),
+        ),
+        Claim(
+            "At equal steps the Transformer recalls more than recurrent networks with attention.",
+            "Vaswani et al., 2017, table 2, for translation",
+            f"{TRANSFORMER} {percent(right[TRANSFORMER])}, LSTM {percent(right['LSTM'])}, GRU {percent(right['GRU'])}.",
+            all_of(less(right[name], right[TRANSFORMER]) for name in WITH_ATTENTION),
+        ),
+        Claim(
+            "The Transformer trains faster, for it reads all tokens at once.",
+            "Vaswani et al., 2017, table 1 and section 4",
+            f"A training step over {last} tokens: LSTM {interval(slower['LSTM']).said()}, GRU "
+            f"{interval(slower['GRU']).said()} times the Transformer's time, on {torch.get_num_threads()} thread(s).",
+            all_of(above(r, 1.0) for r in slower.values()),
+        ),
+        Claim(
+            "A recurrent decoder's step takes the same time at any length.",
+            "its state is of constant size",
+            f"From {contexts[0]} to {far:,} tokens: LSTM {interval(flat).said()} times, Transformer "
+            f"{interval(grown).said()} times (the same: within 25 %).",
+            within(flat, 1.0, 0.25),
+        ),
+        Claim(
+            "A Transformer decoder's step takes longer the more it has written.",
+            "it reads all keys and values again",
+            f"At {far:,} tokens {interval(grown).said()} times as long as at {contexts[0]}.",
+            above(grown, 1.0),
+        ),
+    ]  # fmt: skip
+    figures: list[Plot | Dots | Table] = [
+        Plot(
+            "Recall by distance",
+            "items from the end",
+            [Curve(name, mean_by_distance(rows)) for name, rows in near_far.items()],
+            f"Percent of values right, mean over seeds, for the last item of the source (1) to the first ({ITEMS}). "
+            "By guessing: 12.5.",
+            from_zero=True,
+        ),
+        Dots(
+            "Values right", "percent, held-out", {name: [100 * r for r in right[name]] for name in DESIGNS},
+            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+        ),
+        Plot("Training loss (first seed)", "step", [Curve(n, rs[0].curve) for n, rs in runs.items() if rs[0].curve], from_zero=True),
+        Plot(
+            "A training step",
+            "tokens of a row",
+            [Curve(name, [(n, 1e3 * medians(taken)[name]) for n, taken in training.items()]) for name in DESIGNS],
+            "Milliseconds, forward and backward, 8 rows.",
+            log=True,
+        ),
+        Plot(
+            "A decoding step",
+            "tokens so far",
+            [Curve(name, [(n, 1e3 * medians(taken)[name]) for n, taken in decoding.items()]) for name in decoding[far]],
+            "Milliseconds for the next token of 8 rows.",
+            log=True,
+            from_zero=True,
+        ),
+        Table(
+            "All numbers",
+            ("design", "parameters", "right, %", f"ms a training step, {last} tokens", f"ms a decoding step, {far:,} tokens"),
+            [
+                (name, sum(p.numel() for p in runs[name][0].model.parameters()), percent(right[name])[:-2],
+                 f"{1e3 * medians(training[last])[name]:.1f}",
+                 f"{1e3 * medians(decoding[far])[name]:.2f}" if name in decoding[far] else "not measured")
+                for name in DESIGNS
+            ],
+        ),
+    ]  # fmt: skip
+    return Result(
+        "Transformer, recurrence, convolution",
+        "A recurrent network reads token by token into a state of fixed size. Attention keeps every token and looks where it "
+        "must. What does that buy, in recall and in time?",
+        claims,
+        figures,
+        f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm; recurrent decoders attend to the source unless it says no "
+        f"attention, where also the encoder reads one way. CNN: gated convolutions of width 3 with attention to the source. "
+        f"Task: {ITEMS} items, each a key and one of 8 values; asked for a key, say its value. {steps} steps of 64 rows, "
+        f"cosine, one learning rate (5e-3) for all, {len(bench.seeds(3))} seeds.\n\nSpeed: d_model {bench.size(128, 16)}, "
+        "8 rows, fresh weights, fp32, designs in turns.",
+    )
+
+
+def config(name: str, problem: Problem, **size: Any) -> ModelConfig:
+    """A design fitted to a task."""
+    return design(problem, **{**DESIGNS[name], **size})
+
+
+@torch.inference_mode()
+def by_distance(model: Seq2Seq, batches: int = 8) -> list[float]:
+    """Share of values right, from the last item of the source to the first."""
+    model.eval()
+    right, asked = torch.zeros(ITEMS), torch.zeros(ITEMS)
+    for number in range(HELD_OUT, HELD_OUT + batches):
+        batch = PROBLEM.batch(0, number)
+        hit = (model.head(features(model, batch)).argmax(-1) == batch.labels).float()
+        distance = ITEMS - 1 - place(batch)
+        right.index_add_(0, distance.flatten(), hit.flatten())
+        asked.index_add_(0, distance.flatten(), torch.ones(hit.numel()))
+    return list((right / asked).tolist())
+
+
+def place(batch: Batch) -> torch.Tensor:
+    """Where in the source the item stands that each query asks for: (B, T)."""
+    keys = (batch.source - FIRST) // 8  # recall's tokens: key * values + value
+    wanted = batch.target - (FIRST + 16 * 8)
+    return (keys[:, None, :] == wanted[:, :, None]).int().argmax(-1)
+
+
+def mean_by_distance(rows: list[list[float]]) -> list[tuple[float, float]]:
+    """(items from the end, percent right)."""
+    return [(i + 1, 100 * sum(values) / len(values)) for i, values in enumerate(zip(*rows, strict=True))]
+
+
+def training_times(bench: Bench, length: int) -> dict[str, list[float]]:
+    """Seconds of forward and backward pass of every design."""
+    problem = copying(length, 64)
+    batch = problem.batch(bench.seed, 0, 8)
+
+    def step(model: Seq2Seq) -> None:
+        loss = cross_entropy(features(model, batch), model.head.weight, batch.labels)
+        loss.total.backward()
+        model.zero_grad(set_to_none=True)
+
+    models = {name: build(config(name, problem, **width(bench)), bench.seed).train() for name in DESIGNS}
+    return race({name: partial(step, model) for name, model in models.items()}, bench.size(5, 2))
+
+
+def decoding_times(bench: Bench, context: int) -> dict[str, list[float]]:
+    """Seconds of the next token of 8 rows that have so many."""
+    problem = copying(8, 64)._replace(max_len=context + 64)
+    token, runners = torch.full((8, 1), FIRST), {}
+    for name in (TRANSFORMER, "LSTM", "GRU", "CNN"):
+        model = build(config(name, problem, **width(bench)), bench.seed)
+        stepper = Stepper(model, problem.batch(1, 0, 8).source, context + 64)
+        for _ in range(context // min(context, 512)):
+            stepper.feed(torch.full((8, min(context, 512)), FIRST))
+        runners[name] = partial(stepper.feed, token)
+    return race(runners, bench.size(15, 3))
+
+
+def width(bench: Bench) -> dict[str, int]:
+    """The size of models whose speed is measured."""
+    return bench.size({"d_model": 128, "d_ff": 512}, {"d_model": 16, "d_ff": 16})
+
+
+def percent(shares: list[float]) -> str:
+    """Shares in words."""
+    return f"{interval([100 * s for s in shares]).said()} %"

@@ -1,0 +1,93 @@
+"""Designs that make no sense are refused when the config is read, each in one sentence that says what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from polyhead.config import ModelConfig
+from polyhead.errors import explain
+
+SIZES = {"vocab_size": 19, "d_model": 16, "n_heads": 4, "n_layers": 1, "d_ff": 20, "max_len": 16}
+BIASES = ("alibi", "t5", "shaw")
+TURNED = (
+    "feature_map 'square' makes 10 features of a head's 4, and a position that turns heads (rope) turns only those: "
+    "take feature_map elu, or position sinusoidal"
+)
+SCORES = {
+    "linear": "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw) is added to: "
+    "take position rope, sinusoidal, learned or none, or attention softmax",
+    "kernel": "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw) could be "
+    "added to: take position rope, sinusoidal, learned or none, or attention softmax",
+}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(({"attention": a, "position": p}, SCORES[a]) for a in SCORES for p in BIASES),
+    *(({"decoder_attention": a, "position": p}, SCORES[a]) for a in SCORES for p in BIASES),
+    ({"attention": {"name": "linear", "feature_map": "square"}, "position": "rope"}, TURNED),
+    (
+        {"attention": {"name": "linear", "feature_map": "sqare"}},
+        "unknown feature_map 'sqare'; did you mean 'square'? Known: elu, relu, square",
+    ),
+    (
+        {"attention": {"name": "kernel", "sim": "softmax"}},
+        "unknown similarity 'softmax'; known: elu, exp, relu, square",
+    ),
+    (
+        {"attention": {"name": "linear", "window": 4}},
+        "unknown option of attention 'linear' 'window'; known: bias, chunk, eps, feature_map, tie",
+    ),
+    (
+        {"attention": {"name": "linear", "chunk": 0}},
+        "chunk of attention 'linear' is 0, wanted at least 1 token",
+    ),
+    (
+        {"attention": {"name": "linear", "eps": 0}},
+        "eps keeps a denominator from 0, so it is above 0, not 0.0",
+    ),
+    (
+        {"cross_attention": {"name": "linear", "tie": "qk"}, "n_kv_heads": 2},
+        "tie=qk wants as many key heads as query heads: n_kv_heads=4",
+    ),
+    (
+        {"attention": {"name": "linear", "tie": "kv"}, "v_head_dim": 3},
+        "tie=kv wants values as wide as keys: v_head_dim=4",
+    ),
+    (
+        {"attention": {"name": "softmax", "sink": 1}},
+        "sink is 1; it counts tokens seen from beyond a window, so give a window too",
+    ),
+    (
+        {"sandwich_norm": True},
+        "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
+    ),
+    (
+        {"position": "rope", "head_dim": 3},
+        "head_dim must be even for rope, which turns pairs of features; here it is 3 (d_model 16, n_heads 4); "
+        "the nearest head_dim is 2 or 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=lambda x: str(x) if isinstance(x, dict) else "")
+def test_it_is_refused_in_one_line_that_says_what_to_do(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ModelConfig(**{**SIZES, **given})
+    (line,) = str(explain(caught.value, ModelConfig)).splitlines()
+    assert line.removeprefix(f"{next(iter(given))}: ") == message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attention": "linear", "position": "rope"},
+        {"attention": {"name": "linear", "feature_map": "square"}, "position": "none"},
+        {"cross_attention": {"name": "linear", "feature_map": "square"}, "position": "rope"},
+        *({"cross_attention": a, "position": p} for a in SCORES for p in BIASES),
+    ],
+    ids=str,
+)
+def test_what_stands_beside_it_in_the_table_is_built(given: dict[str, Any]) -> None:
+    """Attention to the source has no positions of its own, so what it is does not clash with them."""
+    ModelConfig(**{**SIZES, **given})
