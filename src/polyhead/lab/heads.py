@@ -9,7 +9,7 @@ import torch
 from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, design, learn
+from polyhead.lab.learn import Learned, design, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, bytes_per_token
 from polyhead.lab.tasks import copying, recall
@@ -125,7 +125,7 @@ def heads(bench: Bench) -> Result:
 
 def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
     """A run a design and seed."""
-    problem, steps = TASKS[task]
+    problem, steps = sized(bench, TASKS[task][0]), TASKS[task][1]
     cells: dict[str, list[Learned]] = {name: [] for name in DESIGNS}
     for seed in bench.seeds(3):
         for name, (n_heads, n_kv_heads) in DESIGNS.items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyhead.config import ModelConfig
 from polyhead.data.collate import IGNORED, Batch
 from polyhead.errors import UserError
+from polyhead.lab.catalogue import Bench
 from polyhead.lab.tasks import Problem
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
@@ -48,6 +49,11 @@ class Learned(NamedTuple):
     @property
     def diverged(self) -> bool:
         return not math.isfinite(self.loss)
+
+
+def sized(bench: Bench, problem: Problem) -> Problem:
+    """The task, with few rows in a batch if the run is a quick one."""
+    return bench.size(problem, problem._replace(rows=8))
 
 
 def design(problem: Problem, **changes: Any) -> ModelConfig:

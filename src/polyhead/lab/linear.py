@@ -12,7 +12,7 @@ from polyhead.analysis.charts import Curve
 from polyhead.config import Shape
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race
-from polyhead.lab.learn import design, learn
+from polyhead.lab.learn import design, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, stepwise
 from polyhead.lab.tasks import copying, recall
@@ -240,7 +240,7 @@ def forms_differ(bench: Bench) -> float:
 
 def trainings(bench: Bench) -> dict[str, list[float]]:
     """Losses of both kinds on a recall task."""
-    problem = recall()
+    problem = sized(bench, recall())
     losses: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for seed in bench.seeds(3):
         for kind in KINDS:

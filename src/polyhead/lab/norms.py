@@ -12,7 +12,7 @@ from polyhead.analysis.charts import Curve
 from polyhead.data.collate import IGNORED, Batch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, design, features, learn
+from polyhead.lab.learn import Learned, design, features, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import PAD, START, Problem, copying
 from polyhead.lab.verdict import all_of, any_of, below, interval, less
@@ -136,6 +136,7 @@ def norms(bench: Bench) -> Result:
 
 def trainings(bench: Bench, problem: Problem, name: str, steps: int) -> dict[str, list[Learned]]:
     """A run a norm and seed."""
+    problem = sized(bench, problem)
     cells: dict[str, list[Learned]] = {norm: [] for norm in NORMS}
     for seed in bench.seeds(3):
         for norm in NORMS:
@@ -151,7 +152,7 @@ def training_loss(run: Learned) -> float:
 
 def step_times(bench: Bench) -> dict[str, list[float]]:
     """Seconds of forward and backward pass with each norm, in turns."""
-    problem = PROBLEMS["full rows"]
+    problem = sized(bench, PROBLEMS["full rows"])
     size: dict[str, Any] = bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
     models = {norm: build(design(problem, norm=norm, **size), bench.seed).train() for norm in NORMS}
     batch = problem.batch(bench.seed, 0)
@@ -172,7 +173,7 @@ def padding_matters(bench: Bench, told: bool) -> float:
 
     ``told``: the model is given positions, and so knows what is padding; else it takes padding for tokens.
     """
-    problem = PROBLEMS["much padding"]
+    problem = sized(bench, PROBLEMS["much padding"])
     config = design(problem, norm="batchnorm", max_len=64)
     batch = problem.batch(bench.seed, 0)
     rows, width = batch.target.shape

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from polyhead.analysis.charts import Curve
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, judge, learn
+from polyhead.lab.learn import Learned, design, judge, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import delaying
 from polyhead.lab.verdict import all_of, below, interval, less
@@ -171,30 +171,30 @@ def positions(bench: Bench) -> Result:
 
 def sweep(bench: Bench) -> Swept:
     """Train every scheme and judge it at every length; rope also with its angles scaled afterwards."""
-    problem = delaying(LENGTH)._replace(rows=32)
+    problem = sized(bench, delaying(LENGTH)._replace(rows=32))
     swept = Swept({}, {}, {})
     for seed in bench.seeds(3):
         for name in SCHEMES:
             config = design(problem, position=Choice(name), n_layers=1, n_decoder_layers=2)
             run = learn(config, problem, seed=seed, steps=bench.size(150, 4), lr=5e-3)
             swept.first.setdefault(name, run)
-            measure(run, name, swept)
+            measure(bench, run, name, swept)
             if name == "rope":
                 for scaled, options in SCALED.items():
                     other = config.model_copy(update={"position": POSITION.check(Choice("rope", **options))})
                     model = build(other)
                     model.load_state_dict(run.model.state_dict())
-                    measure(run._replace(model=model), scaled, swept)
+                    measure(bench, run._replace(model=model), scaled, swept)
             bench.say(f"seed {seed}, {name}: loss {run.loss:.3f}")
     order = (*SCHEMES, *SCALED)
     return swept._replace(losses={name: swept.losses[name] for name in order})
 
 
-def measure(run: Learned, name: str, swept: Swept) -> None:
+def measure(bench: Bench, run: Learned, name: str, swept: Swept) -> None:
     """Add the losses of a run at every length."""
     by_length = swept.losses.setdefault(name, {})
     for stretch in STRETCH:
-        longer = delaying(LENGTH * stretch)._replace(rows=32)
+        longer = sized(bench, delaying(LENGTH * stretch)._replace(rows=32))
         try:
             by_length.setdefault(longer.max_len, []).append(judge(run.model, longer)["loss"])
         except UserError as error:

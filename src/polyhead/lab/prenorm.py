@@ -9,7 +9,7 @@ from typing import Any
 from polyhead.analysis.charts import Curve
 from polyhead.config import ModelSection
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, learn
+from polyhead.lab.learn import Learned, design, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import copying
 from polyhead.lab.verdict import above, all_of, any_of, below, interval, less, within
@@ -194,7 +194,7 @@ def trainings(bench: Bench, depth: int, steps: int) -> dict[tuple[str, bool], li
             for warm in (False, True) if name != "sandwich" else (False,):
                 run = learn(
                     design(PROBLEM, n_layers=depth, **place),
-                    PROBLEM,
+                    sized(bench, PROBLEM),
                     seed=seed,
                     steps=steps,
                     warmup=round(0.4 * steps) if warm else 0,

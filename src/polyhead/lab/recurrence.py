@@ -12,7 +12,7 @@ from polyhead.config import ModelConfig
 from polyhead.data.collate import Batch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import HELD_OUT, Learned, design, features, learn
+from polyhead.lab.learn import HELD_OUT, Learned, design, features, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper
 from polyhead.lab.tasks import FIRST, Problem, copying, recall
@@ -46,9 +46,11 @@ def recurrence(bench: Bench) -> Result:
     runs: dict[str, list[Learned]] = {name: [] for name in DESIGNS}
     for seed in bench.seeds(3):
         for name in DESIGNS:
-            runs[name].append(learn(config(name, PROBLEM), PROBLEM, seed=seed, steps=steps, lr=5e-3))
+            runs[name].append(
+                learn(config(name, PROBLEM), sized(bench, PROBLEM), seed=seed, steps=steps, lr=5e-3)
+            )
             bench.say(f"seed {seed}, {name}: {100 * runs[name][-1].accuracy:.1f} % right")
-    near_far = {name: [by_distance(run.model) for run in rs] for name, rs in runs.items()}
+    near_far = {name: [by_distance(run.model, bench.size(8, 1)) for run in rs] for name, rs in runs.items()}
     right = {name: [run.accuracy for run in rs] for name, rs in runs.items()}
     bench.say("recall measured; now speeds")
     lengths = bench.size([16, 64, 256], [4, 8])
@@ -171,7 +173,7 @@ def config(name: str, problem: Problem, **size: Any) -> ModelConfig:
 
 
 @torch.inference_mode()
-def by_distance(model: Seq2Seq, batches: int = 8) -> list[float]:
+def by_distance(model: Seq2Seq, batches: int) -> list[float]:
     """Share of values right, from the last item of the source to the first."""
     model.eval()
     right, asked = torch.zeros(ITEMS), torch.zeros(ITEMS)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import design, learn
+from polyhead.lab.learn import design, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import recall
 from polyhead.lab.verdict import all_of, below, interval, less, within
@@ -212,7 +212,7 @@ class Trained:
 
 def trainings(bench: Bench) -> Trained:
     """One wide head with and without the scale."""
-    problem, trained = recall(), Trained(bench.size(200, 4))
+    problem, trained = sized(bench, recall()), Trained(bench.size(200, 4))
     size = bench.size({"d_model": 128, "d_ff": 128}, {"d_model": 16, "d_ff": 16})
     for seed in bench.seeds(3):
         for losses, scale in ((trained.scaled, None), (trained.plain, 1.0)):

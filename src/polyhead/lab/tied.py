@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, learn
+from polyhead.lab.learn import Learned, design, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import copying, recall, reversing
 from polyhead.lab.verdict import all_of, interval, less
@@ -94,7 +94,7 @@ def tied(bench: Bench) -> Result:
 
 def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
     """A run a tie and seed."""
-    problem, steps = TASKS[task]
+    problem, steps = sized(bench, TASKS[task][0]), TASKS[task][1]
     cells: dict[str, list[Learned]] = {tie: [] for tie in TIES}
     for seed in bench.seeds(3):
         for tie in TIES:
