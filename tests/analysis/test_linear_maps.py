@@ -1,0 +1,75 @@
+"""A model that folds the past shows the maps it can, and the others are missing rather than wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyhead.analysis.attention_maps import cross_attention, pair_attention, watch
+from polyhead.analysis.attention_page import attention_page
+from polyhead.analysis.heat_map import AttentionMap
+from polyhead.cache.make import make_cache
+from polyhead.config import ModelConfig
+from polyhead.models import Seq2Seq, build
+
+
+def made(**design: object) -> Seq2Seq:
+    config = ModelConfig(
+        vocab_size=17, d_model=16, n_heads=4, n_kv_heads=2, n_layers=2, d_ff=24, dropout=0.0, **design
+    )
+    return build(config, seed=0).eval()
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "rope"])
+def test_maps_of_a_pair_are_the_weights_of_the_same_kernel_written_out(position):
+    model = made(attention="linear", position=position)
+    torch.manual_seed(1)
+    source, target = torch.randint(5, 17, (1, 6)), torch.randint(5, 17, (1, 4))
+    found = pair_attention(model, source, target)
+    assert {kind: tuple(maps.shape) for kind, maps in found.items()} == {
+        "encoder": (2, 4, 6, 6),
+        "decoder": (2, 4, 4, 4),
+        "cross": (2, 4, 4, 6),
+    }
+    assert torch.equal(cross_attention(model, source, target), found["cross"])
+    assert (found["decoder"].triu(1) == 0).all()
+    torch.testing.assert_close(found["cross"].sum(-1), torch.ones(2, 4, 4), rtol=0, atol=1e-5)
+    if position == "rope":
+        return  # there the kernel written out turns queries and keys, not their features
+    other = made(attention={"name": "kernel", "sim": "elu"})
+    other.load_state_dict(model.state_dict())
+    for kind, maps in pair_attention(other, source, target).items():
+        torch.testing.assert_close(found[kind], maps, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "rope"])
+def test_the_page_of_a_linear_model_is_written(tmp_path, position):
+    source, target = torch.arange(5, 11)[None], torch.arange(5, 9)[None]
+    for kind, weights in pair_attention(made(attention="linear", position=position), source, target).items():
+        rows, columns = list("abcdef"[: weights.size(2)]), list("abcdef"[: weights.size(3)])
+        page = attention_page(tmp_path / f"{kind}.html", AttentionMap(columns, rows, weights, kind))
+        assert "NaN" not in page.read_text()
+
+
+@torch.no_grad()
+def test_stepwise_the_source_is_seen_and_the_folded_past_is_not():
+    model, source = made(attention="linear"), torch.randint(5, 17, (2, 6))
+    target = torch.randint(5, 17, (2, 5))
+    with watch(model) as seen:
+        model(source, target)
+    whole = {name: passes[0] for name, passes in seen.items()}
+    with watch(model) as seen:
+        memory = [kept.kept() for kept in model.encode(source)]
+        cache = make_cache(None, model.cache_shape, 2, 5)
+        for t in range(5):
+            pos = torch.full((2, 1), t)
+            cache.begin(range(2), pos)
+            model.decode(target[:, t : t + 1], pos, cache, memory)
+    for i in range(2):
+        assert seen[f"decoder.layers.{i}.attn"] == []
+        torch.testing.assert_close(
+            torch.cat(seen[f"decoder.layers.{i}.cross"], 2),
+            whole[f"decoder.layers.{i}.cross"],
+            rtol=0,
+            atol=1e-6,
+        )
