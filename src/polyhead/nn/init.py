@@ -1,4 +1,8 @@
-"""Initial weights. They are drawn after ``torch.manual_seed(train.seed)``: the same seed gives the same model."""
+"""Initial weights. They are drawn after ``torch.manual_seed(train.seed)``: the same seed gives the same model.
+
+Whatever is chosen, matrices on the state of a recurrent layer are orthogonal (Saxe et al., 2014), so that what is kept
+keeps its length, and the forget gate of an LSTM has bias 1, so that it keeps (Jozefowicz et al., 2015).
+"""
 
 from __future__ import annotations
 
@@ -49,8 +53,7 @@ def normal(model: nn.Module, config: ModelConfig, *, std: float = 0.02) -> None:
 
 
 def _fill_recurrent(module: nn.RNNBase, matrix: Callable[[Tensor], object]) -> None:
-    """Matrices on the input as any other; those on the state orthogonal, so that what is kept keeps its length
-    (Saxe et al., 2014); biases zero, but 1 for an LSTM's forget gate, so that it keeps (Jozefowicz et al., 2015)."""
+    """Matrices on the input as any other, those on the state orthogonal, biases zero, but 1 for an LSTM's forget gate."""
     for name, weight in module.named_parameters():
         if weight.ndim == 1:
             nn.init.zeros_(weight)
