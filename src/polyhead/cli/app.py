@@ -23,6 +23,7 @@ VERBS = {
     "generate": ("generate", "Let a language model go on from a text."),
     "score": ("score", "Say how likely given translations are."),
     "attend": ("attend", "Show what every head looks at: a page, and a map in the terminal."),
+    "draw": ("draw", "Draw what positions do and where tokens lie: a page."),
     "parts": ("parts", "List the parts a model can be made of, with their options."),
     "lab": ("lab", "Measure claims of the literature on this machine."),
     "env": ("env", "Describe this installation, for reports of defects."),
