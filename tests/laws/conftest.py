@@ -25,8 +25,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"qk_norm": True, "scale": 0.3, "bias": False},
         {"tie": "kv"},
     ],
-    "linear": [{"feature_map": "square"}, {"feature_map": "relu", "tie": "kv", "chunk": 2}],
-    "kernel": [{"sim": "square", "tie": "kv"}],
+    "linear": [{"feature_map": "square", "eps": 1.0}, {"feature_map": "relu", "tie": "kv", "chunk": 2}],
+    "kernel": [{"sim": "square", "tie": "kv", "eps": 1.0}],
     "rope": [
         {"theta": 100.0},
         {"layout": "interleaved", "fraction": 0.5},

@@ -43,11 +43,13 @@ def relu(x: Tensor) -> Tensor:
 def square(x: Tensor) -> Tensor:
     """All products of two features, which make the polynomial kernel of degree 2 linear.
 
-    A product of two different features stands for both its orders, hence its weight sqrt(2).
+    A product of two different features stands for both its orders, hence its weight sqrt(2). Vectors at right angles are
+    not similar at all, so a row's first queries may find nothing but rounding to divide: give attention eps: 1 with it.
 
     Equation: phi(x) = (x_i^2, sqrt(2) x_i x_j for i < j), P = D (D + 1) / 2, so that phi(x) . phi(y) = (x . y)^2
     Paper: Katharopoulos et al., 2020, sec. 3.2.1
     When: sharper weights are worth (D + 1) / 2 times the state and the work
+    Recipe: model: {attention: {name: linear, feature_map: square, eps: 1.0}}
     """
     i, j = torch.triu_indices(x.size(-1), x.size(-1), device=x.device)
     weight = (2 - (i == j).to(x.dtype)).sqrt()

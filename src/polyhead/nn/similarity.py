@@ -24,11 +24,14 @@ def exp(q: Tensor, k: Tensor) -> Tensor:
 
 @SIMILARITY.register("square")
 def square(q: Tensor, k: Tensor) -> Tensor:
-    """The polynomial kernel of degree 2: opposite directions are as similar as equal ones.
+    """The polynomial kernel of degree 2: opposite directions are as similar as equal ones, right angles not at all.
+
+    A row's first queries may find nothing but rounding to divide: give attention eps: 1 with it.
 
     Equation: sim(q, k) = (q . k)^2
     Paper: Katharopoulos et al., 2020, sec. 3.2.1
     When: to compare with linear attention over feature_map square, which is the same
+    Recipe: model: {attention: {name: kernel, sim: square, eps: 1.0}}
     """
     return (q @ k.mT).square()
 
