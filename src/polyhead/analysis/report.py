@@ -96,7 +96,9 @@ def training(metrics: Sequence[Mapping[str, Any]]) -> Section:
     return Section("Training", "Point at a curve to read its values.", body)
 
 
-def plot(title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero: bool = False) -> str:
+def plot(
+    title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero: bool = False, x_label: str = "step"
+) -> str:
     """A chart in one or several sizes (the style shows the one that fits), its legend and its data."""
     names = [escape(curve.name) if len(drawn) > 1 else "" for curve in drawn]
     points = [[[round(x), float(f"{y:.4g}")] for x, y in curve.points] for curve in drawn]
@@ -104,11 +106,11 @@ def plot(title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero:
         f'<span class="key c{i}">{name} <output>{number(curve.points[-1][1])}</output></span>'
         for i, (name, curve) in enumerate(zip(names, drawn, strict=True))
     )
-    charts = "".join(line_chart(drawn, "step", title, *size, from_zero) for size in sizes)
+    charts = "".join(line_chart(drawn, x_label, title, *size, from_zero) for size in sizes)
     kind = "plot sizes" if len(sizes) > 1 else "plot"
     return (
         f'<figure class="{kind}"><figcaption><b>{escape(title)}</b>{legend}'
-        f'<span class="at">step <output>{number(max(c.points[-1][0] for c in drawn))}</output></span></figcaption>'
+        f'<span class="at">{x_label} <output>{number(max(c.points[-1][0] for c in drawn))}</output></span></figcaption>'
         f"{charts}{data(points)}</figure>"
     )
 
