@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from polyhead import Choice, ModelConfig
-from polyhead.config import ModelSection
+from polyhead import Choice, ModelConfig, build
+from polyhead.config import ModelSection, Shape
+from polyhead.models import Seq2Seq
+
+SMALL: dict[str, Any] = {"vocab_size": 10, "d_model": 16, "n_heads": 4, "n_layers": 1, "max_len": 8}
 
 
 def test_defaults_are_the_base_model_of_the_paper() -> None:
@@ -23,10 +26,73 @@ def test_sizes_follow_from_others_unless_given() -> None:
     assert (given.kv_heads, given.d_ff, given.n_decoder_layers) == (1, 100, 1)
 
 
-def test_a_written_config_reads_back_the_same() -> None:
-    config = ModelConfig(vocab_size=10, position=Choice("rope", theta=5e5), n_kv_heads=2)
+@pytest.mark.parametrize(
+    ("given", "widths"),
+    [
+        ({}, (4, 4)),
+        ({"head_dim": 6}, (6, 6)),
+        ({"v_head_dim": 3}, (4, 3)),
+        ({"head_dim": 6, "v_head_dim": 3}, (6, 3)),
+        ({"d_model": 18, "head_dim": 5, "v_head_dim": 5}, (5, 5)),
+    ],
+)
+def test_the_widths_of_heads_follow_from_the_model_unless_given(
+    given: dict[str, Any], widths: tuple[int, int]
+) -> None:
+    config = ModelConfig(**{**SMALL, "n_kv_heads": 2, **given})
+    C = config.d_model
+    assert (config.head_dim, config.v_head_dim) == widths
+    assert config.shape(True) == Shape(C, 4, 2, *widths, 8, True)
+    attn = build(config, seed=1).encoder.layers[0].attn
+    sizes = [tuple(getattr(attn, f"{p}_proj").weight.shape) for p in "qkvo"]
+    assert sizes == [(4 * widths[0], C), (2 * widths[0], C), (2 * widths[1], C), (C, 4 * widths[1])]
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
-    assert config.model_dump(mode="json")["position"] == {"name": "rope", "theta": 500000.0}
+
+
+def test_a_shape_is_the_usual_one_unless_said_otherwise() -> None:
+    assert Shape.of(32, 4) == Shape(32, 4, 4, 8, 8, 1024, False)
+    assert Shape.of(32, 4, 2, head_dim=6, max_len=9, causal=True) == Shape(32, 4, 2, 6, 6, 9, True)
+    assert Shape.of(32, 4, v_head_dim=3) == Shape(32, 4, 4, 8, 3, 1024, False)
+
+
+def scales(model: Seq2Seq) -> list[float]:
+    """The scale of the encoder's, the decoder's and the crossing attention: so they can be told apart."""
+    encoder, decoder = model.encoder.layers[0], model.decoder.layers[0]
+    return [encoder.attn.scale, decoder.attn.scale, decoder.cross.scale]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, [1, 1, 1]),
+        ({"decoder_attention": 2}, [1, 2, 1]),
+        ({"cross_attention": 3}, [1, 1, 3]),
+        ({"decoder_attention": 2, "cross_attention": 3}, [1, 2, 3]),
+    ],
+)
+def test_each_attention_may_be_another_and_is_as_the_encoders_if_not(
+    given: dict[str, int], wanted: list[float]
+) -> None:
+    chosen = {key: Choice("softmax", scale=float(scale)) for key, scale in ({"attention": 1} | given).items()}
+    config = ModelConfig(**SMALL, **chosen)
+    assert scales(build(config, seed=1)) == wanted
+    written = config.model_dump(mode="json")
+    assert [key for key in ("decoder_attention", "cross_attention") if written[key] is None] == [
+        key for key in ("decoder_attention", "cross_attention") if key not in given
+    ]
+
+
+def test_the_decoder_may_have_another_block() -> None:
+    both = build(ModelConfig(**SMALL, block="gru"), seed=1)
+    one = build(ModelConfig(**SMALL, decoder_block="gru"), seed=1)
+    kinds = [[type(stack.layers[0]).__name__ for stack in (m.encoder, m.decoder)] for m in (both, one)]
+    assert kinds == [["Recurrent", "Recurrent"], ["Block", "Recurrent"]]
+
+
+def test_a_written_config_reads_back_the_same() -> None:
+    config = ModelConfig(vocab_size=10, position=Choice("sinusoidal", base=5e5), n_kv_heads=2)
+    assert ModelConfig.model_validate_json(config.model_dump_json()) == config
+    assert config.model_dump(mode="json")["position"] == {"name": "sinusoidal", "base": 500000.0}
 
 
 def test_a_section_becomes_a_config_with_its_vocabulary() -> None:
@@ -50,6 +116,42 @@ def test_a_config_does_not_change() -> None:
         ({"position": "ropee"}, "unknown position 'ropee'; did you mean 'rope'"),
         ({"norm": "layer_norm"}, "unknown norm 'layer_norm'; did you mean 'layernorm'"),
         ({"vocab_size": 0}, "greater than 0"),
+        ({"head_dim": 0}, "greater than 0"),
+        ({"d_model": 100, "n_kv_heads": 2}, "the nearest is 96; or give head_dim"),
+        (
+            {"sandwich_norm": True},
+            "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
+        ),
+        ({"decoder_attention": "sofmax"}, "unknown attention 'sofmax'; did you mean 'softmax'"),
+        (
+            {"cross_attention": {"name": "softmax", "windo": 2}},
+            "option of attention 'softmax' 'windo'; did you mean 'window'",
+        ),
+        ({"decoder_block": "lstn"}, "unknown block 'lstn'; did you mean 'lstm'"),
+        (
+            {"attention": {"name": "softmax", "sink": 2}},
+            "sink is 2; it counts tokens seen from beyond a window",
+        ),
+        (
+            {"attention": {"name": "softmax", "tie": "qk"}, "n_kv_heads": 2},
+            "as many key heads as query heads",
+        ),
+        (
+            {"attention": {"name": "softmax", "tie": "kv"}, "v_head_dim": 2},
+            "values as wide as keys: v_head_dim=64",
+        ),
+        (
+            {"cross_attention": {"name": "softmax", "softcap": 0}},
+            "softcap bounds the scores, so it is above 0",
+        ),
+        (
+            {"norm": {"name": "batchnorm", "momentum": 0}},
+            "momentum of batchnorm is the weight of the newest batch",
+        ),
+        (
+            {"feed_forward": {"name": "conv1x1", "activation": "gleu"}},
+            "'gleu' is not one of .*; did you mean 'gelu'",
+        ),
         ({"dropout": 1.0}, "less than 1"),
         ({"d_modle": 3}, "d_modle"),
         ({"tie_embeddings": "some"}, "'all', 'target' or 'none'"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
 import runpy
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +36,8 @@ WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, lis
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp"}
 EXCERPT = re.compile(r"# (src/\S+)\n")
+FILE = re.compile(r"# ((?!src/)\S+/\S+\.py)\n")
+SHOWN_BY_ACTING = {"docs/own_parts.md"}  # pages whose blocks for the shell are run as well
 TINY = {
     "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 64,
     "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
@@ -120,6 +124,29 @@ def readme_recipe() -> dict[str, Any]:
     return tree
 
 
+def act(line: str) -> None:
+    """Run a line for the shell: a call of polyhead, or an echo into one."""
+    said = re.match(r'echo "(.*)" \| ', line)
+    (words,) = commands(f"```sh\n{line}\n```")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said[1].encode() + b"\n" if said else b"")))
+        assert main(words[1:]) == 0, line
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory to stand in, with the files that the pages tell to write; what is imported from it is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    for page in PAGES:
+        for fence in fences(page.read_text()):
+            if file := FILE.match(fence.text):
+                (tmp_path / file[1]).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / file[1]).write_text(fence.text)
+    yield tmp_path
+    for module in [m for m in sys.modules if m.partition(".")[0] == "my_pkg"]:
+        del sys.modules[module]
+
+
 def lines_of(rows: list[list[str]]) -> str:
     return "".join(" ".join(row) + "\n" for row in rows)
 
@@ -155,15 +182,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(trained: Path, beside: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of it, to stand in; what an example registers is forgotten again."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, beside, dirs_exist_ok=True)
     for registry in ALL:
         registry.names()
         monkeypatch.setattr(registry, "_parts", dict(registry._parts))
     threads = torch.get_num_threads()
-    yield tmp_path
+    yield beside
     torch.set_num_threads(threads)
 
 
@@ -174,7 +200,10 @@ WITH_PYTHON = [page for page in PAGES if any(f.language == "python" for f in fen
 def test_the_examples_run(page: Path, home: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "docs"}
     for fence in fences(page.read_text()):
-        if fence.language == "python" and not EXCERPT.match(fence.text):
+        if fence.language == "sh" and name(page) in SHOWN_BY_ACTING:
+            for line in fence.text.splitlines():
+                act(line)
+        elif fence.language == "python" and not EXCERPT.match(fence.text) and not FILE.match(fence.text):
             # blank lines before it, so that a traceback names the line of the page
             exec(compile("\n" * fence.line + fence.text, str(page), "exec"), namespace)
 
@@ -189,7 +218,7 @@ def test_excerpts_stand_in_the_source(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_parse(page: Path) -> None:
+def test_commands_parse(page: Path, beside: Path) -> None:
     verbs_of_dev = runpy.run_path(str(ROOT / "dev"))["EXTRAS"]
     for words in commands(page.read_text()):
         program, verb, *rest = words
@@ -213,19 +242,17 @@ def parse(verb: str, arguments: list[str]) -> None:
     if changes := context.params.get("changes"):
         tree = readme_recipe()
         for place, value in document.parse_overrides(changes, Recipe):
-            if place[0] == "model" and value == "scalenorm":  # the part of one's own in architecture.md
-                continue
             document.assign(tree, place, value, Recipe)
         Recipe.model_validate(tree)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_recipes_are_valid(page: Path) -> None:
+def test_recipes_are_valid(page: Path, beside: Path) -> None:
     for fence in fences(page.read_text()):
         if fence.language == "yaml":
             given = document.parse(fence.text)
             base = {"data": {"train": ["a"], "valid": ["b"]}, "train": {"steps": 1}}
-            Recipe.model_validate({key: base.get(key, {}) | given.get(key, {}) for key in base | given})
+            Recipe.model_validate(given | {key: base[key] | given.get(key, {}) for key in base})
 
 
 def test_the_recipes_folder_is_listed_and_loads() -> None:
@@ -282,7 +309,7 @@ def test_the_readme_lists_every_part(readme: str) -> None:
         if registry.kind in WITHIN_ATTENTION:
             continue
         (row,) = [line for line in text.splitlines() if f"(docs/parts/{registry.kind}.md)" in line]
-        named = set(re.findall(r"`(\w+)`", row.split("|")[3]))
+        named = set(re.findall(r"`([\w-]+)`", row.split("|")[3]))
         assert named == set(registry.names()), registry.kind
 
 

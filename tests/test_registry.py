@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +119,17 @@ def test_every_part_says_what_it_is_and_types_its_options(registry: Registry[Any
             assert kind is not Any, f"{registry.kind} {name}: option {option} has no type"
             checked = registry.check(Choice(name, **{option: default}))
             assert checked.options[option] == default
+
+
+@pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.kind)
+def test_every_part_takes_by_position_what_its_kind_is_given(registry: Registry[Any]) -> None:
+    """So that a part of another package can be told by it."""
+    for name in registry.names() if registry.given else ():
+        parameters = inspect.signature(registry.get(name)).parameters.values()
+        taken = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        assert tuple(taken) == registry.given, f"{registry.kind} {name}"
+    others = [other.given for other in ALL if other is not registry]
+    assert not registry.given or registry.given not in others, "two kinds are given the same"
 
 
 def test_an_option_without_default_is_asked_for() -> None:

@@ -24,7 +24,10 @@ from polyhead.errors import UserError, nearest, show
 
 
 def find(name: str, given: Sequence[str]) -> Any:
-    """The class or function of that name, which takes ``given`` by position; all that can be wrong is a UserError."""
+    """The class or function of that name; all that can be wrong is a UserError.
+
+    ``given`` is what it takes by position, by name; nothing where parts of the kind are not made by a call.
+    """
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
         raise UserError("a part of another package is written package.module:Name")
     place, _, attribute = name.partition(":")
@@ -37,7 +40,7 @@ def find(name: str, given: Sequence[str]) -> Any:
     except (TypeError, ValueError):
         raise UserError(f"{show(part)} is no class or function written in Python") from None
     taken = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if taken != list(given):
+    if given and taken != list(given):
         raise UserError(
             f"it takes ({', '.join(taken)}), but is given ({', '.join(given)}); options come after a *, as in "
             f"({', '.join([*given, '*', 'option=1'])})"
@@ -53,7 +56,7 @@ def _module(name: str) -> ModuleType:
         for step in _prefixes(name):
             try:
                 spec = find_spec(step)
-            except ModuleNotFoundError:  # what is above it is no package
+            except (ModuleNotFoundError, ValueError):  # what is above it is no package, or it is no module
                 spec = None
             if spec is None:
                 places = f"the installed packages and {here}" if here else "the installed packages"
@@ -78,7 +81,7 @@ def _prefixes(name: str) -> Iterator[str]:
 def _current_directory() -> Iterator[Path | None]:
     """The last place where modules are looked for, unless it is in a run directory."""
     here = Path.cwd()
-    if _run_around(here / "module"):
+    if _run_around(here):
         yield None
         return
     sys.path.append(str(here))
@@ -97,7 +100,8 @@ def _places(spec: ModuleSpec) -> list[Path]:
 
 def _run_around(path: Path) -> Path | None:
     """The run directory that a path is in, links followed or not."""
-    for parent in (*path.absolute().parents, *path.resolve().parents):
+    absolute, real = path.absolute(), path.resolve()
+    for parent in (absolute, *absolute.parents, real, *real.parents):
         config = parent / "config.json"
         try:
             if config.is_file() and json.loads(config.read_bytes())["model_type"] == "polyhead":

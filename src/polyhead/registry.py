@@ -61,7 +61,7 @@ class Choice:
 class Registry(Generic[T]):
     """All parts of one kind, found by importing one package (or module) on the first question.
 
-    ``given`` names what every part of the kind is given by position.
+    ``given`` names what every part of the kind is given by position; nothing where parts are not made by a call.
     """
 
     def __init__(self, kind: str, package: str, given: str = "") -> None:

@@ -13,13 +13,24 @@ from polyhead.cli.docstring import told
 from polyhead.cli.words import type_name, yaml_word
 from polyhead.config import PARTS
 from polyhead.errors import UserError, show, unknown
-from polyhead.registry import ALL, CACHE, FEATURE_MAP, OPTIMIZER, SCHEDULE, SIMILARITY, TOKENIZER, Registry
+from polyhead.registry import (
+    ALL,
+    CACHE,
+    FEATURE_MAP,
+    OPTIMIZER,
+    SCHEDULE,
+    SIMILARITY,
+    TASK,
+    TOKENIZER,
+    Registry,
+)
 
 # where in a recipe a part of that kind is chosen: one place, or the first and those that are as it if not given
 PLACES = {
     registry.kind: [f"model.{field}" for field, other in PARTS.items() if other is registry]
     for registry in PARTS.values()
 } | {
+    TASK.kind: ["task"],
     FEATURE_MAP.kind: ["model.attention.feature_map"],
     SIMILARITY.kind: ["model.attention.sim"],
     CACHE.kind: ["generation.cache"],
@@ -57,8 +68,8 @@ def run(
 
 def kind_of(name: str) -> Registry[Any]:
     """The kind of a part of another package: it takes what the parts of that kind are given."""
-    mistakes: list[str] = []
-    for registry in ALL:
+    called, mistakes = [registry for registry in ALL if registry.given], list[str]()
+    for registry in called:
         try:
             registry.get(name)
             return registry
@@ -66,7 +77,7 @@ def kind_of(name: str) -> Registry[Any]:
             mistakes.append(str(error.__cause__))
     if len(set(mistakes)) == 1:
         raise UserError(f"{show(name)}: {mistakes[0]}")
-    kinds = "; ".join(f"{registry.kind} ({', '.join(registry.given)})" for registry in ALL)
+    kinds = "; ".join(f"{registry.kind} ({', '.join(registry.given)})" for registry in called)
     raise UserError(f"{show(name)} takes what no kind of part is given: {kinds}")
 
 

@@ -23,10 +23,15 @@ from polyhead.train.reporting import Reporter
 
 @TASK.register("language-model")
 class LanguageModel:
-    """Every token of a long text predicts the next one (Bengio et al., 2003; Radford et al., 2018).
+    """Every token of a long text predicts the next one.
 
-    The text is cut into rows of data.max_len tokens, elsewhere in every epoch. Where it has several documents,
+    The text is cut into rows of ``data.max_len`` tokens, elsewhere in every epoch. Where it has several documents,
     positions begin again with each, and none sees another.
+
+    Equation: -Σ_t log p(x_t | x_1 ... x_{t-1})
+    Paper: Bengio et al., 2003; Radford et al., 2018
+    When: there is text to be continued, without pairs
+    Recipe: task: language-model
     """
 
     kind = "decoder"

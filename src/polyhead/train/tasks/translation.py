@@ -28,8 +28,12 @@ SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
 
 @TASK.register("translation")
 class Translation:
-    """Teacher forcing: the decoder reads the target shifted by one and predicts all of it at once (Vaswani et al.,
-    2017)."""
+    """Pairs of a source and a target: the decoder reads the target shifted by one and predicts all of it at once.
+
+    Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, x)
+    Paper: Sutskever et al., 2014; Vaswani et al., 2017
+    When: every text has one that it should become; the default
+    """
 
     kind = "encoder-decoder"
     use = "polyhead translate . input.txt"
