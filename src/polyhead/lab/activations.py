@@ -48,7 +48,13 @@ def activations(bench: Bench) -> Result:
         for rate, lr in RATES.items():
             for name in TRIED[rate]:
                 run = learn(
-                    config(name), sized(bench, PROBLEM), seed=seed, steps=steps, lr=lr, clip_norm=0.0, warmup=steps // 10
+                    config(name),
+                    sized(bench, PROBLEM),
+                    seed=seed,
+                    steps=steps,
+                    lr=lr,
+                    clip_norm=0.0,
+                    warmup=steps // 10,
                 )
                 cell = cells[rate].setdefault(name, Cell([], []))
                 cell.runs.append(run)

@@ -71,5 +71,8 @@ def row(name: str, values: Sequence[float], x: Scale, y: float, left: float, wid
 
 def told(dots: Dots) -> str:
     """What a reader who cannot see the chart is told."""
-    means = (f"{name} {number(interval(values).mean)}" for name, values in dots.rows.items())
-    return f"{dots.x_label}: {'; '.join(means)}"
+    said = []
+    for name, values in dots.rows.items():
+        seen = [v for v in values if math.isfinite(v)]
+        said.append(f"{name} {number(interval(seen).mean) if seen else 'diverged'}")
+    return f"{dots.x_label}: {'; '.join(said)}"

@@ -143,6 +143,19 @@ def prenorm(bench: Bench) -> Result:
                 "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
             )
         )
+    figures.append(
+        Table(
+            "All numbers",
+            ("design", *(f"loss, {depth}+{depth} layers" for depth in trained)),
+            [
+                (
+                    label(*key),
+                    *(interval([run.loss for run in cells[key]]).said() for cells in trained.values()),
+                )
+                for key in deep
+            ],
+        )
+    )
     return Result(
         "Where the norm stands",
         "The original Transformer normalises after each residual addition, N(x + F(x)), and needs a warm-up of the "

@@ -6,12 +6,12 @@ from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import Learned, design, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
-from polyhead.lab.tasks import copying, recall, reversing
+from polyhead.lab.tasks import copying, recall
 from polyhead.lab.verdict import all_of, interval, less
 from polyhead.registry import Choice
 
 TIES = {"none": "Q, K, V", "kv": "Q, K=V", "qk": "Q=K, V", "qkv": "Q=K=V"}
-TASKS = {"copying": (copying(), 150), "reversing": (reversing(), 150), "recall": (recall(), 200)}
+TASKS = {"copying": (copying(), 150), "recall": (recall(), 200)}
 WORSE = 0.1  # nats a token that count as worse
 
 
