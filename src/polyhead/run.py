@@ -12,9 +12,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from polyhead.analysis.attention_maps import KINDS, cross_attention, pair_attention
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Score, bleu, chrf
+from polyhead.analysis.token_maps import display, pair_maps, self_maps
 from polyhead.config import ModelConfig
 from polyhead.data.batches import plan_epoch
 from polyhead.errors import UserError, explain, nearest, unknown
@@ -196,45 +196,35 @@ class Run:
 
         Row t shows where the decoder looked to predict target token t.
         """
-        ids, out = self._pair(source, target)
-        weights = cross_attention(self._need("encoder-decoder"), *self._inputs(ids, out))
-        return [*map(self.display, ids), "■"], [*map(self.display, out), "■"], weights
+        self._need("encoder-decoder")
+        found = self.attention_maps(source, target)
+        if "cross" not in found:
+            raise UserError(f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}")
+        columns, rows, weights = found["cross"][:3]
+        return [token.replace(" ", "␣") for token in columns], [token.replace(" ", "␣") for token in rows], weights
 
     def attention_maps(self, source: str, target: str | None = None) -> dict[str, AttentionMap]:
-        """Every kind of attention of a pair: "cross", "encoder", "decoder". Rows look, columns are looked at.
+        """Every kind of attention of a pair ("cross", "encoder", "decoder"), the run's own translation if not given.
 
-        A row of the decoder is the token that is predicted there, as in ``attention``; its columns are the tokens it
-        has read by then, of which the first is the begin "▶".
+        A model of one side has one kind, "self", and no target.
         """
-        ids, out = self._pair(source, target)
-        # the page has its own way to draw spaces
-        read, written = ([self.display(i).replace("␣", " ") for i in tokens] for tokens in (ids, out))
-        looked_at = {"cross": [*read, "■"], "encoder": [*read, "■"], "decoder": ["▶", *written]}
-        rows = {"cross": [*written, "■"], "encoder": [*read, "■"], "decoder": [*written, "■"]}
-        found = pair_attention(self._need("encoder-decoder"), *self._inputs(ids, out))
-        return {
-            kind: AttentionMap(looked_at[kind], rows[kind], weights, KINDS[kind], source)
-            for kind, weights in found.items()
-        }
-
-    def _pair(self, source: str, target: str | None) -> tuple[list[int], list[int]]:
-        """Token ids of both texts, the run's own translation where no target is given."""
         (ids,) = self.tokenizer.encode([source])
+        self._check_length("text", ids)
+        if self.config.kind != "encoder-decoder":
+            if target is not None:
+                raise UserError("this model has one side only: give one text")
+            return self_maps(self.model, self.tokenizer, ids, source)
         out = self.hypotheses([source])[0][0].tokens if target is None else self.tokenizer.encode([target])[0]
-        for name, tokens in (("source", ids), ("target", out)):
-            if len(tokens) >= self.config.max_len:
-                raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {self.config.max_len - 1} at most")
-        return ids, out
+        self._check_length("target", out)
+        return pair_maps(self._need("encoder-decoder"), self.tokenizer, ids, out, source)
 
-    def _inputs(self, ids: list[int], out: list[int]) -> tuple[Tensor, Tensor]:
-        """What encoder and decoder read, (1, S) and (1, T)."""
-        t, device = self.tokenizer, self.device
-        return torch.tensor([[*ids, t.eos_id]], device=device), torch.tensor([[t.bos_id, *out]], device=device)
+    def _check_length(self, name: str, tokens: list[int]) -> None:
+        if len(tokens) >= self.config.max_len:
+            raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {self.config.max_len - 1} at most")
 
     def display(self, token: int) -> str:
         """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
-        (text,) = self.tokenizer.decode([[token]])
-        return self.tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text.replace(" ", "␣")
+        return display(self.tokenizer, token)
 
     def evaluate(
         self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any

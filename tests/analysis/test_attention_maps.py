@@ -6,10 +6,9 @@ import itertools
 import pytest
 import torch
 
-from polyhead.analysis.attention_maps import cross_attention, pair_attention, watch
+from polyhead.analysis.attention_maps import pair_attention, self_attention, watch
 from polyhead.cache.static import StaticCache
 from polyhead.config import ModelConfig
-from polyhead.errors import UserError
 from polyhead.generate.beam import beam_search
 from polyhead.models import build
 from polyhead.registry import CACHE, Choice
@@ -159,14 +158,17 @@ def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, s
     for layer in model.decoder.layers:
         layer.cross = Blind(layer.cross)
     assert list(pair_attention(model, source[:1], target)) == ["encoder", "decoder"]
-    with pytest.raises(UserError, match="no cross-attention whose weights could be shown; it has: encoder, decoder"):
-        cross_attention(model, source[:1], target)
 
 
-def test_cross_attention_of_a_pair_is_a_stack_of_layers_and_heads(model, source):
-    target = torch.randint(5, V, (1, 4))
-    whole = teacher_forced(model, source[:1], target)
-    maps = cross_attention(model, source[:1], target)
-    assert maps.shape == (2, 4, 4, 6)
-    for i in range(2):
-        torch.testing.assert_close(maps[i], whole[f"decoder.layers.{i}.cross"][0])
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_model_of_one_side_shows_what_its_layers_look_at(kind, source):
+    config = ModelConfig(kind=kind, vocab_size=V, d_model=16, n_heads=4, n_layers=2, d_ff=24, dropout=0.0)
+    model = build(config, seed=0).eval()
+    with watch(model) as seen:
+        model(source[:1])
+    layers = [weights[0] for (weights,) in seen.values()]
+    maps = self_attention(model, source[:1])
+    assert maps.shape == (2, 4, 6, 6)
+    assert torch.equal(maps, torch.stack(layers))
+    assert bool((maps.triu(1) == 0).all()) == (kind == "decoder")
+    assert self_attention(torch.nn.Embedding(V, 4), source[:1]) is None

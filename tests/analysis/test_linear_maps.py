@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.analysis.attention_maps import cross_attention, pair_attention, watch
+from polyhead.analysis.attention_maps import pair_attention, watch
 from polyhead.analysis.attention_page import attention_page
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.cache.make import make_cache
@@ -31,7 +31,6 @@ def test_maps_of_a_pair_are_the_weights_of_the_same_kernel_written_out(position)
         "decoder": (2, 4, 4, 4),
         "cross": (2, 4, 4, 6),
     }
-    assert torch.equal(cross_attention(model, source, target), found["cross"])
     assert (found["decoder"].triu(1) == 0).all()
     torch.testing.assert_close(found["cross"].sum(-1), torch.ones(2, 4, 4), rtol=0, atol=1e-5)
     if position == "rope":

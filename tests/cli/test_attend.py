@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import polyhead
+from polyhead import ModelConfig, build
 from polyhead.analysis.attention_maps import watch
 from polyhead.analysis.heat_map import AttentionMap, attention_text
 from polyhead.cli import main
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
 NAMES = {
@@ -89,8 +92,8 @@ def test_without_a_target_the_runs_own_translation_is_shown(
         (["hund", "--head", "x"], "--head: there is no head 'x'; there are 1 to 4, and mean"),
         ([" "], "TEXT is empty: there is nothing to look at"),
         (["hund", ""], "TARGET is empty: there is nothing to look at"),
-        (["hund " * 40], r"line 1 has \d+ tokens; with the end of sentence the model takes 32 at most"),
-        (["hund " * 40, "dog"], r"the source has \d+ tokens; this model takes 31 at most"),
+        (["hund " * 40], r"the text has \d+ tokens; this model takes 31 at most"),
+        (["hund " * 40, "dog"], r"the text has \d+ tokens; this model takes 31 at most"),
         (["hund", "dog " * 40], r"the target has \d+ tokens; this model takes 31 at most"),
     ],
 )
@@ -100,3 +103,29 @@ def test_mistakes_are_told_in_one_line(
     assert main(["attend", str(tiny), *arguments]) == 2
     assert re.match(f"polyhead: {message}", capsys.readouterr().err)
     assert not (tiny / "attention.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_model_of_one_side_shows_the_text_it_reads(
+    kind: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = polyhead.load(tiny).tokenizer
+    config = ModelConfig(
+        kind=kind, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=2, max_len=24
+    )
+    Run(build(config, seed=0), tokenizer, GenerationConfig()).save(tmp_path)
+    assert main(["attend", str(tmp_path), SOURCE]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("self-attention, layer 2 of 2, mean of 2 heads\n")
+    model, ids = polyhead.load(tmp_path).model, torch.tensor(tokenizer.encode([SOURCE]))
+    with torch.inference_mode(), watch(model) as passes:
+        model(ids)
+    (shown,) = embedded(tmp_path / "attention.html")
+    wanted = torch.stack([weights[0] for (weights,) in passes.values()])
+    torch.testing.assert_close(torch.tensor(shown["weights"]) / 1000, wanted, rtol=0, atol=6e-4)
+    assert shown["source"] == shown["target"]
+    assert len(shown["source"]) == ids.size(1)
+    assert main(["attend", str(tmp_path), SOURCE, TARGET]) == 2
+    assert "one side only: give one text" in capsys.readouterr().err
+    assert main(["attend", str(tmp_path), SOURCE, "--kind", "cross"]) == 2
+    assert "has no cross weights to show; it has: self" in capsys.readouterr().err

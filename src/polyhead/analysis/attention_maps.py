@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
 
-KINDS = {"cross": "cross-attention", "encoder": "encoder self-attention", "decoder": "decoder self-attention"}
+KINDS = {"cross": "cross-attention", "encoder": "encoder self-attention", "decoder": "decoder self-attention",
+         "self": "self-attention"}  # fmt: skip
 
 Weights = dict[str, list[Tensor]]
 """Name of an attention, such as ``decoder.layers.0.cross`` -> its weights (B, H, T, S), one entry a pass."""
@@ -39,16 +39,16 @@ def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, 
     """
     with torch.inference_mode(), watch(model) as seen:
         model.features(source, target)
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[Tensor]] = {"cross": [], "encoder": [], "decoder": []}
     for name, passes in seen.items():
         kind = "cross" if name.endswith(".cross") else name.split(".")[0]
         found[kind] += [weights[0] for weights in passes]
     return {kind: torch.stack(layers) for kind, layers in found.items() if layers}
 
 
-def cross_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
-    """One pair, (1, S) and the decoder's input (1, T), -> weights (layers, heads, T, S)."""
-    found = pair_attention(model, source, target)
-    if "cross" not in found:
-        raise UserError(f"this model has no cross-attention whose weights could be shown; it has: {', '.join(found) or 'none'}")
-    return found["cross"]
+def self_attention(model: nn.Module, tokens: Tensor) -> Tensor | None:
+    """What a model of one side looks at, (1, T) -> weights (layers, heads, T, T), or None if it has none to show."""
+    with torch.inference_mode(), watch(model) as seen:
+        model(tokens)
+    layers = [weights[0] for passes in seen.values() for weights in passes]
+    return torch.stack(layers) if layers else None

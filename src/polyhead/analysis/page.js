@@ -169,7 +169,7 @@ function attention(root) {
 
   function drawReading() {
     const m = maps[state.map], line = (name) => { const p = make("div", { class: "sentence" }); p.append(make("b", {}, name)); return p; };
-    const target = line(m.kind.startsWith("encoder") ? "reading" : "writing"), source = line("looks at");
+    const target = line(m.kind === "cross-attention" || m.kind.startsWith("decoder") ? "writing" : "reading"), source = line("looks at");
     targetChips = m.target.map((text, t) => {
       const chip = make("button", { class: "chip", type: "button" }, text);
       for (const kind of ["pointerenter", "focus", "click"]) chip.addEventListener(kind, () => point(t, null));

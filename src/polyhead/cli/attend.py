@@ -17,7 +17,9 @@ MEAN = "mean"
 
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
-    source: Annotated[str, typer.Argument(metavar="TEXT", help="the source text")],
+    source: Annotated[
+        str, typer.Argument(metavar="TEXT", help="the source text, or the text of a model of one side")
+    ],
     target: Annotated[
         str | None,
         typer.Argument(metavar="TARGET", help="a translation of it; else the run's own"),
@@ -27,21 +29,25 @@ def run(
         typer.Option(metavar="FILE", help="where the page goes", show_default="RUN/attention.html"),
     ] = None,
     kind: Annotated[
-        Literal["cross", "encoder", "decoder"], typer.Option(help="attention shown in the terminal")
-    ] = "cross",
+        Literal["cross", "encoder", "decoder", "self"] | None,
+        typer.Option(
+            help="attention shown in the terminal", show_default="cross, or self in a model of one side"
+        ),
+    ] = None,
     layer: Annotated[
         str | None,
         typer.Option(help="layer shown in the terminal, 1 is the first; or mean", show_default="the last"),
     ] = None,
     head: Annotated[str, typer.Option(help="head shown in the terminal, 1 is the first; or mean")] = MEAN,
 ) -> None:
-    """Show what every head of every layer looks at while a text is translated.
+    """Show what every head of every layer looks at while a text is translated, or read.
 
     Writes one self-contained page with all kinds of attention, and shows one map in the terminal.
 
     \b
     polyhead attend runs/multi30k "A dog barks."
     polyhead attend runs/multi30k "A dog barks." "Ein Hund bellt." --kind encoder --layer 1 --head 2
+    polyhead attend runs/shakespeare "To be, or not to be"
     """
     for name, text in (("TEXT", source), ("TARGET", target)):
         if text is not None and not text.strip():
@@ -52,20 +58,17 @@ def run(
 
     loaded = load(directory)
     maps = loaded.attention_maps(source, target)
-    if kind not in maps:
-        raise UserError(f"this model has no {kind} attention to show; it has: {', '.join(maps) or 'none'}")
-    shown, n = maps[kind], (len(maps[kind].weights), len(maps[kind].weights[0]))
+    wanted: str = kind or next(iter(maps), "attention")
+    if wanted not in maps:
+        raise UserError(f"this model has no {wanted} weights to show; it has: {', '.join(maps) or 'none'}")
+    shown, n = maps[wanted], (len(maps[wanted].weights), len(maps[wanted].weights[0]))
     chosen = number("layer", str(n[0]) if layer is None else layer, n[0]), number("head", head, n[1])
     written = out or directory / "attention.html"
-    translation = target or one_line(loaded.translate([source])[0])
-    attention_page(
-        written,
-        list(maps.values()),
-        title=source,
-        lead=f"{'Given' if target else 'Translated'}: {translation}",
-    )
-    if target is None:
-        print(f"{translation}\n")
+    own = one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
+    lead = "" if "self" in maps else f"Given: {target}" if own is None else f"Translated: {own}"
+    attention_page(written, list(maps.values()), title=source, lead=lead)
+    if own is not None:
+        print(f"{own}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(attention_text(shown, *chosen, width=width))
     print(f"\nall layers and heads: {written}")

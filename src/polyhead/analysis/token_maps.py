@@ -1,0 +1,48 @@
+"""Attention maps whose rows and columns are tokens that a person can read."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from polyhead.analysis.attention_maps import KINDS, pair_attention, self_attention
+from polyhead.analysis.heat_map import AttentionMap
+from polyhead.models.seq2seq import Seq2Seq
+from polyhead.text.tokenizer import Tokenizer
+
+BEGIN, END = "▶", "■"
+
+
+def pair_maps(
+    model: Seq2Seq, tokenizer: Tokenizer, source: list[int], target: list[int], title: str
+) -> dict[str, AttentionMap]:
+    """Every kind of attention of a pair: "cross", "encoder", "decoder". Rows look, columns are looked at.
+
+    A row of the decoder is the token that is predicted there; its columns are the tokens read by then, of which the
+    first is the begin.
+    """
+    read, written = (labels(tokenizer, ids) for ids in (source, target))
+    columns = {"cross": [*read, END], "encoder": [*read, END], "decoder": [BEGIN, *written]}
+    rows = {"cross": [*written, END], "encoder": [*read, END], "decoder": [*written, END]}
+    device = next(model.parameters()).device
+    given = ([[*source, tokenizer.eos_id]], [[tokenizer.bos_id, *target]])
+    found = pair_attention(model, *(torch.tensor(ids, device=device) for ids in given))
+    return {kind: AttentionMap(columns[kind], rows[kind], weights, KINDS[kind], title) for kind, weights in found.items()}
+
+
+def self_maps(model: nn.Module, tokenizer: Tokenizer, ids: list[int], title: str) -> dict[str, AttentionMap]:
+    """The one kind of a model of one side, "self": each token looks at those that it has read."""
+    weights = self_attention(model, torch.tensor([ids], device=next(model.parameters()).device))
+    tokens = labels(tokenizer, ids)
+    return {} if weights is None else {"self": AttentionMap(tokens, tokens, weights, KINDS["self"], title)}
+
+
+def labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Tokens for an axis: blanks are blanks, for the page has its own way to draw them."""
+    return [display(tokenizer, i).replace("␣", " ") for i in ids]
+
+
+def display(tokenizer: Tokenizer, token: int) -> str:
+    """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+    (text,) = tokenizer.decode([[token]])
+    return tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text.replace(" ", "␣")
