@@ -50,7 +50,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(capsys):
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bench]]:
+def toy(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
     """A catalogue of two experiments that measure nothing."""
     LAB.names()
     monkeypatch.setattr(LAB, "_parts", {})
@@ -69,7 +69,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bench]]:
         seen.append(bench)
         return Result("A yo-yo", "Why?", [Claim("It goes up.", "Me", "it went down", False)])
 
-    yield seen
+    return seen
 
 
 def test_a_run_prints_claim_source_measurement_and_verdict_and_writes_both_files(toy, tmp_path, capsys):

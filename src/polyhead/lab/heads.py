@@ -19,7 +19,7 @@ from polyhead.models.build import build
 SHAZEER, AINSLIE = "Shazeer, 2019", "Ainslie et al., 2023"
 DESIGNS = {"1 head": (1, 1), "MHA: 4 heads": (4, 4), "GQA: 4 on 2": (4, 2), "MQA: 4 on 1": (4, 1)}
 SINGLE, MHA, GQA, MQA = DESIGNS
-TASKS = {"copying": (copying(), 150), "recall": (recall(), 200)}
+TASKS = {"copying": (copying(), 200), "recall": (recall(), 250)}
 WORSE = 0.1  # nats a token that count as worse
 
 

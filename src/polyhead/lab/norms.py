@@ -29,7 +29,7 @@ ROUNDING = 1e-4  # the same for numbers that should be equal
 @LAB.register("norms")
 def norms(bench: Bench) -> Result:
     """LayerNorm, RMSNorm, BatchNorm and none: loss, cost, and whether padding matters."""
-    steps = bench.size(150, 4)
+    steps = bench.size(200, 4)
     runs = {name: trainings(bench, problem, name, steps) for name, problem in PROBLEMS.items()}
     loss = {name: {norm: [r.loss for r in rs] for norm, rs in cells.items()} for name, cells in runs.items()}
     gap = {

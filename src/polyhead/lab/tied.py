@@ -11,7 +11,7 @@ from polyhead.lab.verdict import all_of, interval, less
 from polyhead.registry import Choice
 
 TIES = {"none": "Q, K, V", "kv": "Q, K=V", "qk": "Q=K, V", "qkv": "Q=K=V"}
-TASKS = {"copying": (copying(), 150), "recall": (recall(), 200)}
+TASKS = {"copying": (copying(), 200), "recall": (recall(), 250)}
 WORSE = 0.1  # nats a token that count as worse
 
 
