@@ -15,7 +15,7 @@ ABOUT = (
     "Every row sums to one. Choose an example, a layer and a head; point at a cell, or move with the arrow keys."
 )
 ABOUT_ALL = (
-    "Each row is a token that looks; the darker a cell, the more it looks at the token above it. Every row sums to one. "
+    "Each row is a token that looks; the stronger the colour of a cell, the more it looks at the token above it. Every row sums to one. "
     "Choose a kind of attention, a layer and a head; point at a cell, or move with the arrow keys."
 )
 ENDS = ("</s>", "■")  # how the end of a sentence is written
