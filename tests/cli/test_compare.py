@@ -17,7 +17,7 @@ from polyhead.cli import main
 RECIPE = """
 data: {train: [train.de, train.en], valid: [valid.de, valid.en], target_lang: en}
 tokenizer: {vocab_size: 280}
-model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 32}
+model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 32, position: learned}
 train: {steps: 24, max_tokens: 48, lr: 1e-2, precision: fp32, schedule: {name: constant}, threads: 1}
 generation: {beam_size: 1, max_length_ratio: 1.0, max_length_extra: 0}
 """
@@ -38,27 +38,29 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(path: Path) -> None:
-    until = time.monotonic() + 100
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 200
     while not path.exists():
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < until, f"{path} does not come"
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(600)  # several processes, each of which imports torch
 def test_a_signal_saves_and_the_same_command_goes_on(place: Path) -> None:
     cell = place / "runs/compare-toy/cells/base.s1"
     long = ("--budget", "30steps", "train.max_tokens=24")
     first = start(*long)
-    wait_for(cell / "checkpoints/latest")
+    wait_for(cell / "checkpoints/latest", first)
     first.send_signal(signal.SIGTERM)
-    out, err = first.communicate(timeout=100)
+    out, err = first.communicate(timeout=200)
     assert first.returncode == 130, err
     assert "base: not run yet" in out
     assert err.endswith("The same command goes on from there.\n")
     (saved,) = [json.loads(line) for line in (cell / "clock.jsonl").read_text().splitlines()][-1:]
     assert 0 < saved[0] < 30
     again = start(*long)
-    out, err = again.communicate(timeout=100)
+    out, err = again.communicate(timeout=200)
     assert again.returncode == 0, err
     assert "base: goes on" in err
     result = json.loads((cell / "result.json").read_text())
@@ -68,15 +70,16 @@ def test_a_signal_saves_and_the_same_command_goes_on(place: Path) -> None:
     assert result["seconds"] > saved[1]
 
 
+@pytest.mark.timeout(600)  # several processes, each of which imports torch
 def test_a_cell_ends_when_the_comparison_is_killed(place: Path) -> None:
     cell = place / "runs/compare-toy/cells/base.s1"
     first = start("--budget", "100000steps")
-    wait_for(cell / "run.lock")
+    wait_for(cell / "run.lock", first)
     pid = json.loads((cell / "run.lock").read_text())["pid"]
     assert pid != first.pid
     first.kill()
-    first.communicate(timeout=100)
-    until = time.monotonic() + 100
+    first.communicate(timeout=200)
+    until = time.monotonic() + 200
     while alive(pid):
         assert time.monotonic() < until, "the cell goes on without anyone who waits for it"
         time.sleep(0.05)

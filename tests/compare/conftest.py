@@ -17,7 +17,7 @@ WORDS = {"ein": "a", "zwei": "two", "hund": "dog", "katze": "cat", "rot": "red",
 RECIPE = """
 data: {train: [train.de, train.en], valid: [valid.de, valid.en], test: [test.de, test.en], target_lang: en}
 tokenizer: {vocab_size: 280}
-model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 32}
+model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 32, position: learned}
 train: {steps: 24, max_tokens: 48, lr: 1e-2, precision: fp32, schedule: {name: inverse_sqrt, warmup: 4}, threads: 1}
 generation: {beam_size: 1, max_length_ratio: 1.0, max_length_extra: 0}
 """

@@ -18,9 +18,8 @@ from polyhead.models import Seq2Seq, build
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
-from polyhead.train.pipeline import corpus_of, open_task
 from polyhead.train.reporting import Reporters
-from polyhead.train.tasks.translation import Translation
+from polyhead.train.tasks.translation import Translation, corpus_of
 
 
 class Ready:
@@ -30,8 +29,10 @@ class Ready:
         self.recipe: Recipe = load_recipe("toy.yaml", [*changes, "data.cache=cache"])
         lines = texts(corpus_of(self.recipe, "train"))
         self.tokenizer: Tokenizer = train_tokenizer(lines, self.recipe.tokenizer.kind, 280)
-        self.task: Translation = open_task(self.recipe, self.tokenizer, Reporters())
-        self.model: Seq2Seq = build(self.recipe.model.with_vocabulary(self.tokenizer.vocab_size), 1).eval()
+        self.task: Translation = Translation.open(self.recipe, self.tokenizer, Reporters())
+        model = build(self.recipe.model.with_vocabulary(self.tokenizer.vocab_size), 1).eval()
+        assert isinstance(model, Seq2Seq)
+        self.model = model
 
 
 @pytest.mark.usefixtures("place")
