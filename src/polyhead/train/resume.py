@@ -26,6 +26,8 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         return None
     if not written.is_file():
         raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")
+    if begun and not checkpoint.steps(recipe.out / "checkpoints"):
+        raise UserError(f"--resume: {recipe.out} holds a finished model, but no checkpoint to go on from")
     before = load_recipe(written)
     changed = [
         key

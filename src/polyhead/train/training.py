@@ -63,9 +63,11 @@ class Training:
 def regular(steps: list[int], config: TrainConfig) -> list[int]:
     """The checkpoints that ``average`` takes: the last ones of the rhythm of ``save_every``.
 
-    Those in between, of a best evaluation or of an interruption, would give some stretches a double weight.
+    Those in between, of a best evaluation or of an interruption, would give some stretches a double weight; one of
+    step 0 has learned nothing yet.
     """
-    return [step for step in steps if step % config.save_every == 0][-config.average :] if config.average else []
+    of_rhythm = [step for step in steps if step and step % config.save_every == 0]
+    return of_rhythm[-config.average :] if config.average else []
 
 
 def prune(training: Training, config: TrainConfig, checkpoints: Path) -> None:
