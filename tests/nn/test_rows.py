@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyhead.nn.rows import ends, without_padding
+from polyhead.nn.rows import documents_apart, ends, several_documents, without_padding
 
 POS = torch.tensor([[0, 1, 2, 3], [-1, 0, -1, 1], [0, -1, -1, -1], [-1, -1, -1, -1]])
 
@@ -46,3 +46,33 @@ def test_the_ends_of_a_row_are_its_first_and_last_token(given):
     wanted = [(0, 3), (1, 3), (0, 0), None] if given else [(0, 3)] * 4
     for row, at, found in zip(x, wanted, ends(x, pos), strict=True):
         assert torch.equal(found, torch.zeros(6) if at is None else torch.cat([row[at[0]], row[at[1]]]))
+
+
+PACKED = torch.tensor([[0, 1, 2, 0, 1, 0], [4, 5, 0, -1, 1, -1], [-1, 0, 1, 2, -1, 3], [-1, -1, -1, -1, -1, -1]])
+DOCUMENTS = [(0, [0, 1, 2]), (0, [3, 4]), (0, [5]), (1, [0, 1]), (1, [2, 4]), (2, [1, 2, 3, 5])]
+
+
+def test_documents_of_a_row_are_shown_to_a_layer_each_alone():
+    x = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True)
+    shown = []
+
+    def layer(h, pos):
+        shown.append(pos)
+        return without_padding(lambda rows: differences(rows) * 2, h, pos)
+
+    out = documents_apart(layer, x, PACKED)
+    assert sorted(tuple(row[row >= 0].tolist()) for row in shown[0]) == sorted(
+        tuple(PACKED[row, slots].tolist()) for row, slots in DOCUMENTS
+    )
+    for row, slots in DOCUMENTS:
+        assert torch.equal(out[row, slots], 2 * differences(x[row : row + 1, slots])[0])
+    assert (out[PACKED < 0] == 0).all()
+    (g,) = torch.autograd.grad(out[1, 4].sum(), x)
+    assert g[1, 2].abs().sum() > 0 and g[1, 4].abs().sum() > 0
+    assert g.abs().sum() == g[1, [2, 4]].abs().sum()
+
+
+def test_a_row_is_of_several_documents_where_position_0_comes_again():
+    assert several_documents(PACKED)
+    assert not several_documents(PACKED[2:])
+    assert not several_documents(torch.arange(4)[None])

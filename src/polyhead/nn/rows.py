@@ -22,6 +22,29 @@ def without_padding(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | 
     return _take(packed, order.argsort(1)).masked_fill(empty[..., None], 0)
 
 
+def several_documents(pos: Tensor) -> bool:
+    """Whether some row (B, T) holds more than one: position 0 begins a document."""
+    return int((pos == 0).sum(1).max()) > 1
+
+
+def documents_apart(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos: Tensor) -> Tensor:
+    """What ``layer``, (B, T, C), (B, T) -> (B, T, X), makes of rows of several documents, each in a row of its own.
+
+    For layers that carry what they have read along the row, where a mask could not part the documents. What they say
+    of padding is 0.
+    """
+    pos = pos.expand(x.shape[:2])
+    valid, begins = pos >= 0, pos == 0
+    number = begins.cumsum(1) + torch.arange(len(x), device=x.device)[:, None] * (x.size(1) + 1)
+    _, row = number[valid].unique(return_inverse=True)
+    count = valid.cumsum(1) - 1
+    slot = (count - (count * begins).cummax(1).values)[valid]
+    size = (int(row.max()) + 1, int(slot.max()) + 1)
+    apart = x.new_zeros(*size, x.size(2)).index_put((row, slot), x[valid])
+    out = layer(apart, pos.new_full(size, -1).index_put((row, slot), pos[valid]))
+    return out.new_zeros(*x.shape[:2], out.size(2)).index_put(valid.nonzero(as_tuple=True), out[row, slot])
+
+
 def ends(x: Tensor, pos: Tensor | None) -> Tensor:
     """The first and the last token of each row, side by side: (B, T, C), (B, T) -> (B, 2 C); 0 if it has none."""
     if pos is None:

@@ -10,7 +10,7 @@ from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.attention.projections import Tie, keys_values, projections
 from polyhead.nn.exact import exactly, widened
-from polyhead.nn.kv import KV, Watcher, fold, merge_heads, sight, split_heads, unfold
+from polyhead.nn.kv import KV, Watcher, fold, merge_heads, sight, split_heads, unfold, within_documents
 from polyhead.nn.position.base import Position
 from polyhead.registry import ATTENTION, SIMILARITY
 
@@ -79,6 +79,8 @@ class KernelAttention(nn.Module):
         with exactly(x):
             similar = self.sim(fold(widened(q), n, group), widened(kv.k)).unflatten(2, (n, group, -1))
             mask = sight(pos, kv, x.size(1), self.causal)
+            if memory is None and cache is None:
+                mask = within_documents(mask, pos)
             if mask is None and self.causal:
                 mask = torch.ones(similar.shape[-2:], dtype=torch.bool, device=x.device).tril()[None, None]
             similar = counted(similar, kv, mask)

@@ -18,6 +18,7 @@ from polyhead.nn.attention.projections import Tie, keys_values, projections
 from polyhead.nn.exact import exactly, widened
 from polyhead.nn.kv import Watcher, fold, merge_heads, split_heads, unfold
 from polyhead.nn.position.base import Position
+from polyhead.nn.rows import documents_apart, several_documents
 from polyhead.registry import ATTENTION, FEATURE_MAP
 
 Terms = tuple[Tensor, ...]
@@ -119,6 +120,8 @@ class LinearAttention(nn.Module):
         Watchers see the weights that the sums stand for, where the keys are there to be seen: not those of a past that
         is folded into a state.
         """
+        if memory is None and cache is None and pos is not None and several_documents(pos):
+            return documents_apart(self, x, pos)
         q = self.q_proj(x)
         k, v = keys_values(x, self.k_proj, self.v_proj) if memory is None else (None, None)
         with exactly(x):

@@ -12,7 +12,7 @@ from polyhead.errors import UserError
 from polyhead.nn.block.sublayers import cross_attention, refuse_self_attention, residual
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
-from polyhead.nn.rows import without_padding
+from polyhead.nn.rows import documents_apart, several_documents, without_padding
 from polyhead.registry import BLOCK
 
 
@@ -86,6 +86,8 @@ class Convolutional(nn.Module):
 
     def convolve(self, x: Tensor, pos: Tensor | None, cache: LayerCache | None) -> Tensor:
         """(B, T, C) -> (B, T, C); beyond the ends of a row there is 0."""
+        if cache is None and pos is not None and several_documents(pos):
+            return documents_apart(lambda h, at: self.convolve(h, at, None), x, pos)
         if cache is None:
             around = (0, 0, self.before, self.kernel - 1 - self.before)
             return without_padding(lambda h: self.gated(F.pad(h, around)), x, pos)

@@ -21,7 +21,7 @@ from polyhead.errors import UserError
 from polyhead.nn.block.sublayers import cross_attention, refuse_self_attention, residual
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
-from polyhead.nn.rows import ends, without_padding
+from polyhead.nn.rows import documents_apart, ends, several_documents, without_padding
 from polyhead.registry import BLOCK
 
 State = tuple[Tensor, ...]
@@ -127,6 +127,8 @@ class Recurrent(nn.Module):
 
     def read(self, x: Tensor, pos: Tensor | None, cache: LayerCache | None, memory: Source | None) -> Tensor:
         """(B, T, C) -> (B, T, C): the states after each token."""
+        if cache is None and memory is None and pos is not None and several_documents(pos):
+            return documents_apart(lambda h, at: self.read(h, at, None, None), x, pos)
         begin = (x.new_zeros(len(x), self.units),) * self.rnn.n_states
         if memory is not None:  # its row i is read by n rows of beams
             begin = self.rnn.begin(memory.start.repeat_interleave(len(x) // len(memory.start), 0))
