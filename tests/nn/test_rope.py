@@ -57,7 +57,7 @@ def test_rope_wants_pairs_of_features_and_says_what_to_do():
 
 
 @pytest.mark.acceptance("A8")
-@pytest.mark.parametrize(("dim", "fraction"), [(2, 1.0), (8, 1.0), (8, 0.5), (10, 0.4)])
+@pytest.mark.parametrize(("dim", "fraction"), [(2, 1.0), (8, 1.0), (8, 0.5), (10, 0.4), (5, 0.8)])
 def test_interleaved_pairs_are_complex_numbers_side_by_side(dim, fraction):
     """Feature 2j and feature 2j + 1 are one number; what is beyond the fraction stays as it is."""
     scheme = Rope(Shape.of(dim, 1), theta=100.0, layout="interleaved", fraction=fraction)
@@ -69,6 +69,20 @@ def test_interleaved_pairs_are_complex_numbers_side_by_side(dim, fraction):
     out = scheme.rotate(x, pos)
     torch.testing.assert_close(out[..., :width].double(), turned, rtol=0, atol=2e-5)
     assert torch.equal(out[..., width:], x[..., width:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_where_numbers_lie_in_memory_does_not_matter(layout, fraction, dtype):
+    scheme = Rope(Shape.of(8, 1), layout=layout, fraction=fraction)
+    x = torch.randn(2, 3, 4, 8).to(dtype)
+    wanted = scheme.rotate(x, None)
+    for order in ((0, 2, 1, 3), (3, 2, 1, 0), (0, 1, 3, 2)):
+        other = x.permute(order).contiguous().permute(order)
+        torch.testing.assert_close(scheme.rotate(other, None), wanted)
+    shifted = torch.randn(1 + x.numel()).to(dtype)[1:].view_as(x).copy_(x)
+    torch.testing.assert_close(scheme.rotate(shifted, None), wanted)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

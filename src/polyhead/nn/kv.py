@@ -138,7 +138,9 @@ def attend(
     kv row i // n, so the beams of a sentence share one memory. A group of query heads is just more queries on
     the same keys, and so are the beams of a sentence: both fold into T, and k and v are never repeated.
     """
-    by_hand = bool(watch) or softcap is not None or _fused_is_slow(q, kv)
+    # the fused kernel of the CPU cannot learn a bias, and what stands in for it is slower than this
+    learned = bias is not None and bias.requires_grad and q.device.type == "cpu"
+    by_hand = bool(watch) or softcap is not None or learned or _fused_is_slow(q, kv)
     if mask is None and bias is None and kv.log_count is None and not by_hand and len(q) == len(kv.k):
         return F.scaled_dot_product_attention(
             q,

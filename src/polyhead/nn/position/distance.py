@@ -29,13 +29,13 @@ def distances(q_pos: Tensor | None, k_pos: Tensor | None, extent: Extent) -> Ten
 
     None stands for whole rows. Where a query or slot is empty (position -1) it is some number, seen by nobody.
     """
-    q = whole(extent.queries, extent.device) if q_pos is None else _agreed(q_pos)
-    k = whole(extent.slots, extent.device)[:, None] if k_pos is None else _agreed(k_pos)
+    q = whole(extent.queries, extent.device) if q_pos is None else agreed(q_pos)
+    k = whole(extent.slots, extent.device)[:, None] if k_pos is None else agreed(k_pos)
     k = k if k.size(1) == 1 else k.repeat_interleave(extent.heads // k.size(1), 1)
     return k[:, :, None, :] - q[:, None, :, None]
 
 
-def _agreed(pos: Tensor) -> Tensor:
+def agreed(pos: Tensor) -> Tensor:
     """One row in place of all, if all hold the same positions where they are not empty: (B, ...) -> (1|B, ...).
 
     The rows of a padded batch do, and tables for one row are smaller by the size of the batch. Looking is a pass

@@ -12,27 +12,27 @@ R = TypeVar("R")
 
 
 class Once:
-    """Remembers its last result and what that was made from: the layers of a step ask for the same in turn.
+    """Remembers its last two results and what they were made from: the layers of a step ask for the same in turn,
+    some of them for the queries and then for the keys.
 
     Tensors are the same if they are the same memory, which is held and so is nobody else's, at the same version,
     which changes when somebody writes into it. A result has no gradient: learned numbers are looked up anew.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[list[_Held], Any] | None = None
+        self._last: list[tuple[list[_Held], Any]] = []
 
     def __call__(self, make: Callable[..., R], *given: Any) -> R:
-        """make(*given), or what it gave the last time if that was for the same things."""
+        """make(*given), or what it gave before for the same things."""
         if torch.compiler.is_compiling():  # the compiler finds what is computed twice by itself
             return make(*given)
         key = (torch.is_inference_mode_enabled(), *given)  # what is made in that mode cannot be trained with
-        if self._last is not None:
-            held, result = self._last
+        for held, result in self._last:
             if all(a.same(b) for a, b in zip(held, key, strict=True)):
                 return result
         with torch.no_grad():
             result = make(*given)
-        self._last = [_Held(x) for x in key], result
+        self._last = [([_Held(x) for x in key], result), *self._last[:1]]
         return result
 
     def __reduce__(self) -> tuple[type[Once], tuple[()]]:

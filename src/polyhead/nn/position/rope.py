@@ -12,6 +12,7 @@ from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.kv import whole
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.distance import agreed
 from polyhead.nn.position.once import Once
 from polyhead.nn.position.scaling import SCALINGS, Scaling
 from polyhead.registry import POSITION
@@ -89,32 +90,35 @@ class Rope(Position):
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, H, T, D), (B, T) -> (B, H, T, D)."""
-        cos, sin = self._once(self._turns, pos, x.size(2), x.device, x.dtype)
+        cos, sin = self._once(self._turns, pos, x.size(1), x.size(2), x.device)
         out: Tensor = _Turn.apply(x, cos, sin, self.layout)
         return out
 
     def _turns(
-        self, pos: Tensor | None, length: int, device: torch.device, dtype: torch.dtype
+        self, pos: Tensor | None, heads: int, length: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles: (B, T) -> (1|B, 1, T, width / 2) each."""
-        angle = (whole(length, device) if pos is None else pos)[:, None, :, None] * self.rate
-        return (angle.cos() * self.gain).to(dtype), (angle.sin() * self.gain).to(dtype)
+        """cos and sin of the angles: (B, T) -> (1|B, H, T, width / 2) each, fp32, all heads alike.
+
+        They lie in memory as split_heads() gives a query, which halves the time of the products.
+        """
+        angle = (whole(length, device) if pos is None else agreed(pos))[:, :, None, None] * self.rate
+        cos, sin = ((x * self.gain).expand(-1, -1, heads, -1) for x in (angle.cos(), angle.sin()))
+        return cos.contiguous().transpose(1, 2), sin.contiguous().transpose(1, 2)
 
 
 class _Turn(torch.autograd.Function):
-    """The rotation, four passes over the pairs each way; written out, autograd takes three times as many."""
+    """The rotation, in fp32 at least; it takes as few passes back as forth, where autograd would take more."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
-        out = torch.empty_like(x)
-        width = 2 * cos.size(-1)
-        (a, b), (to_a, to_b) = _pairs(x, width, layout), _pairs(out, width, layout)
-        torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=to_b).addcmul_(a, sin)
-        out[..., width:] = x[..., width:]
-        return out
+        (B, H, T, D), width = x.shape, 2 * cos.size(-1)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # bf16 has no fast products on the CPU
+        out = wide.new_empty(B, T, H, D).transpose(1, 2)  # as split_heads() gives it and takes the gradient
+        _TURNS[layout](wide[..., :width], cos, sin, out[..., :width])
+        out[..., width:] = wide[..., width:]
+        return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -123,11 +127,22 @@ class _Turn(torch.autograd.Function):
         return back, None, None, None
 
 
-def _pairs(x: Tensor, width: int, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The first and the second features of all pairs: (..., D) -> (..., width / 2) twice."""
-    if layout == "half":
-        return x[..., : width // 2], x[..., width // 2 : width]
-    return x[..., 0:width:2], x[..., 1:width:2]
+def _half(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """(..., width), (..., width / 2) twice -> out (..., width)."""
+    (a, b), (to_a, to_b) = x.chunk(2, -1), out.chunk(2, -1)
+    torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=to_b).addcmul_(a, sin)
+
+
+def _interleaved(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """The same with pairs side by side, which are complex numbers."""
+    pairs = x.unflatten(-1, (-1, 2))
+    if pairs.stride(-1) != 1 or any(step % 2 for step in (pairs.storage_offset(), *pairs.stride()[:-1])):
+        pairs = pairs.clone(memory_format=torch.contiguous_format)  # complex numbers lie on even places
+    out.copy_(torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin)).flatten(-2))
+
+
+_TURNS = {"half": _half, "interleaved": _interleaved}
 
 
 def _width(shape: Shape, fraction: float) -> int:
