@@ -46,6 +46,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # several processes, each of which imports torch
 def test_a_signal_saves_and_the_same_command_goes_on(place: Path) -> None:
     cell = place / "runs/compare-toy/cells/base.s1"
@@ -70,6 +71,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(place: Path) -> None:
     assert result["seconds"] > saved[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # several processes, each of which imports torch
 def test_a_cell_ends_when_the_comparison_is_killed(place: Path) -> None:
     cell = place / "runs/compare-toy/cells/base.s1"
