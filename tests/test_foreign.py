@@ -45,9 +45,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory to stand in; what is imported from it is forgotten again."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
+    forget(tmp_path)
+
+
+def forget(place: Path) -> None:
+    """As if nothing had been imported from there."""
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+        if str(getattr(module, "__file__", None) or "").startswith(str(place)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory of the path, as that of installed packages."""
+    place = tmp_path_factory.mktemp("installed")
+    monkeypatch.syspath_prepend(str(place))
+    yield place
+    forget(place)
 
 
 @pytest.fixture
@@ -99,11 +113,10 @@ def test_a_run_says_what_it_needs_where_that_is_missing(
         read_config(package / "run")
 
 
-def test_installed_packages_come_first(here: Path) -> None:
-    (here / "safetensors").mkdir()
-    (here / "safetensors/__init__.py").write_text("raise RuntimeError('the wrong one')")
-    with pytest.raises(UserError, match="safetensors has no 'Part'"):
-        NORM.get("safetensors:Part")
+def test_installed_packages_come_first(here: Path, installed: Path) -> None:
+    (installed / "twin_parts.py").write_text(MINE)
+    (here / "twin_parts.py").write_text("raise RuntimeError('the wrong one')")
+    assert NORM.get("twin_parts:Twice").__doc__ == "Doubles."
 
 
 @pytest.mark.parametrize(
@@ -163,6 +176,7 @@ def test_a_part_that_fails_when_it_is_made_is_named(package: Path) -> None:
         (".", "run/deep/evil.py", "run.deep.evil:Part"),
         (".", "good/run/evil.py", "good.run.evil:Part"),
         (".", "linked/evil.py", "linked.evil:Part"),
+        (".", "run/evil.py", "beside:Part"),
     ],
 )
 @pytest.mark.parametrize("on_path", [False, True], ids=["", "on the path"])
@@ -172,6 +186,7 @@ def test_nothing_in_a_run_directory_is_ever_executed(
     for place in ("run", "run/checkpoints", "run/deep", "good/run"):
         (here / place).mkdir(parents=True)
     (here / "linked").symlink_to(here / "run")
+    (here / "beside.py").symlink_to(here / "run/evil.py")
     for run in ("run", "good/run"):
         (here / run / "config.json").write_text('{"model_type": "polyhead", "norm": "evil:Part"}')
     (here / file).write_text(f"open({str(here / 'mark')!r}, 'w')\n{MINE}\nPart = Twice\n")
@@ -183,4 +198,16 @@ def test_nothing_in_a_run_directory_is_ever_executed(
         match=r"there is no module|lies in the run directory .*(run|linked), where nothing is ever executed",
     ):
         NORM.check(Choice(name))
+    assert not (here / "mark").exists()
+
+
+def test_what_an_installed_package_would_like_to_have_is_not_taken_from_a_run(
+    here: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed / "asking_parts.py").write_text(
+        f"try:\n    import extra_parts\nexcept ImportError:\n    pass\n{MINE}"
+    )
+    (here / "config.json").write_text('{"model_type": "polyhead"}')
+    (here / "extra_parts.py").write_text(f"open({str(here / 'mark')!r}, 'w')")
+    assert NORM.get("asking_parts:Twice").__doc__ == "Doubles."
     assert not (here / "mark").exists()
