@@ -84,10 +84,14 @@ def pareto_chart(dots: Sequence[Dot], measure: Measure, cost: Cost, width: int, 
         parts.append(
             f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(value) + 4:.1f}">{number(value)}</text>'
         )
+    # as many figures as tell neighbours apart
+    digits = next((n for n in (3, 4, 5, 6) if len({table.short(v, n) for v in x_ticks}) == len(x_ticks)), 7)
     for value in x_ticks:
         at = f"{x.at(value):.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 5}"/>')
-        parts.append(f'<text class="tick middle" x="{at}" y="{bottom + 19}">{table.short(value)}</text>')
+        parts.append(
+            f'<text class="tick middle" x="{at}" y="{bottom + 19}">{table.short(value, digits)}</text>'
+        )
     parts.append(f'<line class="axis" x1="{x.start:.1f}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
     parts.append(f'<text class="label end" x="{x.end}" y="{height - 3}">{escape(cost.title)}</text>')
     parts.append(
