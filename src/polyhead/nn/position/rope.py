@@ -79,7 +79,9 @@ class Rope(Position):
         self._once = Once()
 
     def _rates(self) -> tuple[Tensor, float]:
-        return SCALINGS[self.scaling](self.theta, self.width, self.factor, self.original_len or 1)
+        with torch.device("cpu"):  # even for a model that is built on the meta device: there arange costs two seconds
+            rates, gain = SCALINGS[self.scaling](self.theta, self.width, self.factor, self.original_len or 1)
+        return rates.to(torch.get_default_device()), gain
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rope:
         """Other devices, but always fp32: rates rounded to bf16 are off by radians a thousand tokens later."""

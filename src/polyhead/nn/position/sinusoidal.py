@@ -44,6 +44,8 @@ class Sinusoidal(Position):
 
 def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
     """The table (length, width), computed in float64; an odd width ends with a sine."""
-    rate = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].float()
+    with torch.device("cpu"):  # even for a model that is built on the meta device: there arange costs two seconds
+        rate = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
+    table = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].float()
+    return table.to(torch.get_default_device())
