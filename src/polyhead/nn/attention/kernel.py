@@ -93,12 +93,8 @@ class KernelAttention(nn.Module):
 
 
 def counted(similar: Tensor, kv: KV, mask: Tensor | None) -> Tensor:
-    """Similarities (B, K, n, group, T, S), 0 where ``mask`` (B or n B, 1|K, T or 1, S) shows nothing, and as many
-    times as a slot stands for tokens."""
-    B, _, n = similar.shape[:3]
+    """Similarities (B, K, n, group, T, S), 0 where ``mask`` (1|B, 1|K, T or 1, S) shows nothing, and as many times as a
+    slot stands for tokens."""
     if kv.log_count is not None:
         similar = similar * kv.log_count.exp()[:, :, None, None, None]
-    if mask is not None:
-        rows = mask.unflatten(0, (B, n)) if len(mask) == n * B else mask[:, None]
-        similar = similar.masked_fill(~rows.transpose(1, 2)[:, :, :, None], 0.0)
-    return similar
+    return similar if mask is None else similar.masked_fill(~mask[:, :, None, None], 0.0)
