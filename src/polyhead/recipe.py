@@ -96,8 +96,8 @@ class TrainConfig(Section):
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     schedule: Choice = Choice("inverse_sqrt")
     clip_norm: float = Field(1.0, ge=0, description="longest gradient; 0 leaves it as it is")
-    label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="share of the probability spread over all tokens"
+    label_smoothing: float | None = Field(
+        None, ge=0, lt=1, description="share of the probability spread over all tokens; 0.1 for translation, else 0"
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
@@ -192,11 +192,15 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _fitting(cls, given: Any) -> Any:
-        """Each task trains one kind of model, so that kind need not be said."""
-        model = given.get("model", {}) if isinstance(given, dict) else None
-        if isinstance(model, dict) and "kind" not in model:
-            task = TASK.get(Choice.read(given.get("task", "translation")).name)
-            return {**given, "model": {**model, "kind": task.kind}}
+        """What follows from the task need not be said: the kind of model it trains, its label smoothing."""
+        if not isinstance(given, dict):
+            return given
+        task = TASK.get(Choice.read(given.get("task", "translation")).name)
+        model, train = given.get("model", {}), given.get("train")
+        if isinstance(model, dict):
+            given = given | {"model": {"kind": task.kind} | model}
+        if isinstance(train, dict) and train.get("label_smoothing") is None:
+            given = given | {"train": train | {"label_smoothing": task.label_smoothing}}
         return given
 
     @model_validator(mode="after")

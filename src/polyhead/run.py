@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, overload
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Score, bleu, chrf
+from polyhead.analysis.perplexity import Perplexity, perplexity
+from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import display, pair_maps, self_maps
 from polyhead.config import ModelConfig
-from polyhead.data.batches import plan_epoch
+from polyhead.data.text import Text
+from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError, explain, nearest, unknown
 from polyhead.fast.pack import packed
-from polyhead.generate.search import Hypothesis, in_order, pad, search
+from polyhead.generate.frame import Frame, frame
+from polyhead.generate.search import Hypothesis, in_order, search
 from polyhead.generate.text import Said, continuations
 from polyhead.models import Model, build
-from polyhead.nn.loss import IGNORED
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
 from polyhead.run_files import (
@@ -41,13 +44,6 @@ from polyhead.train.files import replace_file
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class PairScore(NamedTuple):
-    """How likely a translation is, given its source."""
-
-    log_prob: float  # natural logarithm, end of sentence included
-    tokens: int  # as many as log_prob sums over
-
-
 class Evaluation(NamedTuple):
     """How good translations are."""
 
@@ -56,10 +52,11 @@ class Evaluation(NamedTuple):
 
 
 ABLE = {
-    "encoder-decoder": "an encoder-decoder: it can translate",
-    "decoder": "a language model: it can generate",
-    "encoder": "an encoder: it can fill masks",
+    "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
+    "decoder": ("a language model", "generate, eval, score or attend"),
+    "encoder": ("an encoder", "attend"),
 }
+"""What a model of each kind is called, and the verbs that use it."""
 
 
 class Run:
@@ -88,7 +85,8 @@ class Run:
     def _need(self, kind: str) -> Any:
         """The model, if it is of that kind; a UserError says what this run can do instead."""
         if self.config.kind != kind:
-            raise UserError(f"this run is {ABLE[self.config.kind]}, which this asks of {ABLE[kind].split(':')[0]}")
+            own, able = ABLE[self.config.kind]
+            raise UserError(f"this takes {ABLE[kind][0]}, and the run is {own}: use {able}")
         return self.model
 
     @overload
@@ -109,12 +107,18 @@ class Run:
         return said if n is None else [said[i : i + n] for i in range(0, len(said), n)]
 
     def stream(
-        self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: Sequence[str] = (), **changes: Any
+        self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: str | Sequence[str] = (), **changes: Any
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
         model, config = self._need("decoder"), _changed(self.generation, changes)
-        most = self.config.max_len
-        return continuations(model, self.tokenizer, config, prompts, max_len=most, n=n, seed=seed, stop=stop)
+        read = [self._frame.prompt(ids) for ids in self.tokenizer.encode(prompts)]
+        stop, most = [stop] if isinstance(stop, str) else stop, self.config.max_len
+        return continuations(model, self.tokenizer, config, read, max_len=most, n=n, seed=seed, stop=stop)
+
+    @property
+    def _frame(self) -> Frame:
+        """What stands about a text that a language model reads."""
+        return frame(self.recipe, self.tokenizer)
 
     def hypotheses(
         self,
@@ -154,42 +158,27 @@ class Run:
             return self.tokenizer.decode([best[0].tokens for best in found])
         return [self.tokenizer.decode([h.tokens for h in best]) for best in found]
 
-    @torch.inference_mode()
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], batch_tokens: int = 2048
+        self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = 2048
     ) -> list[PairScore]:
-        """log p(target | source) of each pair, teacher forced, in batches of at most so many tokens a side."""
+        """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
+        if targets is None:
+            return score_texts(self._need("decoder"), self.tokenizer, self._frame, sources, batch_tokens)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
-        pairs = list(zip(self.tokenizer.encode(sources), self.tokenizer.encode(targets), strict=True))
-        for i, pair in enumerate(pairs):
-            if max(map(len, pair)) >= self.config.max_len:
-                raise UserError(
-                    f"pair {i + 1} has {max(map(len, pair)) + 1} tokens; this model's max_len is {self.config.max_len}"
-                )
-        source_lengths, target_lengths = (
-            np.array([len(pair[side]) + 1 for pair in pairs]) for side in (0, 1)
-        )
-        widest = max(source_lengths.max(initial=1), target_lengths.max(initial=1), batch_tokens)
-        scores: dict[int, PairScore] = {}
-        for rows in plan_epoch(source_lengths, target_lengths, max_tokens=int(widest), seed=0, epoch=0):
-            scores |= zip(rows, self._score([pairs[i] for i in rows]), strict=True)
-        return [scores[i] for i in range(len(pairs))]
+        return score_pairs(self._need("encoder-decoder"), self.tokenizer, sources, targets, batch_tokens)
 
-    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
-        t, device = self.tokenizer, self.device
-        source, source_pos = pad([[*source, t.eos_id] for source, _ in pairs], t.pad_id, device)
-        target, _ = pad([[t.bos_id, *target] for _, target in pairs], t.pad_id, device)
-        labels, _ = pad([[*target, t.eos_id] for _, target in pairs], IGNORED, device)
-        log_p = self._need("encoder-decoder")(source, target, source_pos).float().log_softmax(-1)
-        chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].masked_fill(labels == IGNORED, 0.0)
-        counts = (labels != IGNORED).sum(1)
-        return [PairScore(float(p), int(n)) for p, n in zip(chosen.double().sum(1), counts, strict=True)]
-
-    def perplexity(self, sources: Sequence[str], targets: Sequence[str]) -> float:
-        """exp of the mean negative log-likelihood of a target token, end of sentence included."""
+    def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
+        """exp of the mean negative log-likelihood of a token of the targets, or of texts alone; their ends included."""
         scores = self.score(sources, targets)
-        return math.exp(-sum(s.log_prob for s in scores) / sum(s.tokens for s in scores))
+        return math.exp(-sum(s.log_prob for s in scores) / max(1, sum(s.tokens for s in scores)))
+
+    def measure(self, text: Text) -> Perplexity:
+        """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
+        model, width = self._need("decoder"), self.recipe.data.max_len if self.recipe else self.config.max_len
+        with TemporaryDirectory() as place:
+            store = TokenStore.open_or_build(text, self.tokenizer, place)
+            return perplexity(model, store, width, max(1, self.generation.batch_tokens // width))
 
     def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
         """Source tokens, target tokens and cross-attention (layers, heads, T, S); translates where no target is given.

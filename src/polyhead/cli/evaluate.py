@@ -24,7 +24,8 @@ def run(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILES", help="source and target, or one TSV or JSONL; else those of the run's recipe"
+            metavar="FILES",
+            help="source and target, or one TSV or JSONL; plain text for a language model; else those of the recipe",
         ),
     ] = None,
     split: Annotated[Literal["test", "valid"], typer.Option(help="which files of the recipe")] = "test",
@@ -49,10 +50,12 @@ def run(
     """Measure a trained model: BLEU, chrF, perplexity.
 
     BLEU and chrF are sacreBLEU's, of the whole corpus, on detokenised translations, with their signatures.
-    The perplexity is that of a reference token, end of sentence included.
+    The perplexity is that of a reference token, end of sentence included. Of a language model: perplexity of a token
+    and of a word, bits of a character.
 
     \b
     polyhead eval runs/multi30k
+    polyhead eval runs/shakespeare --split valid
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     """
     from polyhead.fast.memory import tune_memory
@@ -61,13 +64,20 @@ def run(
     tune_memory()
 
     loaded = load(directory, dtype=dtype, fast=True)
-    sources, references = pairs(loaded, files or [], split, limit)
     typed: dict[str, Any] = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "batch_tokens": batch_tokens,
     }
     changes = {name: value for name, value in typed.items() if value is not None}
+    if loaded.config.kind == "decoder":
+        given = {**changes, "limit": limit, "output": output}
+        if unfit := [name for name, value in given.items() if value is not None]:
+            options = ", ".join("--" + name.replace("_", "-") for name in unfit)
+            raise UserError(f"{options}: of translations; this run is a language model, and nothing is decoded")
+        show_language(loaded, files or [], split)
+        return
+    sources, references = pairs(loaded, files or [], split, limit)
     counter, start = Counter(), time.perf_counter()
     lang = loaded.recipe.data.target_lang if loaded.recipe else ""
     measured = loaded.evaluate(sources, references, lang=lang, progress=counter.at, **changes)
@@ -87,6 +97,29 @@ def run(
 def show(name: str, value: float, remark: str) -> None:
     """One line of the table."""
     print(f"{name:<11} {value:>9.3f}  {remark}", flush=True)
+
+
+def show_language(run: Run, files: Sequence[str], split: Literal["test", "valid"]) -> None:
+    """The table of a language model."""
+    from polyhead.data.text import open_text
+    from polyhead.train.tasks.language import text_of
+
+    if run.recipe and not files:
+        if split == "test" and not run.recipe.data.test:
+            raise UserError("this run's recipe names no test files; give some, or take --split valid")
+        text = text_of(run.recipe, split)
+    elif not files:
+        raise UserError("this run has no recipe that names files; give them: polyhead eval RUN FILE")
+    else:
+        text = open_text([Path(file) for file in files], run.recipe.data.documents if run.recipe else "file")
+    start = time.perf_counter()
+    measured = run.measure(text)
+    seconds = time.perf_counter() - start
+    show("loss", measured.loss, f"nats of a token, {measured.tokens:,} tokens")
+    show("perplexity", measured.per_token, "of a token, which depends on the tokenizer")
+    show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")
+    show("bits", measured.bits_per_character, f"of a character, {measured.characters:,} characters")
+    show("speed", measured.tokens / seconds, f"tokens a second, in {seconds:,.1f} s with the tokenizer")
 
 
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:

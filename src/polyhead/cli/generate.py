@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +46,9 @@ def run(
 ) -> None:
     """Let a language model go on from a text, and show it as it comes.
 
+    Several texts are shown one after another, when they are complete; a line of dashes ends one that has lines.
+    Without a text the model begins one.
+
     \b
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
     polyhead generate runs/shakespeare "To be" -n 3 --seed 7
@@ -68,13 +70,12 @@ def run(
     tune_memory()
     model = load(directory, dtype=dtype, fast=True)
     if n == len(prompts) == 1:
-        print(prompt, end="", flush=True)
-        for new in model.stream(prompts, **changes):
-            print(new.text, end="", flush=True)
+        for i, new in enumerate(model.stream(prompts, **changes)):  # a mistake in them is told before the prompt is shown
+            print(new.text if i else prompt + new.text, end="", flush=True)
         print()
         return
     for text, said in zip(prompts, model.generate(prompts, n=n, **changes), strict=True):
         for one in said:
             print(text + one)
-            if n > 1 or "\n" in one:
-                print("-" * 8, file=sys.stdout)
+            if "\n" in text + one:
+                print("-" * 8)

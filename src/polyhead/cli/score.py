@@ -1,12 +1,12 @@
-"""``polyhead score``: how likely given translations are."""
+"""``polyhead score``: how likely given texts are."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="source text; alone, or -: lines of source, tab, translation"),
+        typer.Argument(metavar="SOURCE", help="source text; alone, or -: lines of source, tab, translation, or lines of text"),
     ] = "-",
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="its translations, line by line")
@@ -27,27 +27,34 @@ def run(
         int, typer.Option(min=1, help="pairs read before the first is answered; 1 in a conversation")
     ] = 512,
 ) -> None:
-    """Say how likely given translations are.
+    """Say how likely given translations are, or lines of text by themselves.
 
     Prints for each pair the logarithm (base e) of the translation's probability and, after a tab, the number of
-    tokens it sums over, end of sentence included. The perplexity of all pairs goes to standard error.
+    tokens it sums over, end of sentence included. The perplexity of all pairs goes to standard error. A language
+    model scores each line, as the beginning of a text.
 
     \b
     polyhead score runs/multi30k test.de test.en
     printf 'Ein Hund bellt.\\tA dog is barking.\\n' | polyhead score runs/multi30k
+    polyhead score runs/shakespeare lines.txt
     """
-    pairs = tsv_pairs(source) if target is None else parallel_pairs(source, target)
+    given: Iterator[Any] = read_lines(source) if target is None else parallel_pairs(source, target)
     from polyhead.run import load
 
     scorer = load(directory)
+    alone = scorer.config.kind == "decoder"
+    if alone and target is not None:
+        raise UserError("this run is a language model: it scores the lines of one file, without translations")
+    if target is None:
+        given = zip(given, strict=True) if alone else tsv_pairs(given)
     counter, log_prob, tokens = Counter(), 0.0, 0
-    for chunk_of_pairs in chunks(pairs, chunk_size(source, chunk)):
-        sources, targets = (list(side) for side in zip(*chunk_of_pairs, strict=True))
-        for score in scorer.score(sources, targets):
+    for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
+        sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
+        for score in scorer.score(sides[0], None if alone else sides[1]):
             print(f"{score.log_prob:.4f}\t{score.tokens}")
             log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
         print(end="", flush=True)
-        counter.add(len(sources))
+        counter.add(len(chunk_of_texts))
     counter.close()
     if tokens:
         mean = -log_prob / tokens
@@ -64,9 +71,9 @@ def parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:
     return zip(sources, targets, strict=True)
 
 
-def tsv_pairs(source: str) -> Iterator[tuple[str, str]]:
+def tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The two columns of each line."""
-    for number, line in enumerate(read_lines(source), 1):
+    for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         if len(columns) != 2:
             raise UserError(f"line {number}: expected source, tab, translation; got {len(columns)} columns")

@@ -56,6 +56,33 @@ def lines(path: Path) -> Iterator[bytes | None]:
             raise UserError(f"{path}: damaged or unreadable after line {done}: {error}") from None
 
 
+def spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
+    """The text of a file in order: lines with their ends, and those longer than ``size`` bytes in several spans.
+
+    A span ends after a blank, or where there is none between two characters. A byte order mark at the start and the
+    "\\r" of a "\\r\\n" are dropped.
+    """
+    with _opened(path) as file:
+        rest, done = b"", 0
+        try:
+            while new := file.readline(size - len(rest)):
+                text, rest = rest + (new if done else new.removeprefix(BOM)), b""
+                done += len(new)
+                if text.endswith(b"\r\n"):
+                    text = text[:-2] + b"\n"
+                elif not text.endswith(b"\n") and len(text) > size - 4:
+                    # before the last character, which may not be whole yet
+                    within = next((i for i in range(len(text) - 1, 0, -1) if text[i] & 0xC0 != 0x80), 0)
+                    cut = text.rfind(b" ", len(text) // 2, within) + 1 or within or len(text)
+                    text, rest = text[:cut], text[cut:]
+                if text:
+                    yield text
+            if rest:
+                yield rest
+        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            raise UserError(f"{path}: damaged or unreadable after byte {done:,}: {error}") from None
+
+
 def fingerprint(path: Path) -> tuple[str, int]:
     """SHA-256 of a file's text (uncompressed) and its number of "\\n"."""
     digest, count = hashlib.sha256(), 0

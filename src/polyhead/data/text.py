@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from polyhead.data.corpus import blank
-from polyhead.data.files import MAX_LINE, check_file, is_text, lines
+from polyhead.data.files import check_file, is_text, spans
 from polyhead.errors import UserError
+from polyhead.text.tokenizer import MAX_TRAINING_CHARACTERS
 
 Documents = Literal["file", "line", "blank"]
 PIECE = 1 << 16  # characters handed over together
 
 
 class Piece(NamedTuple):
-    """Some of a document's text, whole lines with their ends, and whether the document ends with it."""
+    """Some of a document's text, and whether the document ends with it."""
 
     text: str
     last: bool
@@ -25,14 +25,21 @@ class Piece(NamedTuple):
 
 @dataclass
 class TextReport:
-    """What became of the lines of a text, and what perplexity is counted by."""
+    """What became of a text, and what perplexity is counted by. What parts two documents counts in none of it."""
 
     where: str
-    lines: int = 0
-    broken: int = 0
     documents: int = 0
+    lines: int = 0
     characters: int = 0
     words: int = 0  # between blanks; the end of a line counts as one, as in the literature on WikiText
+    broken: int = 0
+
+    def count(self, text: str) -> None:
+        """Some more text, whole lines but perhaps the last."""
+        ends = text.count("\n")
+        self.lines += ends
+        self.characters += len(text)
+        self.words += len(text.split()) + ends
 
     def __str__(self) -> str:
         """One line: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
@@ -48,8 +55,9 @@ class TextReport:
 class Text:
     """Files of plain text, and where one document ends and the next begins.
 
-    ``documents``: "file" (a file is one), "line" (a line is one), "blank" (a blank line ends one). ``share`` keeps
-    the lines in that part of the characters, such as (0.9, 1.0), the last tenth.
+    ``documents``: "file" (a file is one, whole), "line" (a line is one, without its end) or "blank" (lines up to a
+    blank one, which belongs to none). ``share`` keeps that part of the characters, such as (0.9, 1.0), the last
+    tenth: a file is cut at the very character, a line or paragraph belongs whole to the share it begins in.
     """
 
     files: tuple[Path, ...]
@@ -60,48 +68,89 @@ class Text:
     def where(self) -> str:
         return " + ".join(path.name for path in self.files)
 
+    @property
+    def marked(self) -> bool:
+        """Whether there may be several documents, so that a mark must part them."""
+        return self.documents != "file" or len(self.files) > 1
+
     def pieces(self, report: TextReport) -> Iterator[Piece]:
         """The text in order. An error if there is none."""
         total = 0
         if self.share != (0.0, 1.0):
-            total = sum(len(line) + 1 for line in chain.from_iterable(map(_lines, self.files)) if line is not None)
-        begin, end = (int(total * part) for part in self.share)
-        at = 0
+            total = sum(len(text or "") for path in self.files for text in _spans(path))
+        window = range(*(int(total * part) for part in self.share)) if total else None
+        at = 0  # characters before, of all files
         for path in self.files:
-            held: list[str] = []
-            size = 0
-            for line in _lines(path):
-                if line is None:
+            document = _Document(self.documents, window, report)
+            for text in _spans(path):
+                if text is None:
                     report.broken += 1
                     continue
-                text = line + "\n"
-                at, start = at + len(text), at
-                if total and (at <= begin or start >= end):
-                    continue
-                if total:
-                    text = text[max(begin - start, 0) : end - start]
-                report.lines += 1
-                report.characters += len(text)
-                report.words += len(text.split()) + 1
-                ends = self.documents == "line" or (self.documents == "blank" and blank(text))
-                if ends and not held and blank(text):
-                    continue
-                held.append(text)
-                size += len(text)
-                if ends or size >= PIECE:
-                    report.documents += ends
-                    yield Piece("".join(held), ends)
-                    held, size = [], 0
-            if held or self.documents == "file":
-                report.documents += 1
-                yield Piece("".join(held), True)
+                yield from document.take(text, at)
+                at += len(text)
+            yield from document.end()
         if not report.characters:
-            raise UserError(f"{self.where}: no text")
+            share = "" if window is None else " in this share of it: data.valid_share is too small or too large"
+            raise UserError(f"{self.where}: no text{share}")
 
 
-def open_text(
-    files: Sequence[Path], documents: Documents, share: tuple[float, float] = (0.0, 1.0)
-) -> Text:
+class _Document:
+    """The document that is being read: what is held of it, and where it ends."""
+
+    def __init__(self, kind: Documents, window: range | None, report: TextReport) -> None:
+        self.kind, self.window, self.report = kind, window, report
+        self.held: list[str] = []
+        self.size = 0
+        self.open = self.wanted = False  # whether a document is under way, and is in the share
+        self.fresh = True  # whether a line begins here
+
+    def take(self, text: str, at: int) -> Iterator[Piece]:
+        """A line, or a part of a very long one, with ``at`` characters before it."""
+        if self.kind == "file":
+            if self.window is not None:
+                text = text[max(self.window.start - at, 0) : max(self.window.stop - at, 0)]
+            yield from self._add(text)
+            return
+        parts = self.kind == "blank" and self.fresh and blank(text)
+        self.fresh = text.endswith("\n")
+        if parts:
+            yield from self.end()
+            return
+        if not self.open:
+            if self.kind == "line" and self.fresh and blank(text):
+                return
+            self.open, self.wanted = True, self.window is None or at in self.window
+        if self.wanted:
+            yield from self._add(text)
+        if self.kind == "line" and self.fresh:
+            yield from self.end()
+
+    def _add(self, text: str) -> Iterator[Piece]:
+        if not text:
+            return
+        self.open = True
+        self.report.count(text)
+        self.held.append(text)
+        self.size += len(text)
+        if self.size >= PIECE:
+            # the last line stays: nothing that ends a document is handed over before its end is known
+            *before, last = self.held
+            if before:
+                yield Piece("".join(before), False)
+            self.held, self.size = [last], len(last)
+
+    def end(self) -> Iterator[Piece]:
+        """The rest of the document, if there is one; the mark after it stands for the end of its last line."""
+        if self.held:
+            text = "".join(self.held)
+            self.report.documents += 1
+            if self.kind != "file" and not text.endswith("\n"):  # the end of the file is the end of its last line
+                self.report.count("\n")
+            yield Piece(text if self.kind == "file" else text.removesuffix("\n"), True)
+        self.held, self.size, self.open = [], 0, False
+
+
+def open_text(files: Sequence[Path], documents: Documents, share: tuple[float, float] = (0.0, 1.0)) -> Text:
     """The text of some files, which are there and are text; every mistake in the names is found here."""
     if not files:
         raise UserError("no files: name a file of plain text")
@@ -109,12 +158,14 @@ def open_text(
 
 
 def texts(text: Text) -> Iterator[str]:
-    """The lines, as a tokenizer learns from them."""
+    """The lines, as a tokenizer learns from them; a very long one in parts."""
     for piece in text.pieces(TextReport(text.where)):
-        yield from piece.text.splitlines(keepends=True)
+        for line in piece.text.splitlines(keepends=True):
+            for at in range(0, len(line), MAX_TRAINING_CHARACTERS):
+                yield line[at : at + MAX_TRAINING_CHARACTERS]
 
 
-def _lines(path: Path) -> Iterator[str | None]:
-    """Lines without their ends; None for one that is not text, or longer than any line should be."""
-    for line in lines(path):
-        yield line.decode() if line is not None and len(line) <= MAX_LINE and is_text(line) else None
+def _spans(path: Path) -> Iterator[str | None]:
+    """The text of a file, a line at a time; None for one that is not text."""
+    for span in spans(path):
+        yield span.decode() if is_text(span) else None

@@ -19,14 +19,15 @@ from polyhead.data.text import Text, TextReport
 from polyhead.text.tokenizer import Tokenizer
 
 Ints = NDArray[Any]
-LAYOUT = 1  # of the files of a cache; another number makes another cache
+LAYOUT = 2  # of the files of a cache; another number makes another cache
 DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "begins": np.int64}
 
 
 class TokenStore:
     """The ids of a whole text and the places where its documents begin.
 
-    Where there are several documents, each ends with the end-of-sentence token.
+    Where there may be several (``Text.marked``), each begins with the end-of-sentence token, and so the end of one is
+    the beginning of the next; one more ends the last. So a model learns how documents begin from that token alone.
     """
 
     def __init__(self, directory: Path, report: TextReport) -> None:
@@ -54,14 +55,14 @@ class TokenStore:
 
 
 def _write(directory: Path, text: Text, tokenizer: Tokenizer, report: TextReport) -> None:
-    ends = text.documents != "file" or len(text.files) > 1
     with ExitStack() as stack:
         out = {name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype)) for name, dtype in DTYPES.items()}
+        mark = [tokenizer.eos_id] if text.marked else []
         begins = True
         for piece in text.pieces(report):
             if begins:
                 out["begins"].append([out["ids"].count])
+                out["ids"].append(mark)
             out["ids"].append(tokenizer.encode([piece.text])[0])
-            if piece.last and ends:
-                out["ids"].append([tokenizer.eos_id])
             begins = piece.last
+        out["ids"].append(mark)

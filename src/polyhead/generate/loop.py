@@ -34,49 +34,67 @@ def generate(
     max_new_tokens: int,
     n: int = 1,
     seed: int = 0,
+    first: int = 0,
     max_len: int | None = None,
     cache: Choice | None = None,
 ) -> Generator[Token, set[int] | None, None]:
-    """New tokens of every sequence as they are made; prompt i makes the sequences n * i to n * i + n - 1.
+    """New tokens of every sequence as they are made; prompt i makes the sequences n * i to n * i + n - 1, and
+    ``first`` is added to their numbers.
 
-    A sequence ends with ``eos_id``, after ``max_new_tokens``, or where it is ``max_len`` tokens long, prompt
-    included. A caller that has enough of a sequence sends its number (``generator.send({row, ...})``). What a
-    sequence draws depends on (seed, its number) and never on the others.
+    A sequence ends with ``eos_id`` or after ``max_new_tokens``. Where prompt and output outgrow ``max_len``, the model's
+    greatest length, the sequence goes on from its last ``max_len // 2`` tokens. A caller that has enough of a sequence
+    sends its number (``generator.send({row, ...})``). What a sequence draws depends on (seed, its number) and never on
+    the others.
     """
     if max_new_tokens < 1 or n < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
-    limits = [min(max_new_tokens, (max_len or len(p) + max_new_tokens) - len(p)) for p in prompts]
-    for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        if limit < 1:
-            raise UserError(f"prompt {i + 1} has {len(prompt)} tokens; the model's greatest length is {max_len}")
+    if seed < 0:
+        raise UserError(f"seed is {seed}, wanted 0 or more")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise UserError(f"prompt {first // n + i + 1} has no token; a language model goes on from one at least")
+        if max_len is not None and len(prompt) > max_len:
+            raise UserError(
+                f"prompt {first // n + i + 1} has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+            )
     if not prompts:
         return
-    tokens, pos = pad(prompts, pad_id, model.cache_shape.device)
-    rules = Rules(eos_id, limits, 0, [[]] * len(prompts))
-    state = State(model, tokens, pos, rules, cache, None)
-    chance = Chance(seed, n * len(prompts))
-    live = list(range(n * len(prompts)))
-    seen = [list(prompts[row // n]) for row in live]
-    newest = state.first
+    seen = [list(prompt) for prompt in prompts for _ in range(n)]
+    since = [0] * len(seen)  # the first token that a sequence still sees
+    limits = [len(tokens) + max_new_tokens for tokens in seen]
+    chance = Chance(seed, len(seen), first)
+
+    def read(rows: Sequence[int]) -> State:
+        """A state that has read what some sequences see."""
+        tokens, pos = pad([seen[row][since[row] :] for row in rows], pad_id, model.cache_shape.device)
+        most = [min(limits[row] - since[row], max_len or limits[row]) - (len(seen[row]) - since[row]) + 1 for row in rows]
+        return State(model, tokens, pos, Rules(eos_id, most, 0, [[]] * len(rows)), cache, None)
+
+    state = read(range(0, len(seen), n))
+    newest, live = state.first, list(range(len(seen)))
     if n > 1:
         state.keep([row // n for row in live])
         newest = newest.repeat(n)
     while live:
+        if max_len is not None and any(len(seen[row]) - since[row] > max_len for row in live):
+            for row in live:
+                if len(seen[row]) - since[row] > max_len:
+                    since[row] = len(seen[row]) - max(1, max_len // 2)
+            state = read(live)
+            newest = state.first
         logits = state.logits(newest)
-        log_probs = logits.log_softmax(-1, dtype=torch.float32)
         allowed = sampling.apply(logits, [seen[row] for row in live])
         drawn = allowed.argmax(-1).tolist() if sampling.temperature == 0 else chance.draw(allowed, live)
         chosen = torch.tensor(drawn, device=logits.device)[:, None]
-        probabilities = to_host(log_probs.gather(1, chosen)[:, 0]).tolist()
+        log_probs = to_host(logits.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]).tolist()
         stopped: set[int] = set()
-        going = []
-        for i, (row, token, log_prob) in enumerate(zip(live, drawn, probabilities, strict=True)):
+        for row, token, log_prob in zip(live, drawn, log_probs, strict=True):
             seen[row].append(token)
-            last = token == eos_id or state.step >= limits[row // n]
-            stopped |= (yield Token(row, token, log_prob, last)) or set()
-            if not last:
-                going.append(i)
-        going = [i for i in going if live[i] not in stopped]
+            last = token == eos_id or len(seen[row]) == limits[row]
+            stopped |= (yield Token(first + row, token, log_prob, last)) or set()
+            if last:
+                stopped.add(first + row)
+        going = [i for i, row in enumerate(live) if first + row not in stopped]
         newest = chosen.cpu().numpy()[going, 0]
         if len(going) < len(live):
             live = [live[i] for i in going]

@@ -85,10 +85,13 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 
 class Chance:
-    """A stream of random numbers for each row of its own, so that a row draws the same in any batch."""
+    """A stream of random numbers for each row of its own, so that a row draws the same in any batch.
 
-    def __init__(self, seed: int, rows: int) -> None:
-        self.streams = [np.random.Generator(np.random.PCG64([seed, row])) for row in range(rows)]
+    ``first`` is the number of the first row.
+    """
+
+    def __init__(self, seed: int, rows: int, first: int = 0) -> None:
+        self.streams = [np.random.Generator(np.random.PCG64([seed, first + row])) for row in range(rows)]
 
     def draw(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
         """One token for each row of (N, V) by its probabilities; row i draws from stream ``rows[i]``."""

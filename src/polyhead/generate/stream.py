@@ -7,46 +7,61 @@ from collections.abc import Callable, Sequence
 from polyhead.errors import UserError
 
 UNFINISHED = "\ufffd"  # what decoding gives for bytes that are no whole character
+TAIL = 8  # tokens that the text of new ones may depend on: spaces about words, the bytes of a character
 
 
 class TextStream:
-    """The text of one growing sequence. ``stop`` strings end it and are not part of it."""
+    """The text of one growing sequence after ``before``. ``stop`` strings end it and are not part of it.
 
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:
+    Of several stop strings the one that is complete first counts, however the text is cut into tokens. Only the last
+    tokens are decoded again with a new one, so that a long text costs what its length costs, not its square.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], stop: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> None:
         if "" in stop:
             raise UserError("a stop string is empty; it would end every text before it begins")
         self.decode, self.stop = decode, list(stop)
-        self.ids: list[int] = []
-        self.shown, self.stopped = "", False
+        self.tail = list(before[-TAIL:])
+        self.known = len(decode(self.tail))  # characters of the tail's text that are sure
+        self.held = ""  # text that is sure, but may be the beginning of a stop string
+        self.stopped = False
 
     def feed(self, token: int, last: bool = False) -> str:
         """The text that is sure with this token; with ``last`` all that is left. After a stop string there is none."""
-        self.ids.append(token)
-        return self._show(last)
+        if self.stopped:
+            return ""
+        self.tail.append(token)
+        return self._shown(last)
 
     def end(self) -> str:
         """What was held back."""
-        return self._show(True)
+        return "" if self.stopped else self._shown(True)
 
-    def _show(self, last: bool) -> str:
-        if self.stopped:
-            return ""
-        text = self.decode(self.ids)
-        found = [at for at in (text.find(word, self._searched()) for word in self.stop) if at >= 0]
-        if found:
-            text, self.stopped = text[: min(found)], True
-        elif not last:
-            text = text.rstrip(UNFINISHED)
-            text = text[: len(text) - self._held(text)]
-        new = text[len(self.shown) :]
-        self.shown = max(self.shown, text, key=len)
-        return new
+    def _shown(self, last: bool) -> str:
+        text = self.decode(self.tail)
+        new = text[self.known :] if last else text[self.known :].rstrip(UNFINISHED)
+        self.known += len(new)
+        if len(self.tail) > 2 * TAIL and self.known == len(text):
+            self._shorten(text)
+        self.held += new
+        ends = [(at + len(word), at) for word in self.stop if (at := self.held.find(word)) >= 0]
+        if ends:
+            self.stopped = True
+            return self.held[: min(ends)[1]]
+        sure = len(self.held) - (0 if last else self._beginning())
+        shown, self.held = self.held[:sure], self.held[sure:]
+        return shown
 
-    def _searched(self) -> int:
-        """Where a stop string could begin at the earliest: all before was shown, because it could not."""
-        return max(0, len(self.shown) - max(map(len, self.stop), default=0))
+    def _shorten(self, text: str) -> None:
+        """Forget tokens whose text no longer matters, where the rest alone reads as it does behind them."""
+        rest = self.decode(self.tail[-TAIL:])
+        if text.endswith(rest):
+            self.tail, self.known = self.tail[-TAIL:], len(rest)
 
-    def _held(self, text: str) -> int:
+    def _beginning(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""
-        sizes = (k for word in self.stop for k in range(min(len(word) - 1, len(text)), 0, -1) if text.endswith(word[:k]))
+        held = self.held
+        sizes = (k for word in self.stop for k in range(min(len(word) - 1, len(held)), 0, -1) if held.endswith(word[:k]))
         return max(sizes, default=0)

@@ -25,45 +25,56 @@ def continuations(
     model: Decoder,
     tokenizer: Tokenizer,
     config: GenerationConfig,
-    prompts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
     *,
     max_len: int,
     n: int = 1,
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> Iterator[Said]:
-    """What the model says after each prompt; prompt i makes the sequences n * i to n * i + n - 1.
+    """What the model says after each prompt of one token or more; prompt i makes the sequences n * i to n * i + n - 1.
 
-    An empty prompt stands for the end of a document: what comes next is the beginning of another.
+    So many prompts go on together as fit into ``config.batch_tokens``, one at least.
     """
-    encoded = [ids or [tokenizer.eos_id] for ids in tokenizer.encode(prompts)]
-    # a tokenizer may write a blank before the first word, so new text is what decoding the whole adds
-    begins = tokenizer.decode(encoded)
+    sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
+    for first, batch in _batches(prompts, n, config, max_len):
+        streams = [TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in batch for _ in range(n)]
+        tokens = generate(
+            model,
+            batch,
+            sampling=sampling,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            max_new_tokens=config.max_new_tokens,
+            n=n,
+            seed=seed,
+            first=first,
+            max_len=max_len,
+            cache=config.cache,
+        )
+        enough: set[int] | None = None
+        while True:
+            try:
+                token = tokens.send(enough) if enough else next(tokens)
+            except StopIteration:
+                break
+            stream = streams[token.row - first]
+            text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
+            enough = {token.row} if stream.stopped and not token.last else None
+            yield Said(token.row, text, token.last or stream.stopped)
 
-    def texts(row: int) -> TextStream:
-        ids, begin = encoded[row // n], begins[row // n]
-        return TextStream(lambda new: tokenizer.decode([[*ids, *new]])[0][len(begin) :], stop)
 
-    streams = [texts(row) for row in range(n * len(prompts))]
-    tokens = generate(
-        model,
-        encoded,
-        sampling=Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty),
-        eos_id=tokenizer.eos_id,
-        pad_id=tokenizer.pad_id,
-        max_new_tokens=config.max_new_tokens,
-        n=n,
-        seed=seed,
-        max_len=max_len,
-        cache=config.cache,
-    )
-    enough: set[int] | None = None
-    while True:
-        try:
-            token = tokens.send(enough) if enough else next(tokens)
-        except StopIteration:
-            return
-        stream = streams[token.row]
-        text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
-        enough = {token.row} if stream.stopped and not token.last else None
-        yield Said(token.row, text, token.last or stream.stopped)
+def _batches(
+    prompts: Sequence[Sequence[int]], n: int, config: GenerationConfig, max_len: int
+) -> Iterator[tuple[int, list[Sequence[int]]]]:
+    """Prompts that go on together, in their order, and the number of their first sequence."""
+    batch: list[Sequence[int]] = []
+    longest = first = 0
+    for ids in prompts:
+        longest = max(longest, min(len(ids) + config.max_new_tokens, max_len))
+        if batch and longest * n * (len(batch) + 1) > config.batch_tokens:
+            yield first, batch
+            first, batch, longest = first + n * len(batch), [], min(len(ids) + config.max_new_tokens, max_len)
+        batch.append(ids)
+    if batch:
+        yield first, batch

@@ -28,6 +28,7 @@ class TaskPart(Protocol):
     """A task by name, before it has a text."""
 
     kind: str  # of the models it trains
+    label_smoothing: float  # where the recipe gives none
 
     def check(self, recipe: Recipe) -> None:
         """Every file is there and is what it should be, or a UserError says what is wrong."""

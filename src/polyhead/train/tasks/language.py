@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from torch import nn
 
+from polyhead.analysis.perplexity import perplexity
 from polyhead.data.rows import Ints, Rows, collate_rows, plan_rows
 from polyhead.data.text import Text, open_text, texts
 from polyhead.data.token_store import TokenStore
@@ -35,6 +34,7 @@ class LanguageModel:
     """
 
     kind = "decoder"
+    label_smoothing = 0.0  # a language model is judged by its probabilities as they are
     title = "A language model"
     use = 'polyhead generate . "Once upon a time"'
 
@@ -42,16 +42,21 @@ class LanguageModel:
         self.train, self.valid, self.config = train, valid, config
         self.width, self.documents = data.max_len, len(train.begins) > 1
         self.rows = config.max_tokens // self.width
+        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         if not self.rows:
             raise UserError(
                 f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
             )
+        if len(valid) < 2:
+            raise UserError("the validation text is one token, and nothing that it could predict; give more of it")
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         self.plan(0)  # a text that is too short is told now
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and is text, or a UserError says what is wrong."""
+        if recipe.train.metric != "loss" or recipe.train.eval_bleu:
+            raise UserError("train.metric and train.eval_bleu: BLEU and chrF judge translations; a language model has its loss")
         for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
             text_of(recipe, split)
 
@@ -89,15 +94,15 @@ class LanguageModel:
         """Labels that count."""
         return int((batch.labels >= 0).sum())
 
-    def loss(self, model: nn.Module, batch: Rows, smoothing: float | None = None) -> Loss:
+    def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
         assert isinstance(model, CausalLM)
-        smoothing = self.config.label_smoothing if smoothing is None else smoothing
-        return cross_entropy(model.features(batch.tokens, batch.pos), model.head.weight, batch.labels, smoothing)
+        features = model.features(batch.tokens, batch.pos)
+        return cross_entropy(features, model.head.weight, batch.labels, self.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Loss a token, and perplexity a token and a word, of the validation text, each token predicted once."""
-        return measured(model, self.valid, self, self.width, self.rows)
+        """Loss and perplexity a token, perplexity a word and bits a character of the validation text."""
+        return self._measured(model, self.valid)
 
     def facts(self, run: Run) -> dict[str, str]:
         """Perplexity of the test text, if there is one."""
@@ -107,26 +112,13 @@ class LanguageModel:
             return {}
         cache = recipe.data.cache or recipe.out / "data"
         store = TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
-        return {f"test {k}": f"{v:.4f}" for k, v in measured(run.model, store, self, self.width, self.rows).items()}
+        return {f"test {name}": f"{value:.4f}" for name, value in self._measured(run.model, store).items()}
 
-
-def measured(model: nn.Module, store: TokenStore, task: LanguageModel, width: int, rows: int) -> dict[str, float]:
-    """Rows side by side over a whole text: mean nats a token, perplexity a token, and a word.
-
-    A word is what stands between blanks, and each line's end is one more, so that models with other tokenizers
-    can be compared (as on WikiText; Merity et al., 2016).
-    """
-    nll, count = 0.0, 0
-    starts = np.arange(0, len(store) - 1, width)
-    for i in range(0, len(starts), rows):
-        batch = collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
-        loss = task.loss(model, batch, smoothing=0.0)
-        nll, count = nll + float(loss.nll), count + loss.count
-    return {
-        "loss": nll / count,
-        "ppl": math.exp(min(nll / count, 700.0)),
-        "word_ppl": math.exp(min(nll / store.report.words, 700.0)),
-    }
+    def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
+        assert isinstance(model, CausalLM)
+        of = perplexity(model, store, self.width, self.rows)
+        bits = of.bits_per_character
+        return {"loss": of.loss, "ppl": of.per_token, "word_ppl": of.per_word, "bits_per_char": bits}
 
 
 def text_of(recipe: Recipe, split: str) -> Text:

@@ -33,9 +33,11 @@ class Translation:
     Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, x)
     Paper: Sutskever et al., 2014; Vaswani et al., 2017
     When: every text has one that it should become; the default
+    Recipe: task: translation
     """
 
     kind = "encoder-decoder"
+    label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
     use = "polyhead translate . input.txt"
 
     def __init__(
@@ -44,6 +46,7 @@ class Translation:
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.config, self.measures = config, measures
+        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         self.valid_batches = self._plan(valid, 0)  # made now, so that a pair that fits no batch is told at the start
 
@@ -99,7 +102,7 @@ class Translation:
         # padding on the right is after all that a causal decoder sees, so most need not be told of it
         target_pos = batch.target_pos if model.counts_tokens else None
         features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
-        smoothing = self.config.label_smoothing if smoothing is None else smoothing
+        smoothing = self.smoothing if smoothing is None else smoothing
         return cross_entropy(features, model.head.weight, batch.labels, smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:

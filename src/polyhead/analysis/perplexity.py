@@ -1,0 +1,59 @@
+"""How well a language model predicts a text."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from polyhead.data.rows import collate_rows
+from polyhead.data.token_store import TokenStore
+from polyhead.errors import UserError
+from polyhead.models import CausalLM
+from polyhead.nn.loss import cross_entropy
+
+
+class Perplexity(NamedTuple):
+    """-log p of a text, and what it is divided by.
+
+    Tokens depend on the tokenizer. Words and characters do not, so that any two models can be compared by them: a word
+    is what stands between blanks, and each line's end is one more (as on WikiText; Merity et al., 2016).
+    """
+
+    nll: float  # natural logarithm
+    tokens: int  # as many as were predicted
+    words: int
+    characters: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.nll / self.tokens
+
+    @property
+    def per_token(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def per_word(self) -> float:
+        return math.exp(min(self.nll / max(self.words, 1), 700.0))
+
+    @property
+    def bits_per_character(self) -> float:
+        return self.nll / math.log(2) / max(self.characters, 1)
+
+
+@torch.no_grad()
+def perplexity(model: CausalLM, store: TokenStore, width: int, rows: int) -> Perplexity:
+    """Of a whole text, read in rows of ``width`` tokens side by side, ``rows`` at a time: each token is predicted once."""
+    nll, tokens = 0.0, 0
+    starts = np.arange(0, len(store) - 1, width)
+    if not len(starts):
+        raise UserError(f"{store.report.where}: one token, and nothing that it could predict; give more text")
+    for i in range(0, len(starts), rows):
+        batch = collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
+        loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head.weight, batch.labels)
+        nll, tokens = nll + float(loss.nll), tokens + loss.count
+    return Perplexity(nll, tokens, store.report.words, store.report.characters)

@@ -1,0 +1,89 @@
+"""How likely given texts are: of a translator after their sources, of a language model by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead.data.batches import plan_epoch
+from polyhead.errors import UserError
+from polyhead.generate.frame import Frame
+from polyhead.generate.search import pad
+from polyhead.models import CausalLM, Seq2Seq
+from polyhead.nn.loss import IGNORED
+from polyhead.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class PairScore(NamedTuple):
+    """How likely a translation is given its source, or a text by itself."""
+
+    log_prob: float  # natural logarithm, end of sentence included
+    tokens: int  # as many as log_prob sums over
+
+
+@torch.inference_mode()
+def score_pairs(
+    model: Seq2Seq, t: Tokenizer, sources: Sequence[str], targets: Sequence[str], batch_tokens: int
+) -> list[PairScore]:
+    """log p(target | source) of each pair, teacher forced."""
+    pairs = list(zip(t.encode(sources), t.encode(targets), strict=True))
+    lengths = [np.array([len(pair[side]) + 1 for pair in pairs], dtype=np.int64) for side in (0, 1)]
+    _check("pair", np.maximum(*lengths), model.config.max_len)
+    device = model.head.weight.device
+
+    def batch(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
+        source, source_pos = pad([[*source, t.eos_id] for source, _ in pairs], t.pad_id, device)
+        target, _ = pad([[t.bos_id, *target] for _, target in pairs], t.pad_id, device)
+        labels, _ = pad([[*target, t.eos_id] for _, target in pairs], IGNORED, device)
+        return _sums(model(source, target, source_pos), labels)
+
+    return _batched(pairs, lengths[0], lengths[1], batch_tokens, batch)
+
+
+@torch.inference_mode()
+def score_texts(model: CausalLM, t: Tokenizer, frame: Frame, texts: Sequence[str], batch_tokens: int) -> list[PairScore]:
+    """log p(text) of each text, as one that begins and, where the frame has an end, ends there."""
+    rows = [[*frame.begin, *ids, *frame.end] for ids in t.encode(texts)]
+    asked = [i for i, row in enumerate(rows) if len(row) > len(frame.begin)]
+    lengths = np.array([len(rows[i]) - 1 for i in asked], dtype=np.int64)
+    _check("text", np.array([len(row) - 1 for row in rows], dtype=np.int64), model.config.max_len)
+    device = model.head.weight.device
+
+    def batch(rows: Sequence[list[int]]) -> list[PairScore]:
+        tokens, pos = pad([row[:-1] for row in rows], t.pad_id, device)
+        labels, _ = pad([row[1:] for row in rows], IGNORED, device)
+        labels[:, : len(frame.begin) - 1] = IGNORED
+        return _sums(model(tokens, pos), labels)
+
+    found = dict(zip(asked, _batched([rows[i] for i in asked], lengths, lengths, batch_tokens, batch), strict=True))
+    return [found.get(i, PairScore(0.0, 0)) for i in range(len(texts))]
+
+
+def _check(what: str, lengths: np.ndarray, max_len: int) -> None:
+    for i in np.flatnonzero(lengths > max_len)[:1].tolist():
+        raise UserError(f"{what} {i + 1} has {lengths[i]} tokens; this model's max_len is {max_len}")
+
+
+def _batched(
+    items: Sequence[T], a: np.ndarray, b: np.ndarray, batch_tokens: int, score: Callable[[Sequence[T]], list[PairScore]]
+) -> list[PairScore]:
+    """Scores in the order of the items, computed in batches of items of like length."""
+    widest = max(a.max(initial=1), b.max(initial=1), batch_tokens)
+    scores: dict[int, PairScore] = {}
+    for rows in plan_epoch(a, b, max_tokens=int(widest), seed=0, epoch=0):
+        scores |= zip(rows.tolist(), score([items[i] for i in rows]), strict=True)
+    return [scores[i] for i in range(len(items))]
+
+
+def _sums(logits: Tensor, labels: Tensor) -> list[PairScore]:
+    """(B, T, V), (B, T) -> the log-probability of each row's labels."""
+    log_p = logits.float().log_softmax(-1)
+    chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].masked_fill(labels == IGNORED, 0.0)
+    counts = (labels != IGNORED).sum(1)
+    return [PairScore(float(p), int(n)) for p, n in zip(chosen.double().sum(1), counts, strict=True)]

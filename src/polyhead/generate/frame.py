@@ -1,0 +1,36 @@
+"""What stands before and after a text, as a language model knows it from its training."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from polyhead.recipe import Recipe
+from polyhead.text.tokenizer import Tokenizer
+
+
+class Frame(NamedTuple):
+    """Tokens about a whole text."""
+
+    begin: list[int]
+    end: list[int]  # none where nothing says that a text ends
+    always: bool  # whether ``begin`` also stands before a prompt that is not empty
+
+    def prompt(self, ids: list[int]) -> list[int]:
+        """What a model reads that goes on from a text; of an empty one, how texts begin."""
+        return [*self.begin, *ids] if self.always or not ids else ids
+
+
+def frame(recipe: Recipe | None, tokenizer: Tokenizer) -> Frame:
+    """Lines and paragraphs begin and end with the mark of a document.
+
+    In whole files, where documents are long and marks rare, a text begins after the end of a line. A model whose
+    recipe is not known has learned from marked documents, but goes on from the middle of one, as GPT-2.
+    """
+    mark = [tokenizer.eos_id]
+    if recipe is None:
+        return Frame(mark, [], False)
+    if recipe.data.documents != "file":
+        return Frame(mark, mark, True)
+    (line,) = tokenizer.encode(["\n"])
+    known = line and tokenizer.decode([line]) == ["\n"]
+    return Frame(line if known else mark, [], False)
