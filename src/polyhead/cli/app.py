@@ -21,7 +21,7 @@ VERBS = {
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity."),
     "translate": ("translate", "Translate a file or what is piped in, one line at a time."),
     "generate": ("generate", "Let a language model go on from a text."),
-    "score": ("score", "Say how likely given translations are."),
+    "score": ("score", "Say how likely given translations are, or lines of text."),
     "attend": ("attend", "Show what every head looks at: a page, and a map in the terminal."),
     "draw": ("draw", "Draw what positions do and where tokens lie: a page."),
     "convert-heads": ("convert_heads", "Make a trained model's attention grouped or multi-query."),
