@@ -8,7 +8,7 @@ import pytest
 
 from polyhead.cli import main
 from polyhead.cli.docstring import read
-from polyhead.cli.parts import PLACES
+from polyhead.cli.parts import PLACES, option_line
 from polyhead.cli.words import type_name, yaml_word
 from polyhead.registry import ALL
 
@@ -47,6 +47,19 @@ def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str], monkeypatch:
         "\n"
         "Defined in polyhead.nn.norm\n"
     )
+
+
+def test_the_list_fits_the_terminal_and_keeps_options_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["parts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if len(line) > 100 or "`" in line or "\0" in line]
+    for registry in ALL:
+        for name in registry.names():
+            for option in registry.options(name).items():
+                assert any(option_line(*option) in line for line in lines)
 
 
 def test_one_registry_with_several_keys_is_listed_once() -> None:

@@ -85,12 +85,13 @@ def summary(registry: Registry[Any]) -> str:
     """All parts of a kind, a line each, with their options below."""
     lines = [f"{registry.kind} (recipe: {', '.join(PLACES[registry.kind])})"]
     width = max((len(name) for name in registry.names()), default=0)
+    indent = " " * (width + 4)
     for name in registry.names():
-        lines.append(f"  {name:<{width}}  {told(registry, name).first}".rstrip())
-        options = ", ".join(option_line(*option) for option in registry.options(name).items())
-        if options:
-            lines.append(f"  {'':<{width}}  {options}")
-    return "\n".join(lines)
+        lines += wrapped(told(registry, name).first, f"  {name:<{width}}  ", indent)
+        options = [option_line(*option) for option in registry.options(name).items()]
+        # an option stays in one piece: its own spaces do not break
+        lines += wrapped(", ".join(option.replace(" ", "\0") for option in options), indent, indent)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def describe(registry: Registry[Any], name: str) -> str:
