@@ -79,7 +79,9 @@ class Rope(Position):
         self._once = Once()
 
     def _rates(self) -> tuple[Tensor, float]:
-        with torch.device("cpu"):  # even for a model that is built on the meta device: there arange costs two seconds
+        with torch.device(
+            "cpu"
+        ):  # even for a model that is built on the meta device: there arange costs two seconds
             rates, gain = SCALINGS[self.scaling](self.theta, self.width, self.factor, self.original_len or 1)
         return rates.to(torch.get_default_device()), gain
 
@@ -99,13 +101,13 @@ class Rope(Position):
     def _turns(
         self, pos: Tensor | None, heads: int, length: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin of the angles: (B, T) -> (1|B, H, T, width / 2) each, fp32, all heads alike.
+        """cos and sin of the angles: (B, T) -> (1|B, T, H, width / 2) each, fp32.
 
-        They lie in memory as split_heads() gives a query, which halves the time of the products.
+        All heads have the same, but products with numbers that are there take half the time.
         """
         angle = (whole(length, device) if pos is None else agreed(pos))[:, :, None, None] * self.rate
         cos, sin = ((x * self.gain).expand(-1, -1, heads, -1) for x in (angle.cos(), angle.sin()))
-        return cos.contiguous().transpose(1, 2), sin.contiguous().transpose(1, 2)
+        return cos.contiguous(), sin.contiguous()
 
 
 class _Turn(torch.autograd.Function):
@@ -115,12 +117,13 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
-        (B, H, T, D), width = x.shape, 2 * cos.size(-1)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # bf16 has no fast products on the CPU
-        out = wide.new_empty(B, T, H, D).transpose(1, 2)  # as split_heads() gives it and takes the gradient
-        _TURNS[layout](wide[..., :width], cos, sin, out[..., :width])
-        out[..., width:] = wide[..., width:]
-        return out.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)  # bf16 has no fast products on the CPU
+        # (B, T, H, D), which is how the heads of a projection lie in memory, and those of a gradient need not
+        y = x.transpose(1, 2).to(wide, memory_format=torch.contiguous_format).contiguous()
+        out, width = torch.empty_like(y), 2 * cos.size(-1)
+        _TURNS[layout](y[..., :width], cos, sin, out[..., :width])
+        out[..., width:] = y[..., width:]
+        return out.to(x.dtype).transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -139,7 +142,7 @@ def _half(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
 def _interleaved(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     """The same with pairs side by side, which are complex numbers."""
     pairs = x.unflatten(-1, (-1, 2))
-    if pairs.stride(-1) != 1 or any(step % 2 for step in (pairs.storage_offset(), *pairs.stride()[:-1])):
+    if any(step % 2 for step in (pairs.storage_offset(), *pairs.stride()[:-1])):
         pairs = pairs.clone(memory_format=torch.contiguous_format)  # complex numbers lie on even places
     out.copy_(torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin)).flatten(-2))
 
