@@ -1,0 +1,119 @@
+"""Text that comes piece by piece is the text that comes at once."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyhead.errors import UserError
+from polyhead.generate.stream import TAIL, TextStream
+from polyhead.registry import Choice
+from polyhead.text.tokenizer import train_tokenizer
+
+TEXTS = ["the dog's bone — 你好，世界! ", "a\nb  c\tnaïve 🙂👍🏽 ", "Ünïcödé wörds, and more words. "] * 20
+KINDS = ["byte", "bpe", "char", "unigram", {"name": "unigram", "byte_fallback": True}, "wordpiece"]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def tokenizer(request):
+    return train_tokenizer(TEXTS, Choice.read(request.param), 600)
+
+
+def cut(text, stop):
+    """The text before the stop string that is complete first; of those the longest."""
+    ends = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
+    return text[: min(ends)[1]] if ends else text
+
+
+def whole(decode, before, ids):
+    return decode([*before, *ids])[len(decode(before)) :]
+
+
+def streamed(decode, ids, stop=(), before=()):
+    stream = TextStream(decode, stop, before)
+    pieces = [stream.feed(token, i == len(ids) - 1) for i, token in enumerate(ids)]
+    assert stream.feed(ids[0]) == "" if stream.stopped and ids else True
+    return pieces
+
+
+words = st.text(alphabet="abé你🙂 \n-s", min_size=1, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_every_cut_of_a_text_gives_the_text_up_to_the_first_stop(data):
+    """Tokens are here any cut of the bytes."""
+    text = data.draw(st.text(alphabet="abé你🙂 \n-s", max_size=60))
+    stop = data.draw(st.lists(words, max_size=3))
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=len(raw))) | {0, len(raw)})
+    parts = [raw[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+    def decode(ids):
+        return b"".join(parts[i] for i in ids).decode(errors="replace")
+
+    stream = TextStream(decode, stop)
+    shown = ""
+    for i in range(len(parts)):
+        new = stream.feed(i, i == len(parts) - 1)
+        assert "\ufffd" not in new
+        shown += new
+        assert cut(text, stop).startswith(shown)
+        if not stream.stopped:  # all is shown but what may yet become a stop string, or half a character
+            ready = decode(range(i + 1)).rstrip("\ufffd")
+            held = ready[len(shown) :]
+            assert i == len(parts) - 1 or any(word.startswith(held) and word != held for word in stop) or not held
+    assert shown == cut(text, stop)
+    assert stream.stopped == any(word in text for word in stop)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_long_texts_of_every_tokenizer_stream_exactly(tokenizer, data):
+    def decode(ids):
+        return tokenizer.decode([ids])[0]
+
+    text = "".join(data.draw(st.lists(st.sampled_from(TEXTS[:3] + ["你", "🙂", " ", "zz", "\n"]), min_size=1, max_size=30)))
+    (ids,) = tokenizer.encode([text])
+    at = data.draw(st.integers(0, min(len(ids), 40)))
+    while at and decode(ids[:at]).endswith("\ufffd"):  # a prompt is text, so it ends with a whole character
+        at -= 1
+    before, ids = ids[:at], ids[at:]
+    stop = data.draw(st.lists(words, max_size=2))
+    assert "".join(streamed(decode, ids, stop, before)) == cut(whole(decode, before, ids), stop)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ids=st.lists(st.integers(0, 260), max_size=80))
+def test_bytes_that_are_no_text_stream_as_they_decode(ids):
+    tokenizer = train_tokenizer(["a"], Choice("byte"), 261)
+
+    def decode(ids):
+        return tokenizer.decode([ids])[0]
+
+    assert "".join(streamed(decode, ids)) == decode(ids)
+
+
+def test_only_the_last_tokens_are_decoded_again():
+    sizes = []
+
+    def decode(ids):
+        sizes.append(len(ids))
+        return "".join(chr(97 + i % 26) for i in ids)
+
+    assert "".join(streamed(decode, list(range(2000)), ["zzz"])) == "".join(chr(97 + i % 26) for i in range(2000))
+    assert max(sizes) <= 2 * TAIL + 1
+    assert len(sizes) < 2 * 2000
+
+
+def test_what_is_held_back_comes_at_the_end():
+    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"), ["bcd"])
+    assert [stream.feed(t) for t in b"abc"] == ["a", "", ""]
+    assert stream.end() == "bc"
+    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
+    assert [stream.feed(t) for t in "é".encode()[:1]] == [""]
+    assert stream.end() == "\ufffd"
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(UserError, match="a stop string is empty; it would end every text"):
+        TextStream(str, ["a", ""])
