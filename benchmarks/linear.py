@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 2048, 4096])
@@ -56,8 +56,8 @@ def layer(name: str, head_dim: int, causal: bool, **choices: int) -> nn.Module:
 
 
 def rows(length: int, head_dim: int, learns: bool) -> Tensor:
-    """A batch of 4,096 tokens, or one row if it is longer."""
-    return torch.randn(max(1, 4096 // length), length, N_HEADS * head_dim, requires_grad=learns)
+    """A batch of 2,048 tokens, or one row if it is longer."""
+    return torch.randn(max(1, 2048 // length), length, N_HEADS * head_dim, requires_grad=learns)
 
 
 def calls(attention: nn.Module, x: Tensor) -> Callable[[], object]:

@@ -153,6 +153,7 @@ def test_a_step_in_inference_mode_or_under_grad_leaves_a_cache_that_lives_on():
                 a, b = layer.state
                 layer.state = a + weight, b + 1
         assert not any(x.requires_grad for layer in cache.layers for x in layer.held)
+        cache.release(1)
         cache.fork(0, 1)
     cache.release(1)
     cache.select([1, 0])
