@@ -169,8 +169,9 @@ def trained(options: argparse.Namespace) -> None:
         same = sum(a == b for a, b in zip(found, wanted, strict=True))
         rows.append([name, speed, f"{ratio(seconds[first], times):.2f}" if times else "-", f"{scores[name].value:.2f}",
                      f"{same:,} of {len(sources):,}", share(*common(found, wanted))])  # fmt: skip
-    print(f"{options.run}, beam {beam(run, options)}, {len(sources):,} sentences, {options.threads} threads, medians of "
-          f"{options.rounds} interleaved rounds, a process each; BLEU {scores[first].signature}")  # fmt: skip
+    timed = f"medians of {options.rounds} interleaved rounds" if options.rounds else "not timed"
+    print(f"{options.run}, beam {beam(run, options)}, {len(sources):,} sentences, {options.threads} threads, {timed}, "
+          f"a process each; BLEU {scores[first].signature}")  # fmt: skip
     print(table(rows))
     half = ph.load(options.run, dtype="bf16")
     print(f"likeliest next token after each beginning of the fp32 outputs, bf16 as fp32: {share(*choices(run, half, sources, wanted))}")
