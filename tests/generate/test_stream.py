@@ -1,5 +1,7 @@
 """Text that comes piece by piece is the text that comes at once."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +48,7 @@ def test_every_cut_of_a_text_gives_the_text_up_to_the_first_stop(data):
     stop = data.draw(st.lists(words, max_size=3))
     raw = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=len(raw))) | {0, len(raw)})
-    parts = [raw[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [raw[a:b] for a, b in itertools.pairwise(cuts)]
 
     def decode(ids):
         return b"".join(parts[i] for i in ids).decode(errors="replace")
@@ -72,7 +74,7 @@ def test_long_texts_of_every_tokenizer_stream_exactly(tokenizer, data):
     def decode(ids):
         return tokenizer.decode([ids])[0]
 
-    text = "".join(data.draw(st.lists(st.sampled_from(TEXTS[:3] + ["你", "🙂", " ", "zz", "\n"]), min_size=1, max_size=30)))
+    text = "".join(data.draw(st.lists(st.sampled_from([*TEXTS[:3], "你", "🙂", " ", "zz", "\n"]), min_size=1, max_size=30)))
     (ids,) = tokenizer.encode([text])
     at = data.draw(st.integers(0, min(len(ids), 40)))
     while at and decode(ids[:at]).endswith("\ufffd"):  # a prompt is text, so it ends with a whole character
