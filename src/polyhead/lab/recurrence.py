@@ -56,7 +56,7 @@ def recurrence(bench: Bench) -> Result:
     lengths = bench.size([16, 64, 256], [4, 8])
     training = {length: training_times(bench, length) for length in lengths}
     contexts = bench.size([64, 256, 1024, 4096], [4, 8])
-    decoding = {context: decoding_times(bench, context) for context in contexts}
+    decoding = decoding_times(bench, contexts)
     last, far = lengths[-1], contexts[-1]
     slower = {name: ratios(training[last], name, TRANSFORMER) for name in WITH_ATTENTION}
     flat = [b / a for a, b in zip(decoding[contexts[0]]["LSTM"], decoding[far]["LSTM"], strict=True)]
@@ -212,17 +212,19 @@ def training_times(bench: Bench, length: int) -> dict[str, list[float]]:
     return race({name: partial(step, model) for name, model in models.items()}, bench.size(5, 2))
 
 
-def decoding_times(bench: Bench, context: int) -> dict[str, list[float]]:
-    """Seconds of the next token of 8 rows that have so many."""
-    problem = copying(8, 64)._replace(max_len=context + 64)
+def decoding_times(bench: Bench, contexts: list[int]) -> dict[int, dict[str, list[float]]]:
+    """Seconds of the next token of 8 rows that have so many, for every length and design, all in turns."""
+    problem = copying(8, 64)._replace(max_len=contexts[-1] + 256)
     token, runners = torch.full((8, 1), FIRST), {}
-    for name in (TRANSFORMER, "LSTM", "GRU", "CNN"):
-        model = build(config(name, problem, **width(bench)), bench.seed)
-        stepper = Stepper(model, problem.batch(1, 0, 8).source, context + 64)
-        for _ in range(context // min(context, 512)):
-            stepper.feed(torch.full((8, min(context, 512)), FIRST))
-        runners[name] = partial(stepper.feed, token)
-    return race(runners, bench.size(15, 3))
+    for context in contexts:
+        for name in (TRANSFORMER, "LSTM", "GRU", "CNN"):
+            model = build(config(name, problem, **width(bench)), bench.seed)
+            stepper = Stepper(model, problem.batch(1, 0, 8).source, context + 256)
+            for _ in range(context // min(context, 512)):
+                stepper.feed(torch.full((8, min(context, 512)), FIRST))
+            runners[context, name] = partial(stepper.feed, token)
+    taken = race(runners, bench.size(15, 3))
+    return {n: {name: times for (at, name), times in taken.items() if at == n} for n in contexts}
 
 
 def width(bench: Bench) -> dict[str, int]:
