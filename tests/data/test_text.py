@@ -1,0 +1,211 @@
+"""Plain text: documents, shares, marks, rows; each token once."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polyhead.data import files, text
+from polyhead.data.rows import collate_rows, plan_rows
+from polyhead.data.text import Text, TextReport, open_text, texts
+from polyhead.data.token_store import TokenStore
+from polyhead.errors import UserError
+from polyhead.text.tokenizer import Tokenizer
+
+Write = Callable[[str, bytes | str], Path]
+PLAY = "ROMEO:\nBut soft!\n\n\nJULIET:\nAy me.\n \nROMEO:\nShe speaks."
+
+
+def documents(of: Text) -> tuple[list[str], TextReport]:
+    """The documents, whole, and the report."""
+    report, found, held = TextReport(of.where), [], ""
+    for piece in of.pieces(report):
+        held += piece.text
+        if piece.last:
+            found.append(held)
+            held = ""
+    assert not held
+    return found, report
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted", "lines", "words"),
+    [
+        ("file", [PLAY], 8, 18 - 2),
+        ("line", ["ROMEO:", "But soft!", "JULIET:", "Ay me.", "ROMEO:", "She speaks."], 6, 9 + 6),
+        ("blank", ["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."], 6, 9 + 6),
+    ],
+)
+def test_documents_are_files_lines_or_what_stands_between_blank_lines(write, kind, wanted, lines, words) -> None:
+    found, report = documents(open_text([write("play", PLAY)], kind))
+    assert found == wanted
+    assert (report.documents, report.lines) == (len(wanted), lines)
+    if kind == "file":  # a word is what stands between blanks, and each line's end is one more
+        words, characters = len(PLAY.split()) + PLAY.count("\n"), len(PLAY)
+    else:  # the mark of a document stands for the end of its last line
+        characters = sum(len(document) + 1 for document in wanted)
+    assert (report.words, report.characters) == (words, characters)
+
+
+def test_files_are_documents_of_their_own_and_windows_line_ends_are_plain(write: Write) -> None:
+    paths = [write("a", b"\xef\xbb\xbfone\r\ntwo\r\n"), write("b", "three\n\n")]
+    assert documents(open_text(paths, "file"))[0] == ["one\ntwo\n", "three\n\n"]
+    assert documents(open_text(paths, "line"))[0] == ["one", "two", "three"]
+    assert documents(open_text(paths, "blank"))[0] == ["one\ntwo", "three"]
+
+
+def test_lines_that_are_no_text_are_skipped_and_counted(write: Write) -> None:
+    path = write("a", b"good\n\xff\xfe bad\nfine\nnu\x00l\nlast")
+    found, report = documents(open_text([path], "line"))
+    assert found == ["good", "fine", "last"]
+    assert report.broken == 2
+    assert str(report) == "a: 3 documents, 3 lines, 15 characters; skipped 2 lines that are no text"
+    assert documents(open_text([path], "file"))[0] == ["good\nfine\nlast"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parts=st.lists(st.text(alphabet="ab é你\n\r", max_size=40), min_size=1, max_size=4),
+    size=st.integers(9, 30),
+    piece=st.integers(1, 30),
+)
+def test_nothing_is_lost_where_long_lines_and_pieces_are_cut(write, monkeypatch, parts, size, piece) -> None:
+    content = "x\n" + "".join(parts)
+    path = write("long", content)
+    spans = list(files.spans(path, size))
+    assert b"".join(spans).decode() == content.replace("\r\n", "\n")
+    assert all(len(span) <= size and span.count(b"\n") <= 1 for span in spans)
+    for span in spans:
+        span.decode()  # no character is cut
+    whole = {kind: documents(open_text([path], kind)) for kind in ("file", "line", "blank")}
+    with monkeypatch.context() as patch:
+        patch.setattr(text, "PIECE", piece)
+        for kind, (found, report) in whole.items():
+            assert documents(open_text([path], kind)) == (found, report)
+        patch.setattr(text, "spans", lambda path: files.spans(path, size))
+        assert documents(open_text([path], "line"))[0] == whole["line"][0]
+        assert documents(open_text([path], "file"))[0] == whole["file"][0]
+
+
+@pytest.mark.slow
+def test_a_line_of_many_megabytes_is_read_in_parts(write: Write) -> None:
+    path = write("text8", "word " * 700_000)
+    found, report = documents(open_text([path], "line"))
+    assert found == ["word " * 700_000]
+    assert (report.words, report.broken) == (700_001, 0)
+    assert max(map(len, texts(open_text([path], "line")))) <= 20_000
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    contents=st.lists(st.text(alphabet="ab \n", min_size=3, max_size=50), min_size=1, max_size=3),
+    share=st.floats(0.05, 0.95),
+    kind=st.sampled_from(["file", "line", "blank"]),
+)
+def test_two_shares_hold_everything_exactly_once(write, contents, share, kind) -> None:
+    paths = tuple(write(f"part{i}", "x" + content) for i, content in enumerate(contents))
+
+    def part(begin: float, end: float) -> list[str]:
+        with contextlib.suppress(UserError):  # no text in this share of it
+            return documents(Text(paths, kind, (begin, end)))[0]
+        return []
+
+    train, valid, whole = part(0.0, share), part(share, 1.0), documents(Text(paths, kind))[0]
+    if kind != "file":  # no document is cut
+        assert train + valid == whole
+        return
+    together = "".join(whole)
+    assert "".join(train) == together[: int(len(together) * share)]
+    assert "".join(train + valid) == together
+    assert "" not in train + valid
+
+
+def test_a_share_without_text_is_told(write: Write) -> None:
+    path = write("one", "a line that is the whole text\n")
+    with pytest.raises(UserError, match=r"one: no text in this share of it: data\.valid_share is too small or too large"):
+        documents(open_text([path], "line", (0.9, 1.0)))
+
+
+def test_no_text_and_no_files_are_told(write: Write) -> None:
+    with pytest.raises(UserError, match=r"^blank: no text$"):
+        documents(open_text([write("blank", "\n \n\n")], "line"))
+    with pytest.raises(UserError, match="no files: name a file of plain text"):
+        open_text([], "file")
+
+
+def build(tmp_path: Path, tokenizer: Tokenizer, paths: list[Path], kind: str) -> TokenStore:
+    return TokenStore.open_or_build(open_text(paths, kind), tokenizer, tmp_path / "cache")
+
+
+def test_each_document_begins_with_the_mark_that_ends_the_one_before(write, tokenizer, tmp_path) -> None:
+    store = build(tmp_path, tokenizer, [write("play", PLAY)], "blank")
+    mark = tokenizer.eos_id
+    wanted = [mark]
+    begins = []
+    for document in ["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."]:
+        begins.append(len(wanted) - 1)
+        wanted += [*tokenizer.encode([document])[0], mark]
+    assert store.ids.tolist() == wanted
+    assert store.begins.tolist() == begins
+    again = build(tmp_path, tokenizer, [tmp_path / "play"], "blank")
+    assert again.directory == store.directory and again.report == store.report
+    assert build(tmp_path, tokenizer, [tmp_path / "play"], "line").directory != store.directory
+
+
+def test_one_file_that_is_one_document_has_no_mark(write, tokenizer, tmp_path) -> None:
+    store = build(tmp_path, tokenizer, [write("play", PLAY)], "file")
+    assert store.ids.tolist() == tokenizer.encode([PLAY])[0]
+    assert store.begins.tolist() == [0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(length=st.integers(2, 300), width=st.integers(1, 40), rows=st.integers(1, 9), epoch=st.integers(0, 50))
+def test_rows_of_an_epoch_lie_side_by_side_and_fit(length, width, rows, epoch) -> None:
+    if (length - 1) // width < 2:
+        with pytest.raises(UserError, match=f"{length} tokens of text are fewer than two rows of {width}"):
+            plan_rows(length, width, rows, seed=3, epoch=epoch)
+        return
+    batches = plan_rows(length, width, rows, seed=3, epoch=epoch)
+    again = plan_rows(length, width, rows, seed=3, epoch=epoch)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+    starts = np.sort(np.concatenate(batches))
+    n = (length - 1) // width - 1
+    assert len({len(batch) for batch in batches}) == 1 and len(batches[0]) == min(rows, n)
+    assert len(starts) == max(n - n % rows, n % rows if n < rows else 0)
+    assert starts[0] >= 0 and starts[-1] + width < length  # the last label is there
+    assert len(set(starts % width)) == 1 and (np.diff(starts) >= width).all()
+
+
+def test_the_order_is_of_seed_and_epoch_and_every_place_begins_a_row_some_day() -> None:
+    plans = [np.concatenate(plan_rows(50, 7, 2, seed=seed, epoch=epoch)).tolist() for seed in (0, 1) for epoch in range(40)]
+    assert len({tuple(plan) for plan in plans}) > 70
+    assert {start for plan in plans for start in plan} == set(range(50 - 7))
+
+
+@pytest.mark.parametrize("kind", ["file", "line", "blank"])
+@pytest.mark.parametrize("width", [1, 3, 10, 1000])
+def test_rows_side_by_side_ask_for_each_token_once_and_count_positions_in_documents(
+    write, tokenizer, tmp_path, kind, width
+) -> None:
+    store = build(tmp_path, tokenizer, [write("play", PLAY)], kind)
+    starts = np.arange(0, len(store) - 1, width)
+    rows = collate_rows(store, starts, width, documents=kind != "file")
+    asked = rows.labels >= 0
+    assert rows.labels[asked].tolist() == store.ids[1:].tolist()
+    assert rows.tokens[asked].tolist() == store.ids[:-1].tolist()
+    if kind == "file":
+        assert rows.pos is None
+        return
+    assert rows.pos is not None
+    begins = set(store.begins.tolist())
+    for start, tokens, pos in zip(starts.tolist(), rows.tokens.tolist(), rows.pos.tolist(), strict=True):
+        at = -1
+        for i, p in enumerate(pos):
+            at = 0 if start + i in begins else at + 1
+            assert p == at
+            if p == 0 and i:
+                assert tokens[i] == tokenizer.eos_id
