@@ -122,7 +122,7 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
     (written("config.json", "{"), "{0}/config.json is not valid JSON: Expecting property name"),
     (written("config.json", "[]"), "{0}/config.json must hold an object"),
     (written("config.json", " " * (1 << 21)), "{0}/config.json has 2097152 bytes; at most 1048576 are read"),
-    (edited("config.json", model_type="marian"), "{0}/config.json: model_type is 'marian'; only 'polyhead' can be loaded"),
+    (edited("config.json", model_type="mariam"), "{0}/config.json: model_type is 'mariam'; only 'polyhead', "),
     (written("config.json", "{}"), "{0}/config.json: model_type is None; only 'polyhead' can be loaded"),
     (edited("config.json", d_model="wide"), "{0}/config.json: d_model: 'wide' is not a whole number"),
     (edited("config.json", position="ropes"), "{0}/config.json: position: unknown position 'ropes'; did you mean 'rope'?"),

@@ -25,6 +25,8 @@ from polyhead.fast.pack import packed
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import Hypothesis, in_order, search
 from polyhead.generate.text import Said, continuations
+from polyhead.hf.hub import fetch, is_name
+from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models import Model, build
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe, load_recipe
@@ -240,7 +242,8 @@ class Run:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
         directory.mkdir(parents=True, exist_ok=True)
         t = self.tokenizer
-        ids = dict(zip(SPECIAL_IDS, (t.pad_id, t.bos_id, t.eos_id, t.bos_id), strict=True))
+        roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
+        ids = {name: t.ids[role] for name, role in roles if role in t.ids}
         described = {
             "model_type": MODEL_TYPE,
             "architectures": [type(self.model).__name__],
@@ -255,26 +258,35 @@ class Run:
 
 
 def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> Run:
-    """Open a run directory. Every way in which it cannot be one is a UserError of one line.
+    """Open a run directory, or a published checkpoint: its directory, or owner/name on a hub.
+
+    Every way in which it cannot be one is a UserError of one line.
 
     ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
     weights out for inference on this CPU, after which the model cannot be trained or saved.
     """
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
+    if not Path(directory).is_dir() and is_name(str(directory)):
+        directory = fetch(str(directory))
     directory = Path(directory)
     if not directory.is_dir():
         there = (
             [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
         )
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
+    run = _own(directory) if model_type(directory) in (None, MODEL_TYPE) else Run(*open_checkpoint(directory))
+    run.model = run.model.to(DTYPES[dtype]).eval()
+    if fast:
+        packed(run.model)
+    return run
+
+
+def _own(directory: Path) -> Run:
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory)
     model = build(config)
     put_weights(model, directory, tokenizer)
-    model = model.to(DTYPES[dtype]).eval()
-    if fast:
-        packed(model)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     return Run(model, tokenizer, read_generation(directory), recipe)
 

@@ -264,11 +264,12 @@ def test_a_role_without_a_token_is_asked_for_by_name(trained: Trained, tmp_path:
     trained("bpe").save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "pad_token": None, "eos_token": {"content": "</s>"}}))
+    path.write_text(json.dumps({**config, "pad_token": None, "bos_token": None, "eos_token": {"content": "</s>"}}))
     t = Tokenizer.load(tmp_path)
-    assert t.eos_id == 2
-    with pytest.raises(UserError, match="no pad_token"):
-        _ = t.pad_id
+    assert t.eos_id == t.pad_id == 2  # what fills empty places says nothing, so any token does
+    assert t.ids == {"eos_token": 2, "unk_token": 3, "mask_token": 4}
+    with pytest.raises(UserError, match="no bos_token"):
+        _ = t.bos_id
 
 
 def test_truncation_and_padding_of_a_foreign_file_are_switched_off(trained: Trained, tmp_path: Path) -> None:

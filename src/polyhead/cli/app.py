@@ -24,6 +24,8 @@ VERBS = {
     "score": ("score", "Say how likely given translations are, or lines of text."),
     "attend": ("attend", "Show what every head looks at: a page, and a map in the terminal."),
     "draw": ("draw", "Draw what positions do and where tokens lie: a page."),
+    "import": ("import_", "Make a run of a published checkpoint, such as GPT-2."),
+    "export": ("export", "Write a run as a checkpoint that transformers opens."),
     "convert-heads": ("convert_heads", "Make a trained model's attention grouped or multi-query."),
     "parts": ("parts", "List the parts a model can be made of, with their options."),
     "lab": ("lab", "Measure claims of the literature on this machine."),

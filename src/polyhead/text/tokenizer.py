@@ -60,8 +60,14 @@ class Tokenizer:
         return int(self._inner.get_vocab_size(with_added_tokens=True))
 
     @property
+    def ids(self) -> dict[str, int]:
+        """The id of each role that a token plays."""
+        return dict(self._ids)
+
+    @property
     def pad_id(self) -> int:
-        return self._id("pad_token")
+        """What fills empty places. Positions say which are empty, so without a padding token the end or any will do."""
+        return self._ids.get("pad_token", self._ids.get("eos_token", 0))
 
     @property
     def bos_id(self) -> int:
@@ -94,8 +100,11 @@ class Tokenizer:
         _replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a directory; a missing or damaged file is a UserError of one line."""
+    def load(cls, directory: str | os.PathLike[str], roles: Mapping[str, str] | None = None) -> Tokenizer:
+        """The tokenizer of a directory; a missing or damaged file is a UserError of one line.
+
+        Its tokenizer_config.json says which token plays which role, if they are not given.
+        """
         directory = Path(directory)
         content = _read(directory / "tokenizer.json")
         try:
@@ -105,7 +114,7 @@ class Tokenizer:
         except BaseException as error:  # a panic of the Rust parser is no Exception
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}") from None
-        return cls(inner, _roles(directory / "tokenizer_config.json"))
+        return cls(inner, _roles(directory / "tokenizer_config.json") if roles is None else roles)
 
     def _content(self) -> bytes:
         return str(self._inner.to_str(pretty=True)).encode()
@@ -168,13 +177,18 @@ def _read(path: Path) -> str:
 
 
 def _roles(path: Path) -> dict[str, str]:
-    """Which token plays which role; Hugging Face writes a token as its text or as {"content": text}."""
+    """Which token plays which role, as a file says."""
     try:
         config: Any = json.loads(_read(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} must hold a JSON object, got {type(config).__name__}")
+    return roles_of(config)
+
+
+def roles_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Which token plays which role; Hugging Face writes a token as its text or as {"content": text}."""
     found = {role: config.get(role) for role in ROLES}
     texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()}
     return {role: text for role, text in texts.items() if isinstance(text, str)}

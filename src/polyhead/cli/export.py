@@ -1,0 +1,47 @@
+"""``polyhead export``: a run as a checkpoint that other tools open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.errors import UserError, unknown
+
+FORMATS = ("hf",)
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the checkpoint")],
+    to: Annotated[str, typer.Option(help="hf: what from_pretrained of transformers opens")] = "hf",
+    family: Annotated[
+        str | None, typer.Option(help="model_type to write, e.g. gpt2", show_default="the first that fits")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="of the weights: fp32, bf16 or fp16")] = "fp32",
+) -> None:
+    """Write a language model as a Hugging Face checkpoint: config, weights, tokenizer and settings of decoding.
+
+    A run whose parts no published family has is refused, and the message names the part in the way.
+
+    \b
+    polyhead export runs/shakespeare shakespeare-hf --to hf
+    """
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty; choose another place for the checkpoint")
+    from polyhead.hf.writing import published
+    from polyhead.run import load
+    from polyhead.run_files import weights_file, write_json
+    from polyhead.train.files import replace_file
+
+    made = load(directory)
+    content = published(made.model, made.tokenizer, made.generation, family, dtype)
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "config.json", content.config)
+    write_json(out / "generation_config.json", content.generation)
+    made.tokenizer.save(out)
+    replace_file(out / "model.safetensors", weights_file(content.tensors, {"format": "pt"}))
+    print(f"{out}: a checkpoint of the family {content.family!r}")

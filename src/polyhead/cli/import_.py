@@ -1,0 +1,34 @@
+"""``polyhead import``: a published checkpoint as a run directory of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.errors import UserError
+
+
+def run(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="directory of a Hugging Face checkpoint, or owner/name on its hub")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the new run")],
+) -> None:
+    """Make a run directory of a published checkpoint: its config, weights (fp32), tokenizer and settings of decoding.
+
+    Only JSON and safetensors are read; nothing of a checkpoint is executed. Families: gpt2.
+
+    \b
+    polyhead import openai-community/gpt2 runs/gpt2
+    polyhead generate runs/gpt2 "The king of"
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty; choose another place for the new run")
+    from polyhead.run import load
+
+    made = load(directory)
+    made.save(out, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
+    parameters = sum(p.numel() for p in made.model.parameters())
+    print(f"{out}: {parameters:,} parameters, {made.tokenizer.vocab_size:,} tokens")

@@ -1,0 +1,61 @@
+"""What a family of checkpoints is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from polyhead.config import ModelConfig
+from polyhead.hf.given import Given
+from polyhead.hf.table import Row
+from polyhead.registry import Choice, Registry
+
+
+class Family(NamedTuple):
+    """Checkpoints of one ``model_type``: how their config and the names of their weights are ours, both ways.
+
+    ``write`` need not look whether a config can be said in the family's words: what it wrote is read again, and where
+    that differs, the part that differs stands in the way.
+    """
+
+    architecture: str  # the class of the reference implementation
+    read: Callable[[Given], dict[str, Any]]  # config.json -> fields of ModelConfig
+    write: Callable[[ModelConfig], dict[str, Any]]  # and back
+    table: tuple[Row, ...]
+    prefix: str  # of all names but the head's; files of the bare model lack it
+    buffers: str = "$^"  # names, as a regular expression, that old files hold and that say nothing
+
+
+FAMILY: Registry[Any] = Registry("model_type", "polyhead.hf")
+
+EMBEDDING, HEAD = "embedding.token.weight", "head.weight"
+LAYER = "stack.layers.{n}"
+FINAL_NORM = "stack.final_norm"
+
+# activations by their published names; of those for one choice the first is written
+PLAIN = {
+    "gelu_new": Choice("gelu", tanh=True),
+    "gelu_pytorch_tanh": Choice("gelu", tanh=True),
+    "gelu": Choice("gelu", tanh=False),
+    "relu": Choice("relu"),
+    "silu": Choice("silu"),
+    "swish": Choice("silu"),
+    "tanh": Choice("tanh"),
+}
+GATED = {
+    "silu": Choice("swiglu"),
+    "swish": Choice("swiglu"),
+    "gelu_pytorch_tanh": Choice("geglu", tanh=True),
+    "gelu_new": Choice("geglu", tanh=True),
+    "gelu": Choice("geglu", tanh=False),
+    "relu": Choice("reglu"),
+    "sigmoid": Choice("glu"),
+}
+
+
+def activation_of(choice: Choice, known: dict[str, Choice]) -> str:
+    """The published name of a feed-forward's activation; the first of all where it has none."""
+    for name, other in known.items():
+        if choice.name == other.name and choice.options.get("tanh") == other.options.get("tanh"):
+            return name
+    return next(iter(known))

@@ -1,0 +1,172 @@
+"""A checkpoint directory to a model of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError, explain, show
+from polyhead.hf.family import EMBEDDING, FAMILY, HEAD, Family
+from polyhead.hf.files import DTYPES, Entry, entries, read_json
+from polyhead.hf.given import Given
+from polyhead.hf.table import joined, pieces, rows
+from polyhead.hf.tokens import open_tokenizer
+from polyhead.models.build import KINDS, Model
+from polyhead.nn.weights import weights
+from polyhead.recipe import GenerationConfig
+from polyhead.text.tokenizer import Tokenizer
+
+SHOWN = 8  # names of one kind that an error lists
+
+
+class Opened(NamedTuple):
+    """What a checkpoint holds."""
+
+    model: Model
+    tokenizer: Tokenizer
+    generation: GenerationConfig
+
+
+def model_type(directory: Path) -> str | None:
+    """What config.json says that the model is; None where it does not say, or cannot be read."""
+    try:
+        kind = (read_json(directory, "config.json") or {}).get("model_type")
+    except UserError:
+        return None
+    return kind if isinstance(kind, str) else None
+
+
+def open_checkpoint(directory: Path) -> Opened:
+    """Model, tokenizer and settings of decoding; every way in which they cannot be read is a UserError of one line."""
+    generation = read_json(directory, "generation_config.json") or {}
+    model = open_model(directory)
+    tokenizer = open_tokenizer(directory, _config(directory), generation)
+    return Opened(model, tokenizer, decoding(generation, directory / "generation_config.json"))
+
+
+def open_model(directory: Path) -> Model:
+    """The model alone, fp32 whatever the files have."""
+    given = _config(directory)
+    where = directory / "config.json"
+    kind = given.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILY.names():
+        known = ", ".join(map(repr, FAMILY.names()))
+        raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded")
+    family: Family = FAMILY.get(kind)
+    config = read_config(family, Given(given, where))
+    found = _named(family, entries(directory))
+    if config.n_layers > len(found):
+        raise UserError(f"{where} speaks of {config.n_layers} layers, and the files hold {len(found)} tensors")
+    with torch.device("meta"):
+        ours = weights(KINDS[config.kind](config))
+    found = _without_tied_head(family, config, found, directory)
+    _fit(found, joined(family.table, ours, config.n_layers), directory)
+    model = KINDS[config.kind](config)
+    ours = weights(model)
+    with torch.no_grad():
+        for row in rows(family.table, ours, config.n_layers):
+            entry = found[row.theirs]
+            for name, tensor in pieces(row, entry.tensor(), ours):
+                ours[name].copy_(tensor)
+    return model.eval()
+
+
+def read_config(family: Family, given: Given) -> ModelConfig:
+    """config.json in our words."""
+    fields = family.read(given)
+    given.finish()
+    try:
+        return ModelConfig.model_validate(fields)
+    except ValidationError as error:
+        raise explain(error, ModelConfig, str(given.where)) from None
+    except UserError as error:
+        raise UserError(f"{given.where}: {error}") from None
+
+
+def decoding(given: Mapping[str, Any], where: Path) -> GenerationConfig:
+    """generation_config.json in our words: without do_sample the likeliest token is taken."""
+    keys = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+    values = {key: given[key] for key in keys if given.get(key) is not None}
+    if not given.get("do_sample"):
+        values = {key: values[key] for key in keys[4:] if key in values} | {"temperature": 0.0}
+    try:
+        return GenerationConfig.model_validate(({"top_k": 50} if given.get("do_sample") else {}) | values)
+    except ValidationError as error:
+        raise explain(error, GenerationConfig, str(where)) from None
+
+
+class _Named(NamedTuple):
+    """A tensor under the name that the table has for it, and the one it has in its file."""
+
+    stored: str
+    entry: Entry
+
+    def tensor(self) -> Tensor:
+        return self.entry.read(self.stored)
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    given = read_json(directory, "config.json")
+    if given is None:
+        raise UserError(f"{directory} has no config.json")
+    return given
+
+
+def _named(family: Family, found: Mapping[str, Entry]) -> dict[str, _Named]:
+    """What was found by the names of the whole model, without the buffers of old files."""
+    head = _published(family, HEAD)
+    bare = not any(name.startswith(family.prefix) for name in found)
+    named = {
+        (family.prefix + name if bare and name != head else name): _Named(name, entry)
+        for name, entry in found.items()
+    }
+    return {name: value for name, value in named.items() if not re.fullmatch(family.buffers, name)}
+
+
+def _published(family: Family, ours: str) -> str:
+    return next(row.theirs for row in family.table if row.ours == (ours,))
+
+
+def _without_tied_head(
+    family: Family, config: ModelConfig, found: dict[str, _Named], directory: Path
+) -> dict[str, _Named]:
+    """Some files hold the head although it is the embedding; then it must be equal."""
+    head, embedding = _published(family, HEAD), _published(family, EMBEDDING)
+    if config.tie_embeddings == "none" or head not in found or embedding not in found:
+        return found
+    if not torch.equal(found[head].tensor(), found[embedding].tensor()):
+        raise UserError(
+            f"{directory}: {head} is not {embedding}, and config.json says that they are one; "
+            "is tie_word_embeddings false?"
+        )
+    return {name: value for name, value in found.items() if name != head}
+
+
+def _fit(found: Mapping[str, _Named], wanted: Mapping[str, Tensor], directory: Path) -> None:
+    """Refuse tensors that differ from those wanted, naming all that is missing, unused or of another shape or type."""
+    shared = sorted(found.keys() & wanted.keys())
+    shapes = [(name, found[name].entry.shape, tuple(wanted[name].shape)) for name in shared]
+    wrong = {
+        "missing": sorted(wanted.keys() - found.keys()),
+        "unused": sorted(found.keys() - wanted.keys()),
+        "of another shape": [f"{name} {list(came)}, wanted {list(want)}" for name, came, want in shapes if came != want],
+        f"neither of {', '.join(DTYPES)}": [
+            f"{name} {found[name].entry.dtype}" for name in shared if found[name].entry.dtype not in DTYPES
+        ],
+    }
+    if any(wrong.values()):
+        said = "; ".join(f"{what}: {_listed(names)}" for what, names in wrong.items() if names)
+        raise UserError(f"{directory}: the weights do not fit config.json; {said}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = [show(name)[1:-1] if len(name) > 200 else name for name in names]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,62 @@
+"""From published names of weights to ours and back: one table a family, used in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Step(NamedTuple):
+    """How one published tensor is made of ours, and taken apart again."""
+
+    join: Callable[[Sequence[Tensor]], Tensor]
+    split: Callable[[Tensor, list[int]], Sequence[Tensor]]  # with the rows that each of ours has
+
+
+SAME = Step(lambda ours: ours[0], lambda theirs, rows: [theirs])
+TRANSPOSED = Step(lambda ours: ours[0].T, lambda theirs, rows: [theirs.T])
+FUSED = Step(lambda ours: torch.cat(list(ours)), lambda theirs, rows: theirs.split(rows))
+FUSED_TRANSPOSED = Step(lambda ours: torch.cat(list(ours)).T, lambda theirs, rows: theirs.T.split(rows))
+
+
+class Row(NamedTuple):
+    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    step: Step = SAME
+
+
+def one(theirs: str, *ours: str, step: Step = SAME) -> list[Row]:
+    """A row of a table."""
+    return [Row(theirs, ours, step)]
+
+
+def both(theirs: str, *ours: str, weight: Step = SAME, bias: Step = SAME) -> list[Row]:
+    """The rows of a weight and of its bias."""
+    steps = {"weight": weight, "bias": bias}
+    return [Row(f"{theirs}.{end}", tuple(f"{name}.{end}" for name in ours), step) for end, step in steps.items()]
+
+
+def rows(table: Iterable[Row], ours: Mapping[str, Tensor], n_layers: int) -> Iterator[Row]:
+    """The rows for a model with these weights, layer by layer; what it lacks, such as biases or a head, has none."""
+    for row in table:
+        for n in range(n_layers) if "{n}" in row.theirs else [0]:
+            names = tuple(name.replace("{n}", str(n)) for name in row.ours)
+            if all(name in ours for name in names):
+                yield Row(row.theirs.replace("{n}", str(n)), names, row.step)
+
+
+def joined(table: Iterable[Row], ours: Mapping[str, Tensor], n_layers: int) -> dict[str, Tensor]:
+    """Our weights as a checkpoint has them."""
+    found = list(rows(table, ours, n_layers))
+    assert {name for row in found for name in row.ours} == ours.keys(), "the table of the family is not whole"
+    return {row.theirs: row.step.join([ours[name] for name in row.ours]) for row in found}
+
+
+def pieces(row: Row, theirs: Tensor, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """What a published tensor holds of ours, by our names."""
+    return zip(row.ours, row.step.split(theirs, [len(ours[name]) for name in row.ours]), strict=True)

@@ -1,0 +1,59 @@
+"""The tokenizer of a checkpoint, and which of its tokens play which role."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from polyhead.errors import UserError, show
+from polyhead.hf.files import inside, read_json
+from polyhead.text.tokenizer import Tokenizer, roles_of
+
+log = logging.getLogger(__name__)
+
+
+def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str, Any]) -> Tokenizer:
+    """tokenizer.json as it is, with the roles that tokenizer_config.json, special_tokens_map.json or ids give.
+
+    A role that no file gives stays without a token. Where padding is the end token it is no role of its own: positions
+    say what is padding. Where decoding ends with several tokens, one of them is the end here, and a warning says so.
+    """
+    if inside(directory, "tokenizer.json") is None:
+        there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
+        raise UserError(
+            f"{directory} has no tokenizer.json (there: {there}); save its tokenizer with the fast tokenizers of "
+            "transformers, which write one"
+        )
+    roles: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        roles |= roles_of(read_json(directory, name) or {})
+    vocabulary = Tokenizer.load(directory, {})
+    for role in ("bos_token", "eos_token", "pad_token"):
+        if role not in roles and (ids := _ids(config, f"{role}_id")):
+            roles[role] = _token(vocabulary, ids[0], f"{directory / 'config.json'}: {role}_id")
+    ends = _ids(generation, "eos_token_id")
+    names = [_token(vocabulary, i, f"{directory / 'generation_config.json'}: eos_token_id") for i in ends]
+    if names and roles.get("eos_token") not in names:
+        roles["eos_token"] = names[0]
+    if others := [name for name in dict.fromkeys(names) if name != roles["eos_token"]]:
+        log.warning("%s: decoding ends with %s; not with %s as well", directory, roles["eos_token"], ", ".join(others))
+    if roles.get("pad_token") == roles.get("eos_token"):
+        roles.pop("pad_token", None)
+    return Tokenizer.load(directory, roles)
+
+
+def _ids(config: dict[str, Any], key: str) -> list[int]:
+    """The ids of a role: one, several or none."""
+    value = config.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise UserError(f"{key} is {show(value)}, wanted the id of a token")
+    return ids
+
+
+def _token(tokenizer: Tokenizer, i: int, where: str) -> str:
+    if not 0 <= i < tokenizer.vocab_size:
+        raise UserError(f"{where} is {i}, and the tokenizer has {tokenizer.vocab_size} tokens")
+    return tokenizer.tokens([i])[0]

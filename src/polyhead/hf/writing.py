@@ -1,0 +1,104 @@
+"""A model of ours in the words of a published family."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError, show, unknown
+from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.given import Given
+from polyhead.hf.reading import read_config
+from polyhead.hf.table import joined
+from polyhead.models.build import Model
+from polyhead.nn.weights import weights
+from polyhead.recipe import GenerationConfig
+from polyhead.registry import Choice
+from polyhead.text.tokenizer import Tokenizer
+
+# what counts in training alone, or in other kinds of models
+PASSED = {"init", "dropout", "n_decoder_layers", "decoder_block", "decoder_attention", "cross_attention"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Published(NamedTuple):
+    """The content of a checkpoint directory."""
+
+    family: str
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def published(
+    model: Model, tokenizer: Tokenizer, generation: GenerationConfig, family: str | None = None, dtype: str = "fp32"
+) -> Published:
+    """The model as the family has it, or the first family that can; else a UserError names the part in the way."""
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    name = fitting(model.config, family)
+    chosen: Family = FAMILY.get(name)
+    ids = {f"{role}_id": tokenizer.ids.get(role) for role in ("bos_token", "eos_token", "pad_token")}
+    own = {"model_type": name, "architectures": [chosen.architecture], "dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+    tensors = joined(chosen.table, weights(model), model.config.n_layers)
+    return Published(
+        name,
+        own | chosen.write(model.config) | ids,
+        _decoding(generation) | ids,
+        {name: tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()},
+    )
+
+
+def fitting(config: ModelConfig, family: str | None = None) -> str:
+    """The name of a family that says exactly this config."""
+    if family is not None and family not in FAMILY.names():
+        raise unknown("family", family, FAMILY.names())
+    tried = {name: in_the_way(config, name) for name in ([family] if family else FAMILY.names())}
+    nearest = min(tried, key=lambda name: len(tried[name]))
+    if not tried[nearest]:
+        return nearest
+    what = "this model is none of that family" if family else f"no published family has these parts; the nearest is {nearest!r}"
+    raise UserError(f"{what}: {'; '.join(tried[nearest])}")
+
+
+def in_the_way(config: ModelConfig, family: str) -> list[str]:
+    """What the family cannot say: it is told, read again, and what has become another part or size is in the way."""
+    chosen: Family = FAMILY.get(family)
+    try:
+        back = read_config(chosen, Given(chosen.write(config), family))
+    except UserError as error:
+        return [str(error)]
+    found = []
+    for field in type(config).model_fields:
+        ours, theirs = getattr(config, field), getattr(back, field)
+        if field == "tie_embeddings":
+            ours, theirs = ours == "none", theirs == "none"
+        if field in PASSED or ours == theirs:
+            continue
+        if isinstance(ours, Choice) and isinstance(theirs, Choice):
+            found += _between(field, ours, theirs)
+        else:
+            found.append(f"{field} is {show(getattr(config, field))}, there {show(getattr(back, field))}")
+    return found
+
+
+def _between(field: str, ours: Choice, theirs: Choice) -> list[str]:
+    if ours.name != theirs.name:
+        return [f"{field} is {ours.name!r}, there {theirs.name!r}"]
+    return [
+        f"{key} of {field} {ours.name!r} is {show(value)}, there {show(theirs.options.get(key))}"
+        for key, value in ours.options.items()
+        if key != "dropout" and value != theirs.options.get(key)
+    ]
+
+
+def _decoding(config: GenerationConfig) -> dict[str, Any]:
+    """generation_config.json; temperature 0 is what they call not to sample."""
+    common = {"repetition_penalty": config.repetition_penalty, "max_new_tokens": config.max_new_tokens}
+    if config.temperature == 0:
+        return common | {"do_sample": False}
+    keys = ("temperature", "top_k", "top_p", "min_p")
+    return common | {"do_sample": True} | {key: getattr(config, key) for key in keys}

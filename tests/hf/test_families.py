@@ -1,0 +1,116 @@
+"""Every family against the reference implementation: the same logits, the same text, the same files again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.hf.conftest import TEXTS, make
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.hf.family import FAMILY
+from polyhead.hf.reading import open_model
+
+
+class Case(NamedTuple):
+    """A config of the reference implementation, and what is not at its default."""
+
+    config: str
+    sizes: dict[str, Any]
+
+
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+CASES = {
+    "gpt2": [
+        Case("GPT2Config", GPT2),
+        Case("GPT2Config", {**GPT2, "n_embd": 36, "n_head": 3, "n_layer": 3, "n_inner": 20, "tie_word_embeddings": False}),
+        Case("GPT2Config", {**GPT2, "n_embd": 10, "n_head": 5, "n_layer": 1, "activation_function": "relu",
+                            "layer_norm_epsilon": 1e-3}),
+        Case("GPT2Config", {**GPT2, "scale_attn_weights": False, "activation_function": "gelu"}),
+    ],
+}  # fmt: skip
+ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+FIRST = [pytest.param(cases[1], id=name) for name, cases in CASES.items()]
+
+
+def test_every_family_has_three_shapes() -> None:
+    assert CASES.keys() == set(FAMILY.names())
+    assert all(len(cases) >= 3 for cases in CASES.values())
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_logits_are_those_of_the_reference(case: Case, tmp_path: Path) -> None:
+    theirs, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (3, 20))
+    ours = open_model(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("case", FIRST)
+def test_padding_on_either_side_does_not_matter(case: Case, side: str, tmp_path: Path) -> None:
+    theirs, lengths = make(tmp_path, case.config, **case.sizes), torch.tensor([12, 7, 1])
+    ours, place = open_model(tmp_path), torch.arange(12)
+    real = place >= 12 - lengths[:, None] if side == "left" else place < lengths[:, None]
+    tokens = torch.randint(5, 300, (3, 12))
+    pos = real.long().cumsum(1) - 1
+    with torch.no_grad():
+        logits = ours(tokens, pos.masked_fill(~real, -1))
+        wanted = theirs(tokens, attention_mask=real.long(), position_ids=pos.clamp(min=0)).logits
+        torch.testing.assert_close(logits[real], wanted[real], rtol=1e-5, atol=1e-5)
+        for row in range(3):
+            alone = ours(tokens[row][real[row]][None])
+            torch.testing.assert_close(logits[row][real[row]], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_greedy_text_is_that_of_the_reference(case: Case, tmp_path: Path) -> None:
+    theirs, run = make(tmp_path, case.config, **case.sizes), ph.load(tmp_path)
+    prompts = ["the king", "a dog barks at"]
+    assert run.generation.temperature == 0  # as theirs: nothing says that tokens are drawn
+    said = run.generate(prompts, max_new_tokens=12)
+    for prompt, ours in zip(prompts, said, strict=True):
+        ids = run.tokenizer.encode([prompt])
+        out = theirs.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, pad_token_id=0)
+        whole = run.tokenizer.decode([out[0].tolist()])[0]
+        assert prompt + ours == whole
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("case", ALL)
+def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path: Path) -> None:
+    name = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    theirs = make(tmp_path / "a", case.config, dtype=name, **case.sizes)
+    family = theirs.config.model_type
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    arguments = ["--to", "hf", "--family", family, "--dtype", dtype]
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
+    before, after = load_file(tmp_path / "a/model.safetensors"), load_file(tmp_path / "b/model.safetensors")
+    assert before.keys() == after.keys()
+    for key, tensor in before.items():
+        assert tensor.dtype == after[key].dtype
+        assert tensor.shape == after[key].shape
+        assert tensor.numpy(force=True).tobytes() == after[key].numpy(force=True).tobytes() if dtype != "bf16" else (
+            torch.equal(tensor.view(torch.int16), after[key].view(torch.int16))
+        )
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> None:
+    theirs, tokens = make(tmp_path / "a", case.config, **case.sizes), torch.randint(5, 300, (2, 15))
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type]) == 0
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-6)
+    assert (again.config.eos_token_id, again.config.bos_token_id) == (2, 1)
+    tokenizer, ours = AutoTokenizer.from_pretrained(tmp_path / "b"), ph.load(tmp_path / "run").tokenizer
+    for text in TEXTS:
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == ours.encode([text])[0]
+    assert tokenizer.eos_token_id == 2

@@ -1,0 +1,239 @@
+"""Directories that are damaged or hostile are refused in one line that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.hf.conftest import make
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.errors import UserError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+NORM = "transformer.ln_f.weight"
+
+
+def edited(name: str, **values: Any) -> Callable[[Path], None]:
+    def spoil(directory: Path) -> None:
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return spoil
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def spoil(directory: Path) -> None:
+        found = load_file(directory / WEIGHTS)
+        change(found)
+        save_file(found, directory / WEIGHTS)
+
+    return spoil
+
+
+def sharded(**files: str) -> Callable[[Path], None]:
+    """The weights in two files with an index; ``files`` are changes of the index: name=file."""
+
+    def spoil(directory: Path) -> None:
+        found = load_file(directory / WEIGHTS)
+        (directory / WEIGHTS).unlink()
+        names = sorted(found)
+        parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+        for file, part in parts.items():
+            save_file({name: found[name] for name in part}, directory / file)
+        index = {name: file for file, part in parts.items() for name in part} | files
+        (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+    return spoil
+
+
+def pickled(directory: Path) -> None:
+    (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    def spoil(directory: Path) -> None:
+        (directory / name).rename(directory.parent / "outside")
+        (directory / name).symlink_to(directory.parent / "outside")
+
+    return spoil
+
+
+def cut(directory: Path) -> None:
+    path = directory / WEIGHTS
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def huge_header(directory: Path) -> None:
+    (directory / WEIGHTS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
+
+
+def several(found: dict[str, torch.Tensor]) -> None:
+    del found[NORM]
+    found["transformer.h.7.ln_1.weight"] = torch.zeros(3)
+    found["transformer.wpe.weight"] = torch.zeros(31, 16)
+    found["transformer.ln_f.bias"] = torch.zeros(16, dtype=torch.int8)
+
+
+MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
+    (pickled, "{0} has no model.safetensors, only pytorch_model.bin: a pickle can run code when it is read"),
+    (lambda d: (d / WEIGHTS).unlink(), "{0} has no model.safetensors and no model.safetensors.index.json"),
+    (cut, "{0}/model.safetensors is damaged or cut short: "),
+    (huge_header, "{0}/model.safetensors is damaged or cut short: "),
+    (linked(WEIGHTS), "{0}/model.safetensors is a link out of the checkpoint"),
+    (linked("tokenizer.json"), "{0}/tokenizer.json is a link out of the checkpoint"),
+    (sharded(**{NORM: "../outside.safetensors"}), "{0}/" + INDEX + " names '../outside.safetensors', which is not a file"),
+    (sharded(**{NORM: "/etc/passwd"}), "{0}/" + INDEX + " names '/etc/passwd', which is not a file"),
+    (sharded(**{NORM: "model-3.safetensors"}), "{0}/model-3.safetensors is missing, though "),
+    (sharded(more="model-1.safetensors"), "{0}/" + INDEX + " names 'more' in model-1.safetensors, which does not hold it"),
+    (sharded(**{"transformer.h.0.attn.c_attn.bias": "model-2.safetensors"}),
+     "{0}/model-1.safetensors holds 'transformer.h.0.attn.c_attn.bias', which the index does not say"),
+    (tensors(several), "{0}: the weights do not fit config.json; missing: transformer.ln_f.weight; "
+     "unused: transformer.h.7.ln_1.weight; of another shape: transformer.wpe.weight [31, 16], wanted [32, 16]; "
+     "neither of F32, BF16, F16: transformer.ln_f.bias I8"),
+    (tensors(lambda t: t.update({"lm_head.weight": torch.zeros(300, 16)})),
+     "{0}: lm_head.weight is not transformer.wte.weight, and config.json says that they are one"),
+    (edited("config.json", n_layer=3), "{0}: the weights do not fit config.json; missing: transformer.h.2."),
+    (edited("config.json", n_layer=1 << 22), "{0}/config.json speaks of 4194304 layers, and the files hold 28 tensors"),
+    (edited("config.json", n_embd=1 << 60), "{0}/config.json: n_embd is 1152921504606846976, wanted a whole number from 1"),
+    (edited("config.json", n_embd="wide"), "{0}/config.json: n_embd is 'wide', wanted a whole number"),
+    (edited("config.json", n_head=3), "{0}/config.json: d_model (16) must be divisible by n_heads (3)"),
+    (edited("config.json", activation_function="gelu_old"), "{0}/config.json: activation_function is 'gelu_old', wanted one of"),
+    (edited("config.json", add_cross_attention=True), "{0}/config.json: add_cross_attention is true, wanted false"),
+    (edited("config.json", new_trick=1), "{0}/config.json: 'new_trick' not known for this family"),
+    (edited("config.json", auto_map={"AutoModel": "evil.Evil"}), "{0}/config.json: auto_map names Python code"),
+    (edited("config.json", model_type="gpt3"), "{0}/config.json: model_type is 'gpt3'; only 'polyhead', "),
+    (edited("config.json", vocab_size=299), "{0}: the weights do not fit config.json; of another shape: transformer.wte"),
+    (edited("generation_config.json", eos_token_id=[900]), "{0}/generation_config.json: eos_token_id is 900, and the tokenizer"),
+    (edited("generation_config.json", do_sample=True, top_p=7), "{0}/generation_config.json: top_p: 7 is out of range"),
+    (edited("tokenizer_config.json", pad_token="<end>"), "tokenizer_config.json: pad_token is '<end>', which is not in the"),
+    (lambda d: (d / "tokenizer.json").unlink(), "{0} has no tokenizer.json (there: config.json, "),
+]  # fmt: skip
+
+
+@pytest.mark.acceptance("F1", "F3", "F6", "F10")
+@pytest.mark.parametrize(("spoil", "message"), MISTAKES)
+def test_each_thing_that_is_wrong_is_named(spoil: Callable[[Path], Any], message: str, gpt2: Path) -> None:
+    spoil(gpt2)
+    with pytest.raises(UserError, match="^" + re.escape(message.replace("{0}", str(gpt2)))) as error:
+        ph.load(gpt2)
+    assert "\n" not in str(error.value)
+
+
+def test_the_verb_says_it_in_one_line_too(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pickled(gpt2)
+    assert main(["import", str(gpt2), str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("polyhead: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.acceptance("F3", "F5")
+def test_nothing_of_a_checkpoint_is_executed_or_fetched(gpt2: Path) -> None:
+    edited("tokenizer_config.json", chat_template="{{ 1/0 }}", tokenizer_class="Evil", icon="http://127.0.0.1:9/x")(gpt2)
+    (gpt2 / "modeling_evil.py").write_text("raise SystemExit('executed')")
+    (gpt2 / "evil.pkl").write_bytes(b"cos\nsystem\n(S'echo executed'\ntR.")
+    script = (
+        "import sys, polyhead as ph\n"
+        "def audit(event, args):\n"
+        "    if event in ('pickle.find_class', 'socket.connect', 'subprocess.Popen', 'os.system'): raise SystemExit(event)\n"
+        "    if event == 'import' and 'evil' in args[0]: raise SystemExit(event)\n"
+        "ph.build\nimport polyhead.run\n"
+        "sys.addaudithook(audit)\n"
+        f"print(len(ph.load({str(gpt2)!r}).generate(['a dog'], max_new_tokens=3)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        sharded(),
+        tensors(lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()})),
+        tensors(lambda t: t.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8)})),
+        tensors(lambda t: [t.update({name.removeprefix("transformer."): t.pop(name)}) for name in list(t)]),
+    ],
+    ids=["in two files", "with its tied head", "with buffers of old files", "of the bare model"],
+)
+def test_other_forms_of_the_same_weights_are_the_same(change: Callable[[Path], Any], gpt2: Path) -> None:
+    tokens, before = torch.randint(5, 300, (2, 9)), ph.load(gpt2).model
+    change(gpt2)
+    with torch.no_grad():
+        assert torch.equal(ph.load(gpt2).model(tokens), before(tokens))
+
+
+def test_roles_come_from_whichever_file_gives_them(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = gpt2 / "tokenizer_config.json"
+    config.write_text(json.dumps({"pad_token": "</s>"}))
+    loaded = ph.load(gpt2)
+    assert loaded.tokenizer.ids == {"bos_token": 1, "eos_token": 2}  # ids of config.json; padding that ends is no role
+    assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == [
+        loaded.generate([text], max_new_tokens=4)[0] for text in ("a dog", "two red dogs at sea")
+    ]
+    (gpt2 / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": "<pad>"}, "unk_token": "<unk>"}))
+    config.unlink()
+    assert ph.load(gpt2).tokenizer.ids == {"bos_token": 1, "eos_token": 2, "pad_token": 0, "unk_token": 3}
+    assert not caplog.messages
+    edited("generation_config.json", eos_token_id=[4, 2])(gpt2)
+    assert ph.load(gpt2).tokenizer.eos_id == 2
+    assert caplog.messages == [f"{gpt2}: decoding ends with </s>; not with <mask> as well"]
+
+
+def test_an_imported_run_without_roles_is_read_again(gpt2: Path, tmp_path: Path) -> None:
+    (gpt2 / "tokenizer_config.json").write_text("{}")
+    assert main(["import", str(gpt2), str(tmp_path / "run")]) == 0
+    again = ph.load(tmp_path / "run")
+    assert again.tokenizer.ids == {"bos_token": 1, "eos_token": 2}
+    described = json.loads((tmp_path / "run/config.json").read_text())
+    assert "pad_token_id" not in described
+    assert (described["eos_token_id"], described["decoder_start_token_id"]) == (2, 1)
+
+
+def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
+    edited("generation_config.json", do_sample=True, temperature=0.7, top_p=0.9)(gpt2)
+    found = ph.load(gpt2).generation
+    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 50)  # 50 is theirs where nothing is said
+    edited("generation_config.json", do_sample=False)(gpt2)
+    assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
+
+
+def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_path: Path) -> None:
+    """A cache as huggingface_hub keeps it: links from a snapshot to blobs."""
+    repository = tmp_path / "hub/models--owner--small"
+    make(tmp_path / "files", "GPT2Config", n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    snapshot = repository / "snapshots/abc"
+    for place in (snapshot, repository / "blobs", repository / "refs"):
+        place.mkdir(parents=True)
+    (repository / "refs/main").write_text("abc")
+    for path in (tmp_path / "files").iterdir():
+        path.rename(repository / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    script = (
+        "import polyhead as ph, polyhead.errors\n"
+        "print(ph.load('owner/small').config.n_layers)\n"
+        "try: ph.load('owner/large')\n"
+        "except polyhead.errors.UserError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
+    )
+    assert done.stdout.splitlines() == [
+        "1",
+        "no directory 'owner/large' here, and from the hub it cannot be had: HF_HUB_OFFLINE is set, and it is not in the "
+        "cache",
+    ], done.stderr
+    with pytest.raises(UserError, match="no run directory"):
+        ph.load(tmp_path / "owner/small")

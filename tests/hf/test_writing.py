@@ -1,0 +1,94 @@
+"""Runs trained here as checkpoints: what a family can say is opened by the reference, what none can say is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.hf.conftest import TEXTS, VOCABULARY
+from transformers import AutoModelForCausalLM
+
+from polyhead import Choice, ModelConfig, build
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.hf.writing import fitting
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
+
+LIKE_GPT2 = {
+    "kind": "decoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "norm_first": True,
+    "position": "learned", "feed_forward": {"name": "gelu", "tanh": True}, "scale_embedding": False,
+}  # fmt: skip
+
+
+def config(**changes: Any) -> ModelConfig:
+    return ModelConfig(vocab_size=VOCABULARY, **(LIKE_GPT2 | changes))
+
+
+def saved(directory: Path, **changes: Any) -> Any:
+    model = build(config(**changes), seed=1)
+    generation = GenerationConfig(temperature=0.8, top_p=0.9)
+    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), generation).save(directory)
+    return model
+
+
+@pytest.mark.parametrize("changes", [{}, {"feed_forward": "relu", "tie_embeddings": "none"}])
+def test_a_run_trained_here_is_opened_by_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
+    ours, tokens = saved(tmp_path / "run", **changes), torch.randint(5, VOCABULARY, (2, 20))
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    drawn = theirs.generation_config
+    assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.eos_token_id) == (True, 0.8, 0.9, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position": "alibi"}, "position is 'alibi', there 'learned'"),
+        ({"attention": {"name": "softmax", "softcap": 50.0}}, "softcap of attention 'softmax' is 50.0, there null"),
+        ({"attention": {"name": "softmax", "scale": 0.5}}, "scale of attention 'softmax' is 0.5, there null"),
+        ({"n_kv_heads": 1}, "n_kv_heads is 1, there 3"),
+        ({"norm_first": False}, "norm_first is false, there true"),
+        ({"scale_embedding": True}, "scale_embedding is true, there false"),
+        ({"block": "lstm", "position": "none"}, "block is 'lstm', there 'transformer'; position is 'none', there 'learned'"),
+        ({"kind": "encoder"}, "kind is 'encoder', there 'decoder'"),
+    ],
+)
+def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        fitting(config(**changes), "gpt2")
+    assert str(error.value) == f"this model is none of that family: {message}"
+
+
+def test_the_nearest_family_is_named_where_none_fits() -> None:
+    with pytest.raises(UserError, match="no published family has these parts; the nearest is 'gpt2': softcap of attention"):
+        fitting(config(attention={"name": "softmax", "softcap": 50.0}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "onnx"], "unknown format 'onnx'"),
+        (["--family", "gpt3"], "unknown family 'gpt3'; did you mean 'gpt2'?"),
+        (["--dtype", "int8"], "unknown dtype 'int8'"),
+    ],
+)
+def test_a_mistake_at_the_verb_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"polyhead: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["import", "export"])
+def test_nothing_is_written_over(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "run")
+    assert main([verb, str(tmp_path / "run"), str(tmp_path / "run")]) == 2
+    assert "is not empty; choose another place" in capsys.readouterr().err
