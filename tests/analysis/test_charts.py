@@ -1,5 +1,6 @@
-from __future__ import itertools
+from __future__ import annotations
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
