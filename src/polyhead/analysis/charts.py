@@ -58,6 +58,12 @@ def log_ticks(lo: float, hi: float) -> list[float]:
     return all_ticks[first : last + 1]
 
 
+def doublings(values: Sequence[float], width: float) -> list[float]:
+    """Ticks of a logarithmic axis across: the values that were measured where they are few, else round ones."""
+    own = sorted(set(values))
+    return own[:: math.ceil(len(own) * 48 / width)] if len(own) <= 12 else log_ticks(own[0], own[-1])
+
+
 def thin(points: Sequence[Point], at_most: int = MAX_POINTS) -> list[Point]:
     """Means of equal groups of neighbours, so that a long run stays a small page; values that are no numbers go."""
     kept = [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
@@ -88,7 +94,7 @@ def scales(
     log = not from_zero and min(ys) > 0 and max(ys) / min(ys) > LOG_RATIO
     lo = 0.0 if from_zero or 0 < min(ys) <= 0.4 * max(ys) else min(ys)  # near enough to zero to show it
     y_ticks = log_ticks(min(ys), max(ys)) if log else ticks(min(lo, *ys), max(ys), max(3, round(height / 60)))
-    round_x = log_ticks(min(xs), max(xs)) if log_x else ticks(min(xs), max(xs), max(3, round(width / 110)))
+    round_x = doublings(xs, width) if log_x else ticks(min(xs), max(xs), max(3, round(width / 110)))
     x_ticks = [x for x in round_x if min(xs) <= x <= max(xs)]
     left, right, top, bottom = 14 + 7 * max(len(number(y)) for y in y_ticks), 22, 12, 40
     hi = max(xs) if max(xs) > min(xs) else min(xs) + 1
