@@ -17,11 +17,13 @@ from polyhead.registry import POSITION
 
 RAGGED = torch.tensor([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1], [0, 1, 2, 3, -1]])
 HOLES = torch.tensor([[0, 1, 2, 3, 4], [-1, 7, 0, -1, 1], [60, -1, 3, 2, 0]])
+LATER = torch.tensor([[10, 11, 12, 13, 14], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
 # of queries (B, T) and of slots (B, 1|K, S)
 PLACES = {
     "whole rows": (None, None),
     "padded rows": (RAGGED, RAGGED[:, None]),
     "holes": (HOLES, HOLES[:, None]),
+    "rows from elsewhere": (LATER, LATER.flip(0)[:, None]),
     "one token more": (torch.tensor([[4], [2], [61]]), HOLES[:, None]),
     "the same token more": (torch.tensor([[5], [5], [5]]), RAGGED[:, None]),
     "a head's own slots": (HOLES, torch.stack([HOLES, RAGGED.roll(1, 0)], 1)),
@@ -139,6 +141,7 @@ def test_relative_values_are_summed_in_fp32():
 @pytest.mark.parametrize(("name", "options"), [*SCHEMES, ("shaw", {"values": False})], ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
 @pytest.mark.parametrize("more", [{}, {"scale": 0.3}, {"qk_norm": True, "softcap": 2.0}], ids=str)
+@torch.no_grad()
 def test_the_layer_adds_them_to_its_equation(name, options, causal, more):
     """Head by head; the bias is outside the soft-cap."""
     position = scheme(name, causal=causal, **options)

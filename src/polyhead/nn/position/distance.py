@@ -55,6 +55,6 @@ def look_up(table: Tensor, index: Tensor) -> Tensor:
 
 def gathered(weights: Tensor, index: Tensor, size: int) -> Tensor:
     """The sum of the weights of each index: (B, H, T, S), (1|B, 1|H, T, S) -> (B, H, T, size)."""
-    wide = torch.promote_types(weights.dtype, torch.float32)  # long rows have many small ones
+    wide = torch.promote_types(weights.dtype, torch.float32)  # GPUs add in the precision of the sums
     sums = weights.new_zeros(*weights.shape[:3], size, dtype=wide)
     return sums.scatter_add(-1, index.expand(weights.shape), weights.to(wide)).to(weights.dtype)
