@@ -11,7 +11,9 @@ from torch import nn
 
 from polyhead.compare import measure
 from polyhead.compare.budget import Budget
-from polyhead.compare.steps import steps_for, tokens_per_step
+from polyhead.compare.steps import steps_for
+from polyhead.compare.tasks.base import Compared, compared
+from polyhead.compare.tasks.translation import decode_speed, validation
 from polyhead.data.corpus import texts
 from polyhead.errors import UserError
 from polyhead.models import Seq2Seq, build
@@ -33,30 +35,37 @@ class Ready:
         model = build(self.recipe.model.with_vocabulary(self.tokenizer.vocab_size), 1).eval()
         assert isinstance(model, Seq2Seq)
         self.model = model
+        self.part: Compared = compared("translation")
+
+    def flops(self) -> float:
+        return measure.flops_per_token(self.model, self.part.typical(self.task))
+
+    def dead(self) -> float | None:
+        return measure.dead_units(self.model, self.part.pieces(self.task))
 
 
 @pytest.mark.usefixtures("place")
 def test_flops_of_a_token_are_those_of_the_closed_form() -> None:
     ready = Ready()
-    batch = measure.typical(ready.task)
-    (B, S), T, V, C, F = batch.source.shape, batch.target.size(1), ready.tokenizer.vocab_size, 16, 32
+    piece = ready.part.typical(ready.task)
+    (B, S), T, V, C, F = piece.given[0].shape, piece.given[1].size(1), ready.tokenizer.vocab_size, 16, 32
     encoder = 4 * B * S * C * C + 2 * B * S * S * C + 2 * B * S * C * F
     # of the decoder: self-attention, then queries and outputs at T, keys and values at S, then feed-forward
     decoder = 4 * B * T * C * C + 2 * B * T * T * C
     decoder += 2 * B * T * C * C + 2 * B * S * C * C + 2 * B * T * S * C + 2 * B * T * C * F
     products = encoder + decoder + B * T * C * V
-    assert measure.flops_per_token(ready.model, ready.task) == pytest.approx(2 * products / batch.n_tokens)
+    assert ready.flops() == pytest.approx(2 * products / piece.tokens)
 
 
 @pytest.mark.usefixtures("place")
 def test_recurrent_layers_are_counted_too() -> None:
     ready = Ready()
-    plain = measure.flops_per_token(ready.model, ready.task)
+    plain = ready.flops()
     lstm = nn.LSTM(16, 16, batch_first=True)
     ready.model.encoder.final_norm = Recurrent(lstm)
-    batch = measure.typical(ready.task)
-    more = 2 * batch.source.numel() * (16 + 16) * 4 * 16 / batch.n_tokens
-    assert measure.flops_per_token(ready.model, ready.task) == pytest.approx(plain + more)
+    piece = ready.part.typical(ready.task)
+    more = 2 * piece.given[0].numel() * (16 + 16) * 4 * 16 / piece.tokens
+    assert ready.flops() == pytest.approx(plain + more)
 
 
 class Recurrent(nn.Module):
@@ -73,27 +82,25 @@ def test_units_that_were_killed_are_counted_and_padding_does_not_wake_them() -> 
     ready = Ready()
     layers = [m for name, m in ready.model.named_modules() if name.endswith("up_proj")]
     assert len(layers) == 2
-    assert measure.dead_units(ready.model, ready.task) == 0
+    assert ready.dead() == 0
     with torch.no_grad():
         for layer, dead in zip(layers, (5, 3), strict=True):
             layer.weight[:dead], layer.bias[:dead] = 0, -1
-    assert measure.dead_units(ready.model, ready.task) == pytest.approx(8 / 64)
+    assert ready.dead() == pytest.approx(8 / 64)
     # a unit that only padding activates: what stands at padding is the embedding of the padding token
     seen: list[torch.Tensor] = []
     handle = layers[0].register_forward_pre_hook(lambda m, given: seen.append(given[0]))
-    batches = list(measure.enough(ready.task))
-    padded = next(b for b in batches if b.source_pos is not None)
+    padded = next(piece for piece in ready.part.pieces(ready.task) if piece.given[2] is not None)
     with torch.no_grad():
-        ready.model.features(padded.source, padded.target, padded.source_pos)
+        ready.model.features(*padded.given)
     handle.remove()
-    x, pos = seen[0], padded.source_pos
-    assert pos is not None
+    x, pos = seen[0], padded.given[2]
     at = x[pos < 0][0]
     with torch.no_grad():
         layers[0].weight[0], layers[0].bias[0] = at, -0.999 * at @ at
         others = layers[0](x)[pos >= 0][:, 0].max()
     assert others < 0
-    assert measure.dead_units(ready.model, ready.task) == pytest.approx(8 / 64)
+    assert ready.dead() == pytest.approx(8 / 64)
 
 
 @pytest.mark.usefixtures("place")
@@ -102,13 +109,13 @@ def test_a_model_without_feed_forward_layers_has_no_dead_units() -> None:
     for stack in (ready.model.encoder, ready.model.decoder):
         for layer in stack.layers:
             layer.ffn = nn.Identity()
-    assert measure.dead_units(ready.model, ready.task) is None
+    assert ready.dead() is None
 
 
 @pytest.mark.usefixtures("place")
 def test_validation_by_sentence_sums_to_the_loss_of_training() -> None:
     ready = Ready()
-    rows = measure.validation(ready.model, ready.task)
+    rows = validation(ready.model, ready.task)
     with torch.inference_mode():
         loss = ready.task.evaluate(ready.model)["loss"]
     assert sum(nll for _, nll, _ in rows) / sum(n for _, _, n in rows) == pytest.approx(loss, rel=1e-6)
@@ -127,14 +134,14 @@ def test_validation_by_sentence_sums_to_the_loss_of_training() -> None:
 def test_the_cache_of_a_token_is_its_keys_and_values(changes: tuple[str, ...], per_token: int) -> None:
     ready = Ready(*changes)
     run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
-    assert measure.cache_bytes(run) == (per_token, 0)
+    assert measure.cache_bytes(run, ready.part.memory(run)) == (per_token, 0)
 
 
 @pytest.mark.usefixtures("place")
 def test_decoding_is_measured_in_tokens() -> None:
     ready = Ready()
     run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
-    assert measure.decode_speed(run, Path("test.de").read_text().splitlines()) > 0
+    assert decode_speed(run, Path("test.de").read_text().splitlines()) > 0
 
 
 def test_peak_memory_is_of_this_process() -> None:
@@ -158,8 +165,8 @@ def test_a_budget_is_turned_into_steps(budget: Budget, steps: object) -> None:
     ready = Ready("train.accumulate=2")
     lengths = [len(row) + 1 for row in ready.tokenizer.encode(Path("train.en").read_text().splitlines())]
     tokens = 2 * sum(lengths) / len(ready.task.plan(0))
-    assert tokens_per_step(ready.task, ready.recipe) == pytest.approx(tokens)
-    flops = measure.flops_per_token(ready.model, ready.task)
+    assert 2 * ready.part.tokens_per_step(ready.task) == pytest.approx(tokens)
+    flops = ready.flops()
     found = steps_for(budget, ready.recipe, ready.model, ready.task, flops)
     assert found["steps"] == steps(tokens, flops)  # type: ignore[operator]
 

@@ -16,9 +16,10 @@ from polyhead.analysis.charts import Curve
 from polyhead.compare.budget import Budget
 from polyhead.compare.curves import flops_of_step, late, points
 from polyhead.compare.page import write_page
-from polyhead.compare.pareto import COSTS, WORDS, Dot, frontier, pareto_chart
+from polyhead.compare.pareto import COSTS, Dot, frontier, pareto_chart
 from polyhead.compare.plan import Plan, Row, make_plan
 from polyhead.compare.table import WIDTH, memory, seconds, short, table
+from polyhead.compare.tasks.base import compared
 
 
 def row(name: str, loss: float, **changes: Any) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def test_the_frontier_is_what_nobody_beats_in_both() -> None:
 
 def test_costs_that_are_almost_equal_have_different_ticks() -> None:
     dots = [Dot(i, str(i), x, 1.0 + i, (1.0, 3.0)) for i, x in enumerate((1_581_000.0, 1_582_000.0))]
-    svg = pareto_chart(dots, WORDS["loss"], COSTS[0], 940, 400)
+    svg = pareto_chart(dots, compared("translation").measures[0], COSTS[0], 940, 400)
     labels = re.findall(r'class="tick middle"[^>]*>([^<]+)<', svg)
     assert len(labels) > 3
     assert len(set(labels)) == len(labels)

@@ -8,6 +8,7 @@ from polyhead.compare.axes import Axis, Design
 from polyhead.compare.budget import Budget, read_budget
 from polyhead.compare.measure import parameters
 from polyhead.compare.plan import Plan, make_plan, match_parameters, schedule_of
+from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
 
@@ -169,7 +170,7 @@ def test_parameters_are_matched_by_d_ff() -> None:
         assert abs(parameters(row.recipe, 280) - wanted) <= 0.01 * wanted
         assert row.note == f"d_ff {row.recipe.model.d_ff} for equal parameters"
     assert found.rows[3].recipe == before.rows[3].recipe
-    assert found.rows[3].note.startswith("not matched: ")
+    assert found.rows[3].note.startswith("not matched, since that takes a d_ff below 1 (the base has 32): ")
     assert (found.rows[4].note, found.rows[4].recipe) == ("", before.rows[4].recipe)
 
 
@@ -183,7 +184,48 @@ def test_parameters_that_d_ff_does_not_change_cannot_be_matched() -> None:
     stuck = match_parameters(
         plan(designs=(Design("x", ("model.d_model=8",)),)), lambda recipe: recipe.model.d_model
     )
-    assert stuck.rows[1].note == "not matched: 8 parameters against 16, and d_ff changes none of them"
+    assert stuck.rows[1].note == (
+        "not matched, since no block of it has a d_ff: 8 parameters against the base's 16 (-50.0%)"
+    )
+
+
+@pytest.mark.usefixtures("place")
+def test_blocks_without_d_ff_are_not_matched_and_say_so() -> None:
+    before = plan(designs=(Design("lstm", ("model.block=lstm", "model.position=none")),))
+    found = match_parameters(before, lambda recipe: parameters(recipe, 280)).rows[1]
+    has, wanted = (parameters(recipe, 280) for recipe in (before.rows[1].recipe, before.base) if recipe)
+    assert found.recipe == before.rows[1].recipe
+    assert found.note == (
+        f"not matched, since no block of it has a d_ff: {has:,} parameters against the base's {wanted:,} "
+        f"({100 * (has - wanted) / wanted:+.1f}%)"
+    )
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("rest", "d_ff", "note"),
+    [
+        (60, 20, "d_ff 20 for equal parameters"),
+        (70, 15, "d_ff 15 for equal parameters, less than half of the base's 32"),
+        (84, 8, "d_ff 8 for equal parameters, less than half of the base's 32"),
+        (86, 64, "not matched, since that takes a d_ff of 7 (the base has 32): 214 parameters against the base's 100 (+114.0%)"),
+        (100, 64, "not matched, since that takes a d_ff below 1 (the base has 32): 228 parameters against the base's 100 (+128.0%)"),
+    ],
+)  # fmt: skip
+def test_a_narrow_match_is_pointed_out_and_a_silly_one_refused(rest: int, d_ff: int, note: str) -> None:
+    def count(recipe: Recipe) -> int:
+        return (36 if recipe.model.d_ff == 32 else rest) + 2 * (recipe.model.d_ff or 0)
+
+    found = match_parameters(plan(designs=(Design("x", ("model.d_ff=64",)),)), count).rows[1]
+    assert found.recipe is not None
+    assert (found.recipe.model.d_ff, found.note) == (d_ff, note)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_task_that_nobody_compares_yet_is_refused_by_name() -> None:
+    known = "designs are compared by these tasks so far: language-model, translation"
+    with pytest.raises(UserError, match=f"task is 'classification'; {known}"):
+        compared("classification")
 
 
 @pytest.mark.usefixtures("place")

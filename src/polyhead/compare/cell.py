@@ -5,7 +5,6 @@ The process that asked for it is tied to it by its standard input: when that end
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import stat
@@ -17,18 +16,18 @@ from typing import Any
 
 import torch
 
-from polyhead.analysis.metrics import bleu, chrf
 from polyhead.compare import files, measure
 from polyhead.compare.budget import Budget
 from polyhead.compare.clock import Clock, read_clock, seconds_at
 from polyhead.compare.files import read_json, write_json
 from polyhead.compare.plan import schedule_of
 from polyhead.compare.steps import steps_for
-from polyhead.data.corpus import read_pairs
+from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
-from polyhead.models import Seq2Seq, build
+from polyhead.models import build
 from polyhead.recipe import Recipe
+from polyhead.registry import TASK
 from polyhead.run import Run, load
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
@@ -36,7 +35,7 @@ from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import Bar, Reporters, Row, measures, read_metrics
-from polyhead.train.tasks.translation import Translation, corpus_of
+from polyhead.train.tasks.base import RunTask
 
 PATIENCE = 60.0  # seconds that another process gets to leave the directory
 
@@ -75,11 +74,12 @@ def learn(recipe: Recipe, asked: dict[str, Any], directory: Path) -> Result | No
     shown = Shown()
     found: Result = {}
 
-    def judge(run: Run, task: Translation) -> dict[str, str]:
+    def judge(run: Run, task: RunTask) -> dict[str, str]:
         shown.over = True
         found["memory"] = measure.peak_memory()
         found.update(quality(run, recipe, task, directory))
-        return {f"{found['split']} {name}": f"{found[name]:.2f}" for name in ("bleu", "chrf")}
+        others = compared(recipe.task.name).measures[1:]
+        return {f"{found['split']} {m.column}": f"{found[m.name]:.{m.digits}f}" for m in others}
 
     run, outcome = run_training(
         recipe, resume=bool(saved), report=Reporters(clock, shown), tokenizer=tokenizer, judge=judge
@@ -96,9 +96,9 @@ def fixed_steps(
     facts = read_json(directory / files.STEPS)
     if facts is None:
         silent = Reporters()
-        task = Translation.open(recipe, tokenizer, silent)
+        task = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
         model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), recipe.train.seed)
-        flops = measure.flops_per_token(model, task)
+        flops = measure.flops_per_token(model, compared(recipe.task.name).typical(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         budget = Budget(*asked["budget"])
         facts |= steps_for(budget, recipe, model, task, flops)
@@ -108,34 +108,12 @@ def fixed_steps(
     return facts
 
 
-def quality(run: Run, recipe: Recipe, task: Translation, directory: Path) -> Result:
-    """Validation loss by sentence, and the translations of the test text, or the validation text, with their scores."""
-    model = run.model
-    assert isinstance(model, Seq2Seq)
-    scored = measure.validation(model, task)
-    loss = sum(nll for _, nll, _ in scored) / sum(n for _, _, n in scored)
-    split = "test" if recipe.data.test else "valid"
-    sources, references, _ = read_pairs(corpus_of(recipe, split))
-    outputs = run.translate(sources, truncate=True)
-    lang = recipe.data.target_lang
-    scores = [bleu(outputs, references, lang), chrf(outputs, references)]
-    write_json(
-        directory / "outputs.json",
-        {
-            "split": split,
-            "outputs": outputs,
-            "nll": [nll for _, nll, _ in scored],
-            "tokens": [n for _, _, n in scored],
-        },
-    )
-    return {
-        "split": split,
-        "loss": loss,
-        "ppl": math.exp(min(loss, 700.0)),
-        **{score.name: score.value for score in scores},
-        "signatures": {score.name: score.signature for score in scores},
-        "dead": measure.dead_units(model, task),
-    }
+def quality(run: Run, recipe: Recipe, task: RunTask, directory: Path) -> Result:
+    """Every measure of the task, dead units, and in outputs.json what significance is computed from."""
+    part = compared(recipe.task.name)
+    found, kept = part.quality(run, recipe, task)
+    write_json(directory / files.OUTPUTS, kept)
+    return {**found, "dead": measure.dead_units(run.model, part.pieces(task))}
 
 
 def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result:
@@ -143,8 +121,8 @@ def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result
     ticks = read_clock(directory / files.CLOCK)
     seconds = seconds_at(ticks, outcome.step)
     rows = [row for row in read_metrics(directory / "metrics.jsonl") if row["split"] == "valid"]
-    sources, _, _ = read_pairs(corpus_of(recipe, "test" if recipe.data.test else "valid"), measure.DECODED)
-    per_token, constant = measure.cache_bytes(run)
+    part = compared(recipe.task.name)
+    per_token, constant = measure.cache_bytes(run, part.memory(run))
     return {
         "seconds": seconds,
         "tokens": outcome.progress.tokens,
@@ -152,7 +130,7 @@ def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result
         "skipped": outcome.progress.skipped,
         "cache_per_token": per_token,
         "cache_constant": constant,
-        "decode_tokens_per_s": measure.decode_speed(load(directory, fast=True), sources),
+        "decode_tokens_per_s": part.decode_speed(load(directory, fast=True), recipe),
         "best_step": outcome.progress.best_step,
         "curve": [[row["step"], seconds_at(ticks, row["step"]), row["loss"]] for row in rows],
         "recipe": recipe.dump_yaml(),

@@ -9,7 +9,8 @@ from typing import Any
 
 from polyhead.analysis.charts import Curve, line_chart, number
 from polyhead.analysis.page import Section, data
-from polyhead.compare.pareto import WORDS, Cost, Dot, costs, pareto_chart
+from polyhead.compare.pareto import Cost, Dot, costs, pareto_chart
+from polyhead.compare.tasks.base import Measure
 
 Row = Mapping[str, Any]
 WIDE, NARROW = (940, 400), (380, 300)
@@ -72,25 +73,25 @@ def plot(drawn: Sequence[Curve], x_label: str) -> str:
     )
 
 
-def pareto(done: Sequence[Row]) -> Section:
+def pareto(done: Sequence[Row], measures: Sequence[Measure]) -> Section:
     """Quality against each cost: charts for every pair, of which one is shown."""
-    pairs = [(measure, cost) for measure in WORDS for cost in costs(done)]
+    pairs = [(measure, cost) for measure in measures for cost in costs(done)]
     if len(done) < 2 or not pairs:
         return Section("Quality against cost", "", "")
-    body = choices({"quality": [WORDS[m].title for m in WORDS], "cost": [c.title for c in costs(done)]})
+    body = choices({"quality": [m.title for m in measures], "cost": [c.title for c in costs(done)]})
     for i, (measure, cost) in enumerate(pairs):
         dots = dots_of(done, measure, cost)
-        charts = "".join(pareto_chart(dots, WORDS[measure], cost, *size) for size in (WIDE, NARROW))
+        charts = "".join(pareto_chart(dots, measure, cost, *size) for size in (WIDE, NARROW))
         figure = f'<figure class="sizes still">{charts}</figure>'
-        body += choice(f"{WORDS[measure].title}|{cost.title}", figure, hidden=i > 0)
+        body += choice(f"{measure.title}|{cost.title}", figure, hidden=i > 0)
     about = "Up and to the left is better. The line joins the designs that no other one beats in both; numbers are those of the table."
     return Section("Quality against cost", about, f'<div class="chosen">{body}</div>')
 
 
-def dots_of(done: Sequence[Row], measure: str, cost: Cost) -> list[Dot]:
+def dots_of(done: Sequence[Row], measure: Measure, cost: Cost) -> list[Dot]:
     """The rows as points of one chart."""
     return [
-        Dot(i, row["name"], cost.of(row), row[measure], tuple(row[f"{measure}_interval"]))
+        Dot(i, row["name"], cost.of(row), row[measure.name], tuple(row[f"{measure.name}_interval"]))
         for i, row in enumerate(done)
     ]
 

@@ -1,7 +1,7 @@
 """The files of a comparison: ``OUT/comparison.json``, and for each cell ``OUT/cells/NAME`` with what it is and how it went.
 
-A cell's directory is a run directory with three more files: cell.json (what to do), clock.jsonl (when each step was
-done) and result.json (what was measured, written last and whole).
+A cell's directory is a run directory with more files: cell.json (what to do), steps.json (how long), clock.jsonl (when each
+step was done), outputs.json (what significance is computed from) and result.json (what was measured, written last).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 from polyhead.errors import UserError
 from polyhead.train.files import replace_file
 
-COMPARISON, CELL, STEPS, CLOCK, RESULT = (
+COMPARISON, CELL, STEPS, CLOCK, OUTPUTS, RESULT = (
     "comparison.json",
     "cell.json",
     "steps.json",
     "clock.jsonl",
+    "outputs.json",
     "result.json",
 )
 

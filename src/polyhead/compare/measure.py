@@ -5,48 +5,47 @@ Shapes: B rows, T tokens, F hidden units of a feed-forward layer.
 
 from __future__ import annotations
 
+import math
 import sys
-import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.cache.make import make_cache
-from polyhead.data.collate import Batch, collate
-from polyhead.models import Seq2Seq
+from polyhead.compare.tasks.base import Piece
+from polyhead.models import MaskedLM, Model
+from polyhead.models.build import KINDS
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
-from polyhead.train.tasks.translation import Translation
 
 TRAINING = 3  # a step of training is a forward pass and a backward pass of twice its products
 SILENT = 1e-6  # an activation smaller than this is none
-ENOUGH = 8192  # target tokens after which a unit that was never active is called dead
-DECODED = 512  # sentences at most that speed of decoding is measured on
+ENOUGH = 8192  # tokens after which a unit that was never active is called dead
 
 
 def parameters(recipe: Recipe, vocab_size: int) -> int:
     """How many the model has, without any memory for them."""
+    config = recipe.model.with_vocabulary(vocab_size)
     with torch.device("meta"):
-        model = Seq2Seq(recipe.model.with_vocabulary(vocab_size))
+        model = KINDS[config.kind](config)
     return sum(p.numel() for p in model.parameters())
 
 
 @torch.no_grad()
-def flops_per_token(model: Seq2Seq, task: Translation) -> float:
-    """Floating-point operations of a forward pass, encoder included, for each target token.
+def flops_per_token(model: nn.Module, piece: Piece) -> float:
+    """Floating-point operations of a forward pass for each token that it predicts.
 
-    Counted by torch as it runs on one typical validation batch, so any part is covered; matrix products and
-    convolutions count (a multiplication and an addition are two), element-wise functions do not.
+    Counted by torch as it runs, so any part is covered; matrix products and convolutions count (a multiplication
+    and an addition are two), element-wise functions do not.
     """
-    batch = typical(task)
     counter = FlopCounterMode(display=False)
     with ExitStack() as stack:
         # only the plain kernels are seen by the counter: not the fused attention of the CPU, nor oneDNN's LSTM
@@ -56,20 +55,13 @@ def flops_per_token(model: Seq2Seq, task: Translation) -> float:
         )  # torch has something to say on Intel's GPUs
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(counter)
-        model.eval()(batch.source, batch.target, batch.source_pos)
-    return counter.get_total_flops() / batch.n_tokens
-
-
-def typical(task: Translation) -> Batch:
-    """The validation batch of the median length."""
-    longest = np.maximum(task.valid.source_lengths, task.valid.target_lengths)
-    batches = sorted(task.valid_batches, key=lambda rows: int(longest[rows].max()))
-    return collate(task.valid, batches[len(batches) // 2], task.tokenizer)
+        model.eval()(*piece.given)
+    return counter.get_total_flops() / piece.tokens
 
 
 @torch.no_grad()
-def dead_units(model: Seq2Seq, task: Translation) -> float | None:
-    """The share of hidden feed-forward units that no valid token activates, over about 8,000 target tokens.
+def dead_units(model: Model, pieces: Iterable[Piece]) -> float | None:
+    """The share of hidden feed-forward units that no token activates, over about 8,000 tokens.
 
     What is looked at is the input of each ``down_proj``; None where the model has no such layer.
     """
@@ -77,12 +69,12 @@ def dead_units(model: Seq2Seq, task: Translation) -> float | None:
     if not layers:
         return None
     peaks: dict[str, Tensor] = {}
-    valid: dict[bool, Tensor | None] = {}
+    real: dict[str, Tensor | None] = {}
 
     def watch(name: str) -> None:
         def see(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             hidden = given[0].mT if isinstance(module, nn.Conv1d) else given[0]  # (B, T, F)
-            seen = valid[name.startswith("encoder")]
+            seen = real[name.split(".")[0]]
             hidden = hidden.abs() if seen is None else hidden.abs() * seen[..., None]
             peak = hidden.flatten(0, -2).amax(0)
             peaks[name] = torch.maximum(peaks[name], peak) if name in peaks else peak
@@ -94,10 +86,9 @@ def dead_units(model: Seq2Seq, task: Translation) -> float | None:
         watch(name)
     try:
         model.eval()
-        for batch in enough(task):
-            valid[True] = None if batch.source_pos is None else batch.source_pos >= 0
-            valid[False] = batch.labels != IGNORED
-            model.features(batch.source, batch.target, batch.source_pos)
+        for piece in enough(pieces):
+            real.update(piece.real)
+            model.features(*piece.given)
     finally:
         for handle in handles:
             handle.remove()
@@ -105,39 +96,31 @@ def dead_units(model: Seq2Seq, task: Translation) -> float | None:
     return sum(int((peak < SILENT).sum()) for peak in peaks.values()) / units if units else None
 
 
-def enough(task: Translation) -> Iterator[Batch]:
-    """Validation batches until there are tokens enough."""
+def enough(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Batches until there are tokens enough."""
     tokens = 0
-    for rows in task.valid_batches:
-        batch = collate(task.valid, rows, task.tokenizer)
-        yield batch
-        tokens += batch.n_tokens
+    for piece in pieces:
+        yield piece
+        tokens += piece.tokens
         if tokens >= ENOUGH:
             return
 
 
-@torch.no_grad()
-def validation(model: Seq2Seq, task: Translation) -> list[tuple[int, float, int]]:
-    """(line of the corpus, -log p(target), its tokens) of every validation pair, in the order of the corpus."""
-    found: list[tuple[int, float, int]] = []
-    for rows in task.valid_batches:
-        batch = collate(task.valid, rows, task.tokenizer)
-        log_p = model.eval()(batch.source, batch.target, batch.source_pos).float().log_softmax(-1)
-        asked = batch.labels != IGNORED
-        nll = -log_p.gather(-1, batch.labels.clamp(min=0)[..., None])[..., 0].double()
-        sums = (nll * asked).sum(1).tolist()
-        found += zip(task.valid.lines[rows].tolist(), sums, asked.sum(1).tolist(), strict=True)
-    return sorted(found)
+def by_row(head: nn.Module, features: Tensor, labels: Tensor) -> list[tuple[float, int]]:
+    """(B, T, C), (B, T) -> (-log p of its labels, how many these are) of each row; one row's logits at a time."""
+    found = []
+    for x, y in zip(features, labels, strict=True):
+        asked = y != IGNORED
+        log_p = head(x[asked]).float().log_softmax(-1)
+        nll = -log_p.gather(-1, y[asked][:, None]).double().sum()
+        found.append((float(nll), int(asked.sum())))
+    return found
 
 
-def decode_speed(run: Run, sources: Sequence[str]) -> float:
-    """Target tokens a second of greedy search on some sentences, end of sentence counted; reading text left out."""
-    texts = list(sources[:DECODED])
-    run.translate(texts[:8], beam_size=1, truncate=True)  # what is allocated and compiled once is not counted
-    start = time.perf_counter()
-    found = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True)
-    seconds = time.perf_counter() - start
-    return sum(len(best[0].tokens) + 1 for best in found) / seconds
+def loss_and_ppl(nll: float, tokens: int) -> dict[str, float]:
+    """Nats a token, and the perplexity of that."""
+    loss = nll / tokens
+    return {"loss": loss, "ppl": math.exp(min(loss, 700.0))}
 
 
 def peak_memory() -> int:
@@ -154,15 +137,14 @@ def peak_memory() -> int:
 
 
 @torch.inference_mode()
-def cache_bytes(run: Run) -> tuple[float, float]:
+def cache_bytes(run: Run, memory: Any) -> tuple[float, float]:
     """Bytes that the cache of one sequence grows by with each token, and the bytes it has whatever its length.
 
-    Looked up in real caches, one twice as long as the other.
+    ``memory`` is what the decoder reads besides, or None. Looked up in real caches, one twice as long as the other.
     """
     model, t = run.model.eval(), run.tokenizer
-    assert isinstance(model, Seq2Seq)
+    assert not isinstance(model, MaskedLM), "an encoder decodes nothing"
     length = max(1, min(64, run.config.max_len // 2))
-    memory = model.encode(torch.tensor([[t.bos_id, t.eos_id]]))
     held = []
     for n in (length, 2 * length):
         cache = make_cache(run.generation.cache, model.cache_shape, 1, n)

@@ -13,6 +13,7 @@ from polyhead.compare import table
 from polyhead.compare.curves import curves, pareto
 from polyhead.compare.plan import Plan
 from polyhead.compare.sheets import cost, quality
+from polyhead.compare.tasks.base import Measure
 
 Row = Mapping[str, Any]
 COLOURS = ("accent", "second", "good", "bad", "fifth", "sixth")
@@ -25,9 +26,9 @@ def write_page(path: Path, rows: Sequence[Row], plan: Plan) -> Path:
     sections = [
         result(rows, done, plan),
         quality(done, plan),
-        cost(done),
+        cost(done, plan),
         curves(done),
-        pareto(done),
+        pareto(done, plan.task.measures),
         recipes(rows),
     ]
     html = page(
@@ -81,12 +82,15 @@ def result(rows: Sequence[Row], done: Sequence[Row], plan: Plan) -> Section:
     """The answer in large, and what did not run."""
     tiles = [("designs", str(len(rows)), f"{len(done)} measured")]
     if done:
-        best, bleu = min(done, key=lambda row: row["loss"]), max(done, key=lambda row: row["bleu"])
-        tiles += [
-            ("lowest loss", f"{best['loss']:.3f}", best["name"]),
-            ("highest BLEU", f"{bleu['bleu']:.1f}", bleu["name"]),
-        ]
-        tiles += [("base", f"{row['loss']:.3f}", f"BLEU {row['bleu']:.1f}") for row in done if row["base"]]
+        chief = plan.task.measures[:2]
+        for measure in chief:
+            best = (min if measure.less_is_better else max)(done, key=lambda row: row[measure.name])
+            most = "lowest" if measure.less_is_better else "highest"
+            tiles.append((f"{most} {measure.column}", shown(best, measure), best["name"]))
+        for row in done:
+            if row["base"]:
+                rest = ", ".join(f"{measure.column} {shown(row, measure)}" for measure in chief[1:])
+                tiles.append(("base", shown(row, chief[0]), rest))
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dt>{escape(of)}</dt></div>"
         for name, value, of in tiles
@@ -100,6 +104,11 @@ def result(rows: Sequence[Row], done: Sequence[Row], plan: Plan) -> Section:
         )
         body += f'<ul class="said">{lines}</ul>'
     return Section("Result", "", body)
+
+
+def shown(row: Row, measure: Measure) -> str:
+    """A value in large."""
+    return f"{row[measure.name]:.{measure.ends}f}"
 
 
 def recipes(rows: Sequence[Row]) -> Section:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.charts import Scale, number, ticks
 from polyhead.compare import table
+from polyhead.compare.tasks.base import Measure
 
 Row = Mapping[str, Any]
 PAD = 0.08  # of the range, left free at its ends
@@ -23,36 +24,25 @@ class Dot(NamedTuple):
     interval: tuple[float, ...]
 
 
-class Measure(NamedTuple):
-    """A measure of quality, and whether less of it is better."""
-
-    title: str
-    less_is_better: bool
-
-
 class Cost(NamedTuple):
-    """A cost, and how a row's is found."""
+    """A cost, the key of a row that it comes from, and how."""
 
     title: str
+    key: str
     of: Callable[[Row], float]
 
 
-WORDS = {
-    "loss": Measure("validation loss", True),
-    "bleu": Measure("BLEU", False),
-    "chrf": Measure("chrF", False),
-}
 COSTS = (
-    Cost("parameters", lambda row: float(row["parameters"])),
-    Cost("FLOPs a token", lambda row: float(row["flops_per_token"])),
-    Cost("training, seconds", lambda row: float(row["seconds"])),
-    Cost("decoding, µs a token", lambda row: 1e6 / float(row["decode_tokens_per_s"])),
+    Cost("parameters", "parameters", lambda row: float(row["parameters"])),
+    Cost("FLOPs a token", "flops_per_token", lambda row: float(row["flops_per_token"])),
+    Cost("training, seconds", "seconds", lambda row: float(row["seconds"])),
+    Cost("decoding, µs a token", "decode_tokens_per_s", lambda row: 1e6 / float(row["decode_tokens_per_s"])),
 )
 
 
 def costs(done: Sequence[Row]) -> tuple[Cost, ...]:
-    """The costs that can be drawn: all, once there is a row."""
-    return COSTS if done else ()
+    """The costs that can be drawn: those that every row has."""
+    return tuple(cost for cost in COSTS if done and all(row[cost.key] for row in done))
 
 
 def frontier(dots: Sequence[Dot], less_is_better: bool) -> list[Dot]:

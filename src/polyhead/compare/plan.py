@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,7 +22,13 @@ from polyhead.compare.budget import Budget
 from polyhead.errors import UserError, explain
 from polyhead.recipe import Recipe
 
+if TYPE_CHECKING:
+    from polyhead.compare.tasks.base import Compared
+
 LONGEST_NAME = 80  # characters of a directory
+LEAST_WIDTH = (
+    0.25  # of the base's d_ff: a narrower feed-forward layer would be another design, not a fair one
+)
 Tree = dict[str, Any]
 
 
@@ -58,6 +64,13 @@ class Plan:
     out: Path
 
     @property
+    def task(self) -> Compared:
+        """What is measured, and how."""
+        from polyhead.compare.tasks.base import compared
+
+        return compared(self.base.task.name)
+
+    @property
     def base(self) -> Recipe:
         recipe = self.rows[0].recipe
         assert recipe is not None, "the base is read before anything else"
@@ -88,8 +101,6 @@ def make_plan(
     base = resolve(tree, ())
     if isinstance(base, str):
         raise UserError(base)
-    if base.task.name != "translation":
-        raise UserError(f"task is {base.task.name!r}; designs are compared by translation for now")
     given = [value for keys, value in document.parse_overrides(changes, Recipe) if keys == ["out"]]
     name = (
         recipe.parent.name if recipe.stem == "recipe" else recipe.stem
@@ -104,6 +115,9 @@ def make_plan(
         elif all(found != row.recipe for row in rows):
             rows.append(Row(design.name, design.changes, found, note=warning(found, budget)))
     _check_names(rows)
+    from polyhead.compare.tasks.base import compared
+
+    compared(base.task.name)  # a task that cannot be compared is told before anything is made
     first = base.train.seed
     return Plan(tuple(rows), tuple(range(first, first + seeds)), budget, match, out)
 
@@ -190,32 +204,38 @@ def digest(value: Any) -> str:
 
 def match_parameters(plan: Plan, count: Callable[[Recipe], int]) -> Plan:
     """Rescale d_ff of every design until its parameters agree with the base's within 1 %, or say why they cannot."""
-    wanted = count(plan.base)
     return plan.with_rows(
-        row if row.recipe is None or row.is_base else _matched(row, row.recipe, wanted, count)
+        row if row.recipe is None or row.is_base else _matched(row, row.recipe, plan.base, count)
         for row in plan.rows
     )
 
 
-def _matched(row: Row, recipe: Recipe, wanted: int, count: Callable[[Recipe], int]) -> Row:
+def _matched(row: Row, recipe: Recipe, base: Recipe, count: Callable[[Recipe], int]) -> Row:
     def with_d_ff(d_ff: int) -> Recipe:
         return recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": d_ff})})
 
-    now = recipe.model.d_ff
-    assert now is not None, "a resolved model has all its sizes"
-    has = count(recipe)
-    if close(has, wanted):
-        return row
+    now, usual = recipe.model.d_ff, base.model.d_ff
+    assert now is not None and usual is not None, "a resolved model has all its sizes"
+    has, wanted = count(recipe), count(base)
+    differ = f"{has:,} parameters against the base's {wanted:,} ({has / wanted - 1:+.1%})"
     slope = count(with_d_ff(now + 1)) - has  # parameters are linear in d_ff
     if slope <= 0:
-        return replace(
-            row, note=f"not matched: {has:,} parameters against {wanted:,}, and d_ff changes none of them"
-        )
+        return _noted(row, f"not matched, since no block of it has a d_ff: {differ}")
+    if close(has, wanted):
+        return row
     exact = now + (wanted - has) / slope
+    if exact < LEAST_WIDTH * usual:
+        needs = f"a d_ff of {round(exact)}" if exact >= 0.5 else "a d_ff below 1"
+        return _noted(row, f"not matched, since that takes {needs} (the base has {usual}): {differ}")
     for d_ff in (8 * round(exact / 8), round(exact)):  # multiples of 8 suit the kernels
         if d_ff >= 1 and close(count(with_d_ff(d_ff)), wanted):
-            return replace(row, recipe=with_d_ff(d_ff), note=f"d_ff {d_ff} for equal parameters")
-    return replace(row, note=f"not matched: {has:,} parameters against {wanted:,}; no d_ff makes them equal")
+            narrow = f", less than half of the base's {usual}" if d_ff < usual / 2 else ""
+            return _noted(replace(row, recipe=with_d_ff(d_ff)), f"d_ff {d_ff} for equal parameters{narrow}")
+    return _noted(row, f"not matched, since no d_ff makes them equal: {differ}")
+
+
+def _noted(row: Row, note: str) -> Row:
+    return replace(row, note="; ".join(filter(None, (row.note, note))))
 
 
 def close(a: int, b: int, within: float = 0.01) -> bool:

@@ -8,31 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from polyhead.compare.files import read_json
+from polyhead.compare.files import OUTPUTS, read_json
 from polyhead.compare.plan import Plan, Row
-from polyhead.compare.significance import (
-    Floats,
-    bleu_of,
-    bleu_statistics,
-    chrf_of,
-    chrf_statistics,
-    interval,
-    loss_of,
-    resamples,
-)
-from polyhead.data.corpus import read_pairs
-from polyhead.train.tasks.translation import corpus_of
+from polyhead.compare.significance import Floats, interval, resamples
+from polyhead.compare.tasks.base import Measure
 
 Result = dict[str, Any]
 Place = Callable[[Row, int], Path]
-# what is averaged over the seeds
+# what is averaged over the seeds, besides the measures
 MEANS = (
-    "loss", "bleu", "chrf", "parameters", "flops_per_token", "steps", "seconds", "tokens", "train_tokens_per_s",
+    "parameters", "flops_per_token", "steps", "seconds", "tokens", "train_tokens_per_s",
     "decode_tokens_per_s", "memory", "cache_per_token", "cache_constant", "dead",
 )  # fmt: skip
-QUALITY = {"bleu": bleu_of, "chrf": chrf_of, "loss": loss_of}
 
 
 def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result], place: Place) -> list[Result]:
@@ -44,9 +31,11 @@ def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result], place: Place)
     }
     rows = [row_of(plan, row, results, statistics_of) for row in plan.rows]
     same_tokens = len({row["tokenizer"] for row in rows if row["status"] == "done"}) <= 1
+    # losses of a token compare only where the tokens are the same
+    chief = plan.task.measures[0 if same_tokens else 1]
     for row in rows:
-        # losses of a token compare only where the tokens are the same
-        row["quality"] = (row.get("loss") if same_tokens else _minus(row.get("bleu"))) or math.inf
+        value = row.get(chief.name)
+        row["quality"] = math.inf if value is None else value if chief.less_is_better else -value
     rows.sort(key=lambda row: row.pop("quality"))
     return [{"rank": i + 1, **row} for i, row in enumerate(rows)]
 
@@ -78,12 +67,13 @@ def row_of(
         "seeds": len(done),
         "tokenizer": repr(row.recipe.tokenizer) if row.recipe else None,
     }
-    for name in MEANS:
+    measures = [measure.name for measure in plan.task.measures]
+    for name in (*measures, *MEANS):
         values = [cell[name] for cell in done if cell.get(name) is not None]
         found[name] = statistics.fmean(values) if values else None
     found["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
     found["ppl"] = math.exp(min(found["loss"], 700.0)) if found["loss"] is not None else None
-    for name in QUALITY:
+    for name in measures:
         found[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
     found["split"] = done[0]["split"] if done else None
     found["signatures"] = done[0]["signatures"] if done else None
@@ -97,11 +87,10 @@ def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[
     """Intervals of each measure, and significance against the base over the seeds that both have."""
     own, base = statistics_of.get(row.name, {}), statistics_of.get(plan.rows[0].name, {})
     found: Result = {}
-    for name, score in QUALITY.items():
+    for measure in plan.task.measures:
+        name, score = measure.name, measure.score
         shared = [seed for seed in own if seed in base and not row.is_base]
-        paired = [
-            s for s in shared if len(own[s][name]) == len(base[s][name]) and _same(own[s], base[s], name)
-        ]
+        paired = [s for s in shared if _pairs(measure, row, plan, own[s][name], base[s][name])]
         use = paired or list(own)
         if not use:
             found[f"{name}_interval"] = found[f"{name}_p"] = None
@@ -113,27 +102,21 @@ def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[
     return found
 
 
-def _same(own: dict[str, Floats], base: dict[str, Floats], name: str) -> bool:
-    """Losses pair only where both designs count the same tokens."""
-    return name != "loss" or bool((own["loss"][:, 1] == base["loss"][:, 1]).all())
+def _pairs(measure: Measure, row: Row, plan: Plan, own: Floats, base: Floats) -> bool:
+    """Whether unit i of the one is unit i of the other; with other tokens it is not, or is measured differently."""
+    if len(own) != len(base) or row.recipe is None:
+        return False
+    same_tokens = row.recipe.tokenizer == plan.base.tokenizer and bool((own[:, 1] == base[:, 1]).all())
+    return same_tokens or not measure.of_tokens
 
 
 def statistics_by_seed(
     plan: Plan, row: Row, seeds: Sequence[int], place: Place
 ) -> dict[int, dict[str, Floats]]:
-    """Statistics by sentence of every measure, for each seed that is done."""
-    data, found = plan.base.data, {}
-    _, references, _ = read_pairs(corpus_of(plan.base, "test" if data.test else "valid"))
+    """Statistics by unit of every measure, for each seed that is done."""
+    found = {}
     for seed in seeds:
-        outputs = read_json(place(row, seed) / "outputs.json")
-        assert outputs is not None, "outputs.json is written before result.json"
-        found[seed] = {
-            "bleu": bleu_statistics(outputs["outputs"], references, data.target_lang),
-            "chrf": chrf_statistics(outputs["outputs"], references),
-            "loss": np.stack([outputs["nll"], outputs["tokens"]], 1).astype(np.float64),
-        }
+        kept = read_json(place(row, seed) / OUTPUTS)
+        assert kept is not None, "outputs.json is written before result.json"
+        found[seed] = plan.task.statistics(kept, plan.base)
     return found
-
-
-def _minus(value: float | None) -> float | None:
-    return None if value is None else -value

@@ -17,15 +17,14 @@ from polyhead.compare.plan import Plan, Row, digest, match_parameters
 from polyhead.compare.process import Stop, run_process, stopping
 from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv
-from polyhead.data.corpus import texts
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
+from polyhead.registry import TASK
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train.lock import RunLock
 from polyhead.train.reporting import duration
 from polyhead.train.resume import differences
-from polyhead.train.tasks.translation import corpus_of
 
 SECTIONS = ("data", "tokenizer", "model", "train", "generation")
 
@@ -41,9 +40,7 @@ class Cell(NamedTuple):
 def prepare(plan: Plan) -> Plan:
     """Refuse what another comparison has made, train the tokenizers, and make parameters equal if that is wanted."""
     check_out(plan)
-    for split in ("train", "valid", "test"):
-        if getattr(plan.base.data, split):
-            corpus_of(plan.base, split)
+    TASK.get(plan.base.task.name).check(plan.base)
     if not plan.match:
         return plan
     from polyhead.compare.measure import parameters
@@ -99,7 +96,7 @@ def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
     name = cell.row.name + (f", seed {cell.seed}" if len(plan.seeds) > 1 else "")
     found = read_result(cell)
     if found is not None:
-        say(f"{number} {name}: {brief(found)} (finished before)")
+        say(f"{number} {name}: {brief(found, plan)} (finished before)")
         return True
     begun = (cell.directory / "checkpoints").is_dir()
     say(f"{number} {name}{': goes on' if begun else ''}{left}")
@@ -113,7 +110,7 @@ def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
         found = {"status": "failed", "message": died(code)}
         write_json(cell.directory / files.RESULT, {**found, "again": True})
     assert found is not None, "a cell that ends well has a result"
-    say(f"    {brief(found)} in {duration(time.monotonic() - start)}")
+    say(f"    {brief(found, plan)} in {duration(time.monotonic() - start)}")
     return True
 
 
@@ -194,7 +191,13 @@ def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[
     """The rows as they stand, written as JSON, CSV and a page."""
     rows = rows_of(plan, results, lambda row, seed: place(plan, row, seed))
     write_json(
-        plan.out / "compare.json", {"budget": str(plan.budget), "seeds": list(plan.seeds), "rows": rows}
+        plan.out / "compare.json",
+        {
+            "task": plan.base.task.name,
+            "budget": str(plan.budget),
+            "seeds": list(plan.seeds),
+            "rows": rows,
+        },
     )
     write_csv(plan.out / "compare.csv", rows)
     write_page(plan.out / "compare.html", rows, plan)
@@ -203,13 +206,17 @@ def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[
 
 def tokenizer_of(recipe: Recipe, out: Path) -> Path:
     """The directory of the tokenizer of a recipe, trained if it is not there yet: one for all that ask for the same."""
-    asked = {"tokenizer": recipe.tokenizer.model_dump(mode="json"), "text": text_of(recipe, "train")}
+    asked = {
+        "tokenizer": recipe.tokenizer.model_dump(mode="json"),
+        "text": text_of(recipe, "train"),
+        # which part of plain text it is, and how that is cut; nothing, where it is the whole
+        **recipe.data.model_dump(include={"valid_share", "documents"}, exclude_defaults=True),
+    }
     directory = out / "shared" / f"tokenizer-{digest(asked)}"
     if not (directory / "tokenizer.json").is_file():
         start = time.monotonic()
-        tokenizer = train_tokenizer(
-            texts(corpus_of(recipe, "train")), recipe.tokenizer.kind, recipe.tokenizer.vocab_size
-        )
+        texts = TASK.get(recipe.task.name).texts(recipe)
+        tokenizer = train_tokenizer(texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size)
         directory.mkdir(parents=True, exist_ok=True)
         tokenizer.save(directory)
         say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")
@@ -248,11 +255,12 @@ def check_out(plan: Plan) -> None:
         )
 
 
-def brief(found: dict[str, Any]) -> str:
+def brief(found: dict[str, Any], plan: Plan) -> str:
     """One cell in a line."""
     if found["status"] != "done":
         return f"failed: {found['message']}"
-    return f"loss {found['loss']:.3f}, BLEU {found['bleu']:.2f}, {found['steps']:,} steps"
+    chief = [f"{m.column} {found[m.name]:.{m.digits}f}" for m in plan.task.measures[:2]]
+    return ", ".join([*chief, f"{found['steps']:,} steps"])
 
 
 def died(code: int) -> str:

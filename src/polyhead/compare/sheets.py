@@ -9,6 +9,7 @@ from typing import Any
 from polyhead.analysis.page import Section
 from polyhead.compare import table
 from polyhead.compare.plan import Plan
+from polyhead.compare.tasks.base import Measure
 
 Row = Mapping[str, Any]
 
@@ -18,25 +19,29 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
     if not done:
         return Section("Quality", "", "")
     many = len(plan.seeds) > 1
-    spans = {name: span_of(done, name) for name in ("bleu", "chrf", "loss")}
+    measures = plan.task.measures
+    spans = {measure.name: span_of(done, measure.name) for measure in measures}
     base = next((row for row in done if row["base"]), None)
-    head = ["Design", "Loss", "Perplexity", "95 %", "p", "BLEU", "95 %", "p", "chrF", "95 %", "p"]
+    head = ["Design", "Loss", "Perplexity", "95 %", "p"]
+    head += [title for measure in measures[1:] for title in (measure.column, "95 %", "p")]
     lines = []
     for i, row in enumerate(done):
         cells = [name_cell(i, row)]
-        for name, digits in (("loss", 3), ("bleu", 2), ("chrf", 2)):
+        for measure in measures:
+            name, digits = measure.name, measure.digits
             spread = row[f"{name}_spread"]
             plus = f"<small>±{spread:.{digits}f}</small>" if many and spread is not None else ""
             cells.append(f"<td>{row[name]:.{digits}f}{plus}</td>")
             if name == "loss":
                 cells.append(f"<td>{row['ppl']:.2f}</td>")
-            cells.append(f"<td>{range_bar(row, name, spans[name], base)}</td>")
-            cells.append(p_cell(row, name, base))
+            cells.append(f"<td>{range_bar(row, measure, spans[name], base)}</td>")
+            cells.append(p_cell(row, measure, base))
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     split = {"test": "test", "valid": "validation"}[done[0]["split"]]
+    others = " and ".join(measure.column for measure in measures[1:])
     about = (
-        f"Loss and perplexity are of a token of the validation text; BLEU and chrF of the {split} text. Bars are 95 % "
-        "intervals of 1,000 bootstrap resamples of the sentences, the line is the base. p is the chance of a difference "
+        f"Loss and perplexity are of a token of the validation text; {others} of the {split} text. Bars are 95 % "
+        f"intervals of 1,000 bootstrap resamples of the {plan.task.words.unit}, the line is the base. p is the chance of a difference "
         "from the base as large, by paired bootstrap (Koehn, 2004)"
         + (
             "; ± is the standard deviation over the seeds."
@@ -53,8 +58,9 @@ def span_of(done: Sequence[Row], name: str) -> tuple[float, float]:
     return min(ends), max(ends)
 
 
-def range_bar(row: Row, name: str, span: tuple[float, float], base: Row | None) -> str:
+def range_bar(row: Row, measure: Measure, span: tuple[float, float], base: Row | None) -> str:
     """An interval as a bar on the scale that all rows share."""
+    name, digits = measure.name, measure.ends
     width = (span[1] - span[0]) or 1.0
 
     def at(value: float) -> str:
@@ -62,19 +68,19 @@ def range_bar(row: Row, name: str, span: tuple[float, float], base: Row | None) 
 
     low, high = row[f"{name}_interval"]
     line = f'<u style="left:{at(base[name])}"></u>' if base else ""
-    digits = 3 if name == "loss" else 1
     return (
         f'<span class="range" title="{low:.{digits}f} to {high:.{digits}f}">{line}'
         f'<i style="left:{at(low)};right:calc(100% - {at(high)})"></i><b style="left:{at(row[name])}"></b></span>'
     )
 
 
-def p_cell(row: Row, name: str, base: Row | None) -> str:
+def p_cell(row: Row, measure: Measure, base: Row | None) -> str:
     """The significance of a difference, coloured by its direction where it is below 0.05."""
+    name = measure.name
     p = row[f"{name}_p"]
     if p is None or base is None:
         return '<td class="soft">base</td>' if row["base"] else "<td></td>"
-    better = (row[name] < base[name]) == (name == "loss")
+    better = (row[name] < base[name]) == measure.less_is_better
     look = ("better" if better else "worse") if p < 0.05 else "soft"
     return f'<td class="{look}">{p:.3f}</td>'
 
@@ -93,25 +99,26 @@ COSTS: list[tuple[str, str, Callable[[Row], str]]] = [
 ]
 
 
-def cost(done: Sequence[Row]) -> Section:
+def cost(done: Sequence[Row], plan: Plan) -> Section:
     """What each design costs; the bar behind a number is its share of the largest."""
-    most = {key: max((row[key] or 0 for row in done), default=0) for _, key, _ in COSTS if key}
+    columns = [column for column in COSTS if table.told_of(done, column[2])]
+    most = {key: max((row[key] or 0 for row in done), default=0) for _, key, _ in columns if key}
+    words = plan.task.words
     lines = []
     for i, row in enumerate(done):
         cells = [name_cell(i, row)]
-        for _, key, show in COSTS:
+        for _, key, show in columns:
             share = (row[key] or 0) / most[key] if key and most[key] else 0
             cells.append(f'<td class="bar" style="--w:{share:.3f}">{show(row)}</td>')
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     about = (
-        "FLOPs: of a forward pass, encoder included, for each target token. Time: of training, evaluations left out. "
-        "Decoding: greedy. Memory: the most that the process of training held. Cache: of one sequence; const: a state "
+        f"FLOPs: {words.flops}. Time: of training, evaluations left out. "
+        f"Decoding: {words.decoding}. Memory: the most that the process of training held. Cache: of one sequence; const: a state "
         "whose size does not grow. Skipped: steps whose loss was not finite. Dead: hidden feed-forward units that no "
         "token of the validation text activates."
     )
-    return Section(
-        "Cost", about, framed(["Design", *(title for title, _, _ in COSTS)], lines) if done else ""
-    )
+    head = ["Design", *(title for title, _, _ in columns)]
+    return Section("Cost", about, framed(head, lines) if done else "")
 
 
 def name_cell(i: int, row: Row) -> str:

@@ -7,15 +7,15 @@ import math
 import time
 from typing import Any
 
-import numpy as np
+from torch import nn
 
 from polyhead.compare.budget import Budget
 from polyhead.compare.measure import TRAINING
+from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
-from polyhead.models import Seq2Seq
 from polyhead.recipe import Recipe
 from polyhead.train.loop import rehearse, total_steps, update
-from polyhead.train.tasks.translation import Translation
+from polyhead.train.tasks.base import RunTask
 from polyhead.train.training import Training
 
 WARM = 5  # steps that are run before the clock starts: kernels are compiled and memory is claimed
@@ -24,10 +24,10 @@ SHARE, LEAST, MOST = 0.05, 2.0, 20.0  # of the budget that the probe takes; seco
 
 
 def steps_for(
-    budget: Budget, recipe: Recipe, model: Seq2Seq, task: Translation, flops_per_token: float
+    budget: Budget, recipe: Recipe, model: nn.Module, task: RunTask, flops_per_token: float
 ) -> dict[str, Any]:
     """The steps, and what they were computed from. The model is spoilt by the probe."""
-    tokens = tokens_per_step(task, recipe)
+    tokens = compared(recipe.task.name).tokens_per_step(task) * recipe.train.accumulate
     facts: dict[str, Any] = {"tokens_per_step": tokens}
     if budget.kind == "recipe":
         steps = float(total_steps(task, recipe.train))
@@ -47,12 +47,7 @@ def steps_for(
     return facts | {"steps": round(steps)}
 
 
-def tokens_per_step(task: Translation, recipe: Recipe) -> float:
-    """Target tokens of an update, end of sentence included: the mean over an epoch."""
-    return float(np.sum(task.train.target_lengths)) / len(task.plan(0)) * recipe.train.accumulate
-
-
-def probe(recipe: Recipe, model: Seq2Seq, task: Translation, seconds: float) -> float:
+def probe(recipe: Recipe, model: nn.Module, task: RunTask, seconds: float) -> float:
     """Seconds of a step of training, the mean over some."""
     training = Training(model, recipe.train, recipe.model.d_model, 10**6)
     rehearse(model, task, recipe.train)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.compare.plan import Plan
+from polyhead.compare.tasks.base import Measure
 from polyhead.train.files import replace_file
 
 Row = Mapping[str, Any]
@@ -26,17 +27,30 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
     parts = []
     if done:
         split = done[0]["split"]
-        parts.append(_grid(done, _quality_columns(done, many), bold))
-        parts.append(_grid(done, COSTS, bold))
+        measures = plan.task.measures
+        others = ", ".join(measure.column for measure in measures[1:])
+        text = {"test": "test", "valid": "validation"}[split]
+        parts.append(_grid(done, _quality_columns(measures, many), bold))
+        parts.append(_grid(done, [column for column in COSTS if told_of(done, column[1])], bold))
         parts.append(
-            f"loss, ppl: validation text. BLEU, chrF: {split} text, with the 95 % interval of 1,000 bootstrap resamples."
-            "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
+            "loss, ppl: validation text."
+            + (
+                f" {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
+                if others
+                else ""
+            )
+            + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
         )
     if rest:
         told = (textwrap.fill(f"{row['name']}: {said(row)}", WIDTH, subsequent_indent="    ") for row in rest)
         parts.append("\n".join(told))
     return "\n\n".join(parts)
+
+
+def told_of(rows: Sequence[Row], show: Callable[[Row], str]) -> bool:
+    """Whether a column says anything of any row."""
+    return any(show(row) != "-" for row in rows)
 
 
 def said(row: Row) -> str:
@@ -99,32 +113,26 @@ def percent(value: float | None) -> str:
 Column = tuple[str, Callable[[Row], str]]
 
 
-def _quality_columns(rows: Sequence[Row], many: bool) -> list[Column]:
-    def spread(name: str, digits: int) -> list[Column]:
-        return [("±", lambda row: _fixed(row[f"{name}_spread"], digits))] if many else []
+def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
+    """The loss with its perplexity, then every other measure with its interval; seeds of the first two."""
 
-    def between(name: str) -> Column:
-        return (
-            "95 %",
-            lambda row: "{:.1f}-{:.1f}".format(*row[f"{name}_interval"]) if row[f"{name}_interval"] else "",
-        )
+    def value(of: Measure) -> Column:
+        return of.column, lambda row: _fixed(row[of.name], of.digits)
 
-    def p(name: str) -> Column:
-        return "p", lambda row: significance(row[f"{name}_p"])
+    def spread(of: Measure) -> Column:
+        return "±", lambda row: _fixed(row[f"{of.name}_spread"], of.ends)
 
-    return [
-        ("loss", lambda row: _fixed(row["loss"], 3)),
-        *spread("loss", 3),
-        p("loss"),
-        ("ppl", lambda row: _figures(row["ppl"], 3)),
-        ("BLEU", lambda row: _fixed(row["bleu"], 2)),
-        *spread("bleu", 1),
-        between("bleu"),
-        p("bleu"),
-        ("chrF", lambda row: _fixed(row["chrf"], 2)),
-        between("chrf"),
-        p("chrf"),
-    ]
+    def between(of: Measure) -> Column:
+        return "95 %", lambda row: "-".join(_fixed(end, of.ends) for end in row[f"{of.name}_interval"] or ())
+
+    def p(of: Measure) -> Column:
+        return "p", lambda row: significance(row[f"{of.name}_p"])
+
+    columns: list[Column] = []
+    for i, of in enumerate(measures):
+        columns += [value(of), *([spread(of)] if many and i < 2 else [])]
+        columns += [between(of), p(of)] if i else [p(of), ("ppl", lambda row: _figures(row["ppl"], 3))]
+    return columns
 
 
 COSTS: list[Column] = [

@@ -1,0 +1,1 @@
+"""The tasks that designs are compared by, a file each."""

@@ -1,0 +1,100 @@
+"""What a comparison must know of a task: what it measures, and how the models of the task are run.
+
+Shapes: B rows, T tokens, N units that a resample draws, K statistics of a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from polyhead.compare.significance import Floats, Score
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.registry import Registry
+from polyhead.run import Run
+
+Found = dict[str, Any]
+"""What JSON can write."""
+
+
+class Measure(NamedTuple):
+    """A measure of quality: its names, how sums of statistics become its value, and how it is shown."""
+
+    name: str  # in result.json and in the rows
+    column: str  # over its column: "BLEU"
+    title: str  # in charts: "validation loss"
+    score: Score  # sums (R, K) -> values (R,)
+    less_is_better: bool
+    digits: int  # after the point
+    ends: int  # after the point, in intervals and spreads
+    of_tokens: bool = False  # its units are cut or counted by tokens: no pairs where tokenizers differ
+
+
+class Words(NamedTuple):
+    """What the page says of this task in its sentences."""
+
+    unit: str  # that a resample draws: "sentences"
+    flops: str  # that are counted as those of a token
+    decoding: str  # how its speed was measured
+
+
+class Piece(NamedTuple):
+    """A batch that is only measured."""
+
+    given: tuple[Any, ...]  # what the model is called with
+    tokens: int  # that it predicts
+    real: Mapping[
+        str, Tensor | None
+    ]  # for each stack of the model, which places (B, T) are tokens; None: all
+
+
+class Compared(Protocol):
+    """A task by name. ``task`` below is what the training task of the same name opened."""
+
+    measures: tuple[
+        Measure, ...
+    ]  # the loss first; the second is what designs with different tokens are sorted by
+    words: Words
+
+    def tokens_per_step(self, task: Any) -> float:
+        """Tokens that a batch of training predicts: the mean over an epoch."""
+        ...
+
+    def typical(self, task: Any) -> Piece:
+        """A batch of ordinary length; what its forward pass costs is what a token costs."""
+        ...
+
+    def pieces(self, task: Any) -> Iterator[Piece]:
+        """The validation text."""
+        ...
+
+    def quality(self, run: Run, recipe: Recipe, task: Any) -> tuple[Found, Found]:
+        """``split``, ``signatures`` and the value of every measure; and what ``statistics`` needs later."""
+        ...
+
+    def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
+        """For every measure what its score sums up, unit by unit: (N, K)."""
+        ...
+
+    def decode_speed(self, run: Run, recipe: Recipe) -> float | None:
+        """Tokens a second of decoding; None where nothing is decoded."""
+        ...
+
+    def memory(self, run: Run) -> Any:
+        """What a decoder reads besides its own output, of the shortest text; None where there is no such thing."""
+        ...
+
+
+COMPARED: Registry[Any] = Registry("task", "polyhead.compare.tasks")
+
+
+def compared(task: str) -> Compared:
+    """How designs of a task are compared; a UserError where nobody has said that yet."""
+    known = COMPARED.names()
+    if task not in known:
+        raise UserError(f"task is {task!r}; designs are compared by these tasks so far: {', '.join(known)}")
+    part: Compared = COMPARED.get(task)()
+    return part
