@@ -119,7 +119,9 @@ class Run:
 
     @property
     def _frame(self) -> Frame:
-        """What stands about a text that a language model reads."""
+        """What stands about a text that a language model reads; that of a checkpoint has it in its tokenizer's rules."""
+        if self.recipe is None and (begin := self.tokenizer.begin):
+            return Frame(begin, [], True)
         return frame(self.recipe, self.tokenizer)
 
     def hypotheses(

@@ -25,6 +25,10 @@ class Case(NamedTuple):
 
 
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+LLAMA = {
+    "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}  # fmt: skip
 CASES = {
     "gpt2": [
         Case("GPT2Config", GPT2),
@@ -32,6 +36,36 @@ CASES = {
         Case("GPT2Config", {**GPT2, "n_embd": 10, "n_head": 5, "n_layer": 1, "activation_function": "relu",
                             "layer_norm_epsilon": 1e-3}),
         Case("GPT2Config", {**GPT2, "scale_attn_weights": False, "activation_function": "gelu"}),
+    ],
+    "llama": [
+        Case("LlamaConfig", LLAMA),
+        Case("LlamaConfig", {**LLAMA, "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4,
+                             "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}),
+        Case("LlamaConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu",
+                             "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+        Case("LlamaConfig", {**LLAMA, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16}}),
+        Case("LlamaConfig", {**LLAMA, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}}),
+    ],
+    "mistral": [
+        Case("MistralConfig", {**LLAMA, "sliding_window": None}),
+        Case("MistralConfig", {**LLAMA, "hidden_size": 20, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6,
+                               "sliding_window": 5, "tie_word_embeddings": True}),
+        Case("MistralConfig", {**LLAMA, "sliding_window": 3, "num_hidden_layers": 3}),
+    ],
+    "qwen2": [
+        Case("Qwen2Config", LLAMA),
+        Case("Qwen2Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1,
+                             "tie_word_embeddings": True}),
+        Case("Qwen2Config", {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
+    ],
+    "qwen3": [
+        Case("Qwen3Config", {**LLAMA, "head_dim": 8}),
+        Case("Qwen3Config", {**LLAMA, "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
+                             "tie_word_embeddings": True, "attention_bias": True}),
+        Case("Qwen3Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 4, "num_hidden_layers": 1}),
     ],
 }  # fmt: skip
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]

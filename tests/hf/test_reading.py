@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tests.hf.conftest import make
+from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
 from polyhead.cli import main
@@ -237,3 +240,79 @@ def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_pa
     ], done.stderr
     with pytest.raises(UserError, match="no run directory"):
         ph.load(tmp_path / "owner/small")
+
+
+LLAMA = {
+    "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    make(tmp_path / "qwen", "Qwen2Config", **LLAMA)
+    return tmp_path / "qwen"
+
+
+def rope(**options: Any) -> Callable[[Path], None]:
+    return edited("config.json", rope_parameters={"rope_theta": 100.0, **options})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (rope(rope_type="dynamic", factor=2.0), "config.json: rope_parameters: rope_type is 'dynamic', wanted one of default"),
+        (rope(rope_type="linear"), "config.json: rope_parameters: factor is missing"),
+        (rope(rope_type="yarn", factor=2.0, beta_fast=16), "config.json: rope_parameters: beta_fast is 16, wanted 32"),
+        (rope(rope_type="yarn", factor=2.0, attention_factor=2.0), "config.json: rope_parameters: attention_factor is 2.0, "),
+        (rope(rope_type="default", longer=2.0), "config.json: rope_parameters: 'longer' not known for this family"),
+        (edited("config.json", rope_parameters=[1]), "config.json: rope_parameters is [1], wanted an object of keys"),
+        (edited("config.json", layer_types=["full_attention", "sliding_attention"]), "config.json: layer_types is "),
+        (edited("config.json", use_sliding_window=True, layer_types=None, max_window_layers=1), "config.json: layer_types is "),
+        (edited("config.json", model_type="llama", layer_types=None, sliding_window=None, use_sliding_window=None,
+                max_window_layers=None), ": the weights do not fit config.json; unused: model.layers.0.self_attn.k_proj.bias"),
+        (edited("config.json", num_key_value_heads=3), "config.json: n_kv_heads (3) must divide n_heads (4)"),
+    ],
+)  # fmt: skip
+def test_what_is_not_built_is_refused(spoil: Callable[[Path], Any], message: str, qwen: Path) -> None:
+    spoil(qwen)
+    with pytest.raises(UserError, match="^" + re.escape(str(qwen)) + "/?" + re.escape(message)) as error:
+        ph.load(qwen)
+    assert "\n" not in str(error.value)
+
+
+def test_configs_of_older_writers_say_the_same(tmp_path: Path) -> None:
+    parameters = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+    make(tmp_path, "LlamaConfig", **LLAMA, rope_parameters=parameters)
+    path, tokens = tmp_path / "config.json", torch.randint(5, 300, (2, 9))
+    config, before = json.loads(path.read_text()), ph.load(tmp_path).config
+    del config["rope_parameters"], config["dtype"]
+    old = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "torch_dtype": "float32"}
+    path.write_text(json.dumps(config | old))
+    assert ph.load(tmp_path).config == before
+    with torch.no_grad():
+        wanted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(tokens).logits
+        torch.testing.assert_close(ph.load(tmp_path).model(tokens), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_that_is_null_is_none_and_one_not_given_is_theirs(tmp_path: Path) -> None:
+    make(tmp_path, "MistralConfig", **LLAMA, sliding_window=None)
+    assert ph.load(tmp_path).config.attention.options["window"] is None
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("sliding_window", None)
+    path.write_text(json.dumps(config))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).sliding_window
+    assert ph.load(tmp_path).config.attention.options["window"] == theirs == 4096
+
+
+def test_what_the_tokenizer_puts_before_a_text_is_read(tmp_path: Path) -> None:
+    theirs = make(tmp_path, "LlamaConfig", **LLAMA)
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    inner.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    run, prompt = ph.load(tmp_path), "two red dogs"
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(prompt, return_tensors="pt")["input_ids"]
+    assert ids[0].tolist() == [1, *run.tokenizer.encode([prompt])[0]]
+    out = theirs.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert prompt + run.generate([prompt], max_new_tokens=8)[0] == run.tokenizer.decode([out[0].tolist()])[0]

@@ -35,11 +35,25 @@ def saved(directory: Path, **changes: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("changes", [{}, {"feed_forward": "relu", "tie_embeddings": "none"}])
-def test_a_run_trained_here_is_opened_by_the_reference(changes: dict[str, Any], tmp_path: Path) -> None:
+LIKE_LLAMA = {"position": "rope", "norm": "rmsnorm", "feed_forward": "swiglu", "attention": {"name": "softmax", "bias": False}}
+LLAMA3 = {"name": "rope", "scaling": "llama3", "factor": 4.0, "original_len": 16, "theta": 100.0}
+FITTING = [
+    ("gpt2", {}),
+    ("gpt2", {"feed_forward": "relu", "tie_embeddings": "none"}),
+    ("llama", LIKE_LLAMA),
+    ("llama", LIKE_LLAMA | {"position": LLAMA3, "n_kv_heads": 1, "attention": {"name": "softmax", "bias": True}}),
+    ("mistral", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "window": 4}}),
+    ("qwen2", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": "qkv"}}),
+    ("qwen3", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}, "head_dim": 10}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), FITTING)
+def test_a_run_trained_here_is_opened_by_the_reference(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     ours, tokens = saved(tmp_path / "run", **changes), torch.randint(5, VOCABULARY, (2, 20))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert theirs.config.model_type == family
     with torch.no_grad():
         torch.testing.assert_close(ours.eval()(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
     drawn = theirs.generation_config
@@ -63,6 +77,14 @@ def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) 
     with pytest.raises(UserError) as error:
         fitting(config(**changes), "gpt2")
     assert str(error.value) == f"this model is none of that family: {message}"
+
+
+def test_what_a_family_of_llama_cannot_say_is_named() -> None:
+    ntk = LIKE_LLAMA | {"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}}
+    with pytest.raises(UserError, match="the nearest is 'llama': scaling of position 'rope' is 'ntk', there 'none'; factor of"):
+        fitting(config(**ntk))
+    with pytest.raises(UserError, match=r"qwen3: rms_norm_eps is 0.001, wanted 1e-06, all that is built"):
+        fitting(config(**(LIKE_LLAMA | {"norm": {"name": "rmsnorm", "eps": 1e-3}})), "qwen3")
 
 
 def test_the_nearest_family_is_named_where_none_fits() -> None:

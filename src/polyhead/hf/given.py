@@ -33,10 +33,15 @@ class Given:
     def __init__(self, values: Mapping[str, Any], where: object) -> None:
         self.where = where
         self.values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = values.keys() - self.values.keys()
         self.asked: set[str] = set()
 
     def has(self, key: str) -> bool:
         return key in self.values
+
+    def null(self, key: str) -> bool:
+        """Whether the key is there and says null."""
+        return key in self.nulls
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number above 0."""

@@ -51,6 +51,13 @@ class Tokenizer:
         """Ids to texts; special tokens are left out."""
         return [str(text) for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)]
 
+    @property
+    def begin(self) -> list[int]:
+        """What the rules of its file put before a text, such as the <s> of Llama; none where they put nothing."""
+        ruled, plain = (self._inner.encode("a", add_special_tokens=special).ids for special in (True, False))
+        places = (at for at in range(len(ruled)) if ruled[at : at + len(plain)] == plain)
+        return [int(i) for i in ruled[: next(places, 0)]]
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The name of each id in the vocabulary, as attention maps label their axes."""
         return [self._inner.id_to_token(int(i)) or "" for i in ids]

@@ -13,7 +13,11 @@ Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are one: keys and values, queries and keys, or all three."""
 
 
-def projections(shape: Shape, tie: Tie, bias: bool) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+Bias = bool | Literal["qkv"]
+"""Which projections have one: all four, none, or all but that of the output."""
+
+
+def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
     """Those of queries, keys, values and the output; a tie that the widths do not allow is a UserError."""
     q_width, k_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     v_width = shape.n_kv_heads * shape.v_head_dim
@@ -21,10 +25,10 @@ def projections(shape: Shape, tie: Tie, bias: bool) -> tuple[nn.Linear, nn.Linea
         raise UserError(f"tie={tie} wants as many key heads as query heads: n_kv_heads={shape.n_heads}")
     if tie in ("kv", "qkv") and k_width != v_width:
         raise UserError(f"tie={tie} wants values as wide as keys: v_head_dim={shape.head_dim}")
-    q = nn.Linear(shape.d_model, q_width, bias=bias)
-    k = q if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=bias)
-    v = k if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=bias)
-    return q, k, v, nn.Linear(shape.n_heads * shape.v_head_dim, shape.d_model, bias=bias)
+    q = nn.Linear(shape.d_model, q_width, bias=bool(bias))
+    k = q if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=bool(bias))
+    v = k if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=bool(bias))
+    return q, k, v, nn.Linear(shape.n_heads * shape.v_head_dim, shape.d_model, bias=bias is True)
 
 
 def keys_values(x: Tensor, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor]:

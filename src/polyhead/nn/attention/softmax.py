@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Tie, keys_values, projections
+from polyhead.nn.attention.projections import Bias, Tie, keys_values, projections
 from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
@@ -34,7 +34,7 @@ class Attention(nn.Module):
       softcap: c tanh(scores / c) bounds the scores by c (Gemma 2, 2024); none if not given
       qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020)
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
-      bias: biases in the four projections
+      bias: biases in the four projections, or in all but that of the output (qkv, as in Qwen2)
       dropout: probability, on the attention weights
     """
 
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         softcap: float | None = None,
         qk_norm: bool = False,
         tie: Tie = "none",
-        bias: bool = True,
+        bias: Bias = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ class Rope(Position):
 
     So their product depends on the distance alone. Angles are computed in fp32. ``scaling`` stretches them for texts
     longer than those of training: "linear" all alike (Chen et al., 2023), "ntk" by a larger theta, the fast ones the
-    least, "yarn" the slow ones alone, with sharper scores (Peng et al., 2023).
+    least, "yarn" the slow ones alone, with sharper scores (Peng et al., 2023), "llama3" those below four turns (Llama 3.1, 2024).
 
     Equation: (x_a, x_b) -> (x_a cos iω_j - x_b sin iω_j,  x_b cos iω_j + x_a sin iω_j),  ω_j = theta^(-2j/D)
     Paper: Su et al., 2021, eq. 34
@@ -38,7 +38,7 @@ class Rope(Position):
       fraction: part of the features that turn, the first ones (GPT-NeoX, Phi)
       scaling: how angles are stretched
       factor: how many times longer texts are than those of training
-      original_len: tokens that the model was trained with, for yarn
+      original_len: tokens that the model was trained with, for yarn and llama3
     """
 
     acts_on = "heads"
@@ -62,10 +62,10 @@ class Rope(Position):
             raise UserError(
                 f"factor of rope is {factor} with scaling {scaling!r}; at least 1, and above 1 with a scaling alone"
             )
-        if (original_len is not None) != (scaling == "yarn"):
+        if (original_len is not None) != (scaling in ("yarn", "llama3")):
             raise UserError(
                 f"original_len of rope is {original_len}: scaling 'yarn' wants the tokens that the model was trained "
-                f"with, the others do not read it; here scaling is {scaling!r}"
+                f"with, 'llama3' too, the others do not read it; here scaling is {scaling!r}"
             )
         if original_len is not None and original_len < 1:
             raise UserError(f"original_len of rope counts tokens, at least 1; here it is {original_len}")

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Scaling = Literal["none", "linear", "ntk", "yarn"]
+Scaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 BETA_FAST, BETA_SLOW = 32, 1  # turns within original_len that a pair of high and of low frequency does
 
 
@@ -47,9 +47,18 @@ def yarn(theta: float, width: int, factor: float, original_len: int) -> tuple[Te
     return rates * (1 - stretched) + rates / factor * stretched, 0.1 * math.log(factor) + 1
 
 
+def llama3(theta: float, width: int, factor: float, original_len: int) -> tuple[Tensor, float]:
+    """Pairs that turn less than once within original_len stretched, those of four turns or more not (Llama 3.1, 2024)."""
+    rates, gain = none(theta, width, factor, original_len)
+    turns = original_len * rates / (2 * math.pi)
+    kept = ((turns - 1) / 3).clamp(0, 1)
+    return rates * kept + rates / factor * (1 - kept), gain
+
+
 SCALINGS: dict[str, Callable[[float, int, float, int], tuple[Tensor, float]]] = {
     "none": none,
     "linear": linear,
     "ntk": ntk,
     "yarn": yarn,
+    "llama3": llama3,
 }

@@ -1,0 +1,149 @@
+"""Llama (Touvron et al., 2023) and its kin: rotary positions, RMS norm, gated feed-forward, grouped heads, few biases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, GATED, HEAD, LAYER, Family, activation_of
+from polyhead.hf.given import Given
+from polyhead.hf.table import both, one
+from polyhead.registry import Choice
+
+
+def common(given: Given, *, kv_heads: int | None = None, head_dim: int | None = None, max_len: int) -> dict[str, Any]:
+    """What all these families say alike; the numbers are what the family has where its config.json says nothing."""
+    d_model, n_heads = given.size("hidden_size", 4096), given.size("num_attention_heads", 32)
+    n_kv_heads = given.size("num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads)
+    max_len = given.size("max_position_embeddings", max_len)
+    gate = GATED[given.word("hidden_act", "silu", GATED)]
+    return {
+        "kind": "decoder",
+        "vocab_size": given.size("vocab_size"),
+        "d_model": d_model,
+        "n_layers": given.size("num_hidden_layers", 32),
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "head_dim": given.size("head_dim", head_dim or max(1, d_model // n_heads)),
+        "d_ff": given.size("intermediate_size"),
+        "max_len": max_len,
+        "position": {"name": "rope", **rope(given, max_len)},
+        "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", 1e-6)},
+        "norm_first": True,
+        "feed_forward": gate.written(),
+        "dropout": 0.0,
+        "tie_embeddings": "all" if given.flag("tie_word_embeddings", False) else "none",
+        "scale_embedding": False,
+        "init": "normal",
+    }
+
+
+def rope(given: Given, max_len: int) -> dict[str, Any]:
+    """The options of rope, from rope_parameters or the older rope_theta and rope_scaling."""
+    theta = given.number("rope_theta", 10000.0)
+    old = given.section("rope_scaling")
+    found = given.section("rope_parameters") or old
+    if found is None:
+        return {"theta": theta}
+    theta = found.number("rope_theta", theta)
+    key = "rope_type" if found.has("rope_type") or not found.has("type") else "type"
+    found.passed("type")
+    scaling = found.word(key, "default", ("default", "linear", "yarn", "llama3"))
+    found.only("partial_rotary_factor", 1.0)
+    options: dict[str, Any] = {"theta": theta}
+    if scaling == "default":
+        found.passed("factor", "original_max_position_embeddings")
+    else:
+        options |= {"scaling": scaling, "factor": found.number("factor")}
+    if scaling in ("yarn", "llama3"):
+        options["original_len"] = found.size("original_max_position_embeddings", max_len)
+    if scaling == "yarn":
+        found.only("beta_fast", 32)
+        found.only("beta_slow", 1)
+        found.only("truncate", True)
+        gain = 0.1 * math.log(options["factor"]) + 1 if options["factor"] > 0 else 1.0
+        if not math.isclose(found.number("attention_factor", gain), gain, rel_tol=1e-6):
+            raise found.wrong("attention_factor", f"{gain:.6g}, all that is built for this factor")
+    if scaling == "llama3":
+        found.only("low_freq_factor", 1)
+        found.only("high_freq_factor", 4)
+    found.finish()
+    return options
+
+
+def said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``common``."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_len,
+        "hidden_act": activation_of(config.feed_forward, GATED),
+        "rms_norm_eps": config.norm.options.get("eps", 1e-6),
+        "attention_dropout": config.attention.options.get("dropout", 0.0),
+        "tie_word_embeddings": config.tie_embeddings != "none",
+        **_rope_said(config.position.options),
+    }
+
+
+def _rope_said(options: dict[str, Any]) -> dict[str, Any]:
+    """Both forms of theta, the one of today and the one that older readers know."""
+    theta, scaling = options.get("theta", 10000.0), options.get("scaling", "none")
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if scaling in ("linear", "yarn", "llama3"):
+        parameters |= {"rope_type": scaling, "factor": options["factor"]}
+    if scaling in ("yarn", "llama3"):
+        parameters["original_max_position_embeddings"] = options["original_len"]
+    if scaling == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"rope_theta": theta, "rope_parameters": parameters}
+
+
+def attention(given: Given, **options: Any) -> dict[str, Any]:
+    """Softmax attention with these options."""
+    return {"attention": {"name": "softmax", "dropout": given.number("attention_dropout", 0.0), **options}}
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig."""
+    fields = common(given, max_len=2048)
+    if fields["d_model"] % fields["n_heads"]:
+        raise UserError(
+            f"{given.where}: hidden_size ({fields['d_model']}) must be divisible by num_attention_heads ({fields['n_heads']})"
+        )
+    gate = Choice.read(fields["feed_forward"])
+    gate = Choice(gate.name, **gate.options, bias=given.flag("mlp_bias", False))
+    return fields | attention(given, bias=given.flag("attention_bias", False)) | {"feed_forward": gate.written()}
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Fields of ModelConfig -> config.json."""
+    biases = {"attention_bias": config.attention.options.get("bias") is True}
+    return said(config) | biases | {"mlp_bias": config.feed_forward.options.get("bias") is True}
+
+
+BLOCK = "model.layers.{n}"
+TABLE = (
+    *one("model.embed_tokens.weight", EMBEDDING),
+    *one(f"{BLOCK}.input_layernorm.weight", f"{LAYER}.attn_residual.norm.weight"),
+    *both(f"{BLOCK}.self_attn.q_proj", f"{LAYER}.attn.q_proj"),
+    *both(f"{BLOCK}.self_attn.k_proj", f"{LAYER}.attn.k_proj"),
+    *both(f"{BLOCK}.self_attn.v_proj", f"{LAYER}.attn.v_proj"),
+    *both(f"{BLOCK}.self_attn.o_proj", f"{LAYER}.attn.o_proj"),
+    *one(f"{BLOCK}.self_attn.q_norm.weight", f"{LAYER}.attn.q_norm.weight"),
+    *one(f"{BLOCK}.self_attn.k_norm.weight", f"{LAYER}.attn.k_norm.weight"),
+    *one(f"{BLOCK}.post_attention_layernorm.weight", f"{LAYER}.ffn_residual.norm.weight"),
+    *both(f"{BLOCK}.mlp.gate_proj", f"{LAYER}.ffn.gate_proj"),
+    *both(f"{BLOCK}.mlp.up_proj", f"{LAYER}.ffn.up_proj"),
+    *both(f"{BLOCK}.mlp.down_proj", f"{LAYER}.ffn.down_proj"),
+    *one("model.norm.weight", f"{FINAL_NORM}.weight"),
+    *one("lm_head.weight", HEAD),
+)
+BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # of files before 2023
+LLAMA = FAMILY.register("llama")(Family("LlamaForCausalLM", read, write, TABLE, "model.", BUFFERS))
