@@ -124,6 +124,13 @@ def readme_recipe() -> dict[str, Any]:
     return tree
 
 
+def language_recipe() -> dict[str, Any]:
+    """The recipe of a language model in the guide."""
+    (recipe,) = (f.text for f in fences((ROOT / "docs/guide.md").read_text()) if f.text.startswith("task: language-model"))
+    tree: dict[str, Any] = document.parse(recipe)
+    return tree
+
+
 def act(line: str) -> None:
     """Run a line for the shell: a call of polyhead, or an echo into one."""
     said = re.match(r'echo "(.*)" \| ', line)
@@ -153,7 +160,7 @@ def lines_of(rows: list[list[str]]) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with text, the README's recipe, and a run that the README's command made of it, but tiny."""
+    """A directory with text, the recipes of the README and of the guide's language model, and their runs, but tiny."""
     home = tmp_path_factory.mktemp("docs")
     words = {
         "a": "ein",
@@ -168,14 +175,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, rows in (("train", order), ("valid", order[:6]), ("test", order[6:9])):
         (home / f"{split}.en").write_text(lines_of(rows))
         (home / f"{split}.de").write_text(lines_of([[words[w] for w in row] for row in rows]))
-    shrunk = readme_recipe()
-    for key, value in TINY.items():
-        document.assign(shrunk, key.split("."), value, Recipe)
-    (home / "mine.yaml").write_text(document.write(shrunk))
+    (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in order))
+    for file, shrunk in (("mine.yaml", readme_recipe()), ("plays.yaml", language_recipe())):
+        for key, value in TINY.items():
+            document.assign(shrunk, key.split("."), value, Recipe)
+        (home / file).write_text(document.write(shrunk))
     before = Path.cwd()
     os.chdir(home)
     try:
         assert main(["train", "mine.yaml"]) == 0
+        assert main(["train", "plays.yaml"]) == 0
     finally:
         os.chdir(before)
     return home
