@@ -61,6 +61,7 @@ def test_documents_of_a_row_are_shown_to_a_layer_each_alone():
         return without_padding(lambda rows: differences(rows) * 2, h, pos)
 
     out = documents_apart(layer, x, PACKED)
+    assert shown[0].shape == (6, 4)
     assert sorted(tuple(row[row >= 0].tolist()) for row in shown[0]) == sorted(
         tuple(PACKED[row, slots].tolist()) for row, slots in DOCUMENTS
     )

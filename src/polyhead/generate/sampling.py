@@ -74,8 +74,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """The fewest likeliest tokens that have at least the probability p together (Holtzman et al., 2019)."""
     ordered, index = logits.sort(descending=True, stable=True)
     probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    return logits.masked_fill((before >= p).scatter(1, index, before >= p), NEVER)
+    dropped = probabilities.cumsum(-1) - probabilities >= p
+    return logits.masked_fill(torch.empty_like(dropped).scatter(1, index, dropped), NEVER)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
