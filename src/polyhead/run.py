@@ -119,9 +119,7 @@ class Run:
 
     @property
     def _frame(self) -> Frame:
-        """What stands about a text that a language model reads; that of a checkpoint has it in its tokenizer's rules."""
-        if self.recipe is None and (begin := self.tokenizer.begin):
-            return Frame(begin, [], True)
+        """What stands about a text that a language model reads."""
         return frame(self.recipe, self.tokenizer)
 
     def hypotheses(

@@ -23,12 +23,13 @@ class Frame(NamedTuple):
 def frame(recipe: Recipe | None, tokenizer: Tokenizer) -> Frame:
     """Lines and paragraphs begin and end with the mark of a document.
 
-    In whole files, where documents are long and marks rare, a text begins after the end of a line. A model whose
-    recipe is not known has learned from marked documents, but goes on from the middle of one, as GPT-2.
+    In whole files, where documents are long and marks rare, a text begins after the end of a line. A published
+    checkpoint, which has no recipe, says in its tokenizer's rules what stands before a text; where they say nothing,
+    it has learned from marked documents, but goes on from the middle of one, as GPT-2.
     """
     mark = [tokenizer.eos_id]
     if recipe is None:
-        return Frame(mark, [], False)
+        return Frame(tokenizer.begin or mark, [], bool(tokenizer.begin))
     if recipe.data.documents != "file":
         return Frame(mark, mark, True)
     (line,) = tokenizer.encode(["\n"])
