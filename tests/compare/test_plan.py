@@ -190,6 +190,17 @@ def test_parameters_that_d_ff_does_not_change_cannot_be_matched() -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_blocks_without_d_ff_that_happen_to_be_as_large_say_so_too() -> None:
+    sizes = iter((1000, 1004, 1000))  # the row, the base, the row with another d_ff
+    found = match_parameters(
+        plan(designs=(Design("x", ("model.norm=rmsnorm",)),)), lambda recipe: next(sizes)
+    )
+    assert found.rows[1].note == (
+        "nothing was matched, since no block of it has a d_ff: 1,000 parameters against the base's 1,004 (-0.4%)"
+    )
+
+
+@pytest.mark.usefixtures("place")
 def test_blocks_without_d_ff_are_not_matched_and_say_so() -> None:
     before = plan(designs=(Design("lstm", ("model.block=lstm", "model.position=none")),))
     found = match_parameters(before, lambda recipe: parameters(recipe, 280)).rows[1]

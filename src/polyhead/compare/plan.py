@@ -220,7 +220,8 @@ def _matched(row: Row, recipe: Recipe, base: Recipe, count: Callable[[Recipe], i
     differ = f"{has:,} parameters against the base's {wanted:,} ({has / wanted - 1:+.1%})"
     slope = count(with_d_ff(now + 1)) - has  # parameters are linear in d_ff
     if slope <= 0:
-        return _noted(row, f"not matched, since no block of it has a d_ff: {differ}")
+        what = "nothing was matched" if close(has, wanted) else "not matched"
+        return _noted(row, f"{what}, since no block of it has a d_ff: {differ}")
     if close(has, wanted):
         return row
     exact = now + (wanted - has) / slope

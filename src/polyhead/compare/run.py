@@ -69,10 +69,11 @@ def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
         results: dict[tuple[str, int], dict[str, Any]] = {}
         finished = True
         for number, (cell, left) in enumerate(pending(cells, plan), 1):
+            new = read_result(cell) is None
             if finished:
                 finished = one(cell, plan, stop, f"[{number}/{len(cells)}]", left)
             results[cell.row.name, cell.seed] = outcome(cell)
-            if finished:
+            if finished and new:
                 publish(plan, results)
         return publish(plan, results), finished
 
