@@ -103,7 +103,8 @@ def section(text: str, title: str) -> str:
 def commands(text: str) -> Iterator[list[str]]:
     """Every call of ./dev or polyhead in blocks for the shell and in code spans, as words."""
     spans = re.findall(r"`((?:polyhead|\./dev) [^`]+)`", prose(text))
-    lines = [line for fence in fences(text) if fence.language == "sh" for line in fence.text.splitlines()]
+    blocks = [fence.text.replace("\\\n", " ") for fence in fences(text) if fence.language == "sh"]
+    lines = [line for block in blocks for line in block.splitlines()]
     for line in [*lines, *spans]:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
