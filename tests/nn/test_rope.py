@@ -117,6 +117,19 @@ SCALED = [
         )
         for factor, length in [(4.0, 2048), (2.0, 100), (1.0, 512), (16.0, 4)]
     ),
+    *(
+        (
+            {"scaling": "llama3", "factor": factor, "original_len": length},
+            {
+                "rope_type": "llama3",
+                "factor": factor,
+                "original_max_position_embeddings": length,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        )
+        for factor, length in [(8.0, 8192), (2.0, 100), (32.0, 4)]
+    ),
 ]
 
 
