@@ -60,6 +60,10 @@ ABLE = {
 }
 """What a model of each kind is called, and the verbs that use it."""
 
+DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"])
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
+"""Keys of generation that shape what a language model says, and those that shape translations."""
+
 
 class Run:
     """Text in, text out, whatever the model is. ``ph.load(directory)`` makes one."""
@@ -112,7 +116,7 @@ class Run:
         self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: str | Sequence[str] = (), **changes: Any
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, config = self._need("decoder"), _changed(self.generation, changes)
+        model, config = self._need("decoder"), _changed(self.generation, changes, SEARCHED, "drawn text")
         read = [self._frame.prompt(ids) for ids in self.tokenizer.encode(prompts)]
         stop, most = [stop] if isinstance(stop, str) else stop, self.config.max_len
         return continuations(model, self.tokenizer, config, read, max_len=most, n=n, seed=seed, stop=stop)
@@ -135,7 +139,7 @@ class Run:
         found = search(
             self._need("encoder-decoder"),
             tokenizer.encode(texts),
-            _changed(self.generation, changes),
+            _changed(self.generation, changes, DRAWN, "translations"),
             bos_id=tokenizer.bos_id,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
@@ -291,7 +295,12 @@ def _own(directory: Path) -> Run:
     return Run(model, tokenizer, read_generation(directory), recipe)
 
 
-def _changed(config: GenerationConfig, changes: dict[str, Any]) -> GenerationConfig:
+def _changed(
+    config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str
+) -> GenerationConfig:
+    """The config with changes, of which none may be ``without`` effect on ``what`` is made."""
+    for name in sorted(without & set(changes)):
+        raise UserError(f"{name} has no effect on {what}; these have: {', '.join(sorted(set(GenerationConfig.model_fields) - without))}")
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:

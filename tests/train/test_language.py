@@ -15,6 +15,7 @@ from tests.train.test_resume import KILLED, Deadly, in_child, result
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.errors import UserError
 from polyhead.generate.text import Said
 from polyhead.recipe import Recipe
 from polyhead.train.pipeline import run_training
@@ -143,6 +144,14 @@ def test_label_smoothing_is_the_tasks_own_where_none_is_given() -> None:
             train = {"steps": 1, "label_smoothing": given}
             assert Recipe.model_validate({**data, "task": task, "train": train}).train.label_smoothing == found
         assert Recipe.model_validate({**data, "task": task, "train": {"steps": 1}}).train.label_smoothing == wanted
+
+
+def test_options_without_effect_are_refused(learned: tuple[Path, Notes]) -> None:
+    run = ph.load(learned[0])
+    with pytest.raises(UserError, match="beam_size has no effect on drawn text; these have: batch_tokens, cache, max_new_tokens"):
+        run.generate(["a"], beam_size=3)
+    with pytest.raises(UserError, match="unknown key; did you mean 'temperature'"):
+        run.generate(["a"], temprature=3)
 
 
 def shell(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
