@@ -92,6 +92,11 @@ def test_large_numbers_are_three_figures(value: float | None, said: str) -> None
     assert short(value) == said
 
 
+def test_a_perplexity_of_millions_does_not_break_the_table(plan: Plan) -> None:
+    wide = {"bleu": 18_815_827.68, "bleu_interval": [18_482_415.6, 19_180_734.6]}
+    assert "  18.8M  18.5M-19.2M  " in table([row("base", 1.6, **wide)], plan).splitlines()[1]
+
+
 def test_times_and_memory_are_said_as_people_do() -> None:
     assert [seconds(v) for v in (None, 5, 754, 3723)] == ["-", "0:05", "12:34", "1:02:03"]
     assert [memory(v) for v in (None, 2**29, 3 * 2**30)] == ["-", "512 MiB", "3.00 GiB"]

@@ -150,7 +150,8 @@ COSTS: list[Column] = [
 
 
 def _fixed(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    """So many digits after the point; three figures where that would be long, as perplexity is at first."""
+    return "-" if value is None else f"{value:.{digits}f}" if abs(value) < 1e5 else short(value)
 
 
 def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
