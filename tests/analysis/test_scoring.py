@@ -15,6 +15,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.data.text import open_text
 from polyhead.errors import UserError
+from polyhead.generate.frame import frame
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
@@ -60,6 +61,18 @@ def test_a_text_is_scored_as_one_that_begins(tmp_path: Path, documents: str | No
     assert run.perplexity(LINES) == pytest.approx(math.exp(-mean))
     with pytest.raises(UserError, match=r"text 2 has \d+ tokens; this model's max_len is 24"):
         run.score(["anna", "zxq" * 30])
+
+
+@pytest.mark.parametrize(("documents", "always"), [("line", True), ("blank", True), ("file", False), (None, False)])
+def test_a_prompt_is_the_beginning_of_a_document_or_its_middle(tmp_path: Path, documents: str | None, always: bool) -> None:
+    run = polyhead.load(made(tmp_path, documents))
+    t = run.tokenizer
+    (ids,) = t.encode(["anna"])
+    begin = t.encode(["\n"])[0] if documents == "file" else [t.eos_id]
+    assert run._frame.prompt(ids) == ([*begin, *ids] if always else ids)
+    assert run._frame.prompt([]) == begin
+    without = train_tokenizer(["ab"], Choice("char"), 20)  # knows no end of a line
+    assert frame(run.recipe, without).prompt([]) == [without.eos_id]
 
 
 @pytest.mark.parametrize("documents", ["line", "file"])

@@ -74,7 +74,7 @@ def test_long_texts_of_every_tokenizer_stream_exactly(tokenizer, data):
     def decode(ids):
         return tokenizer.decode([ids])[0]
 
-    text = "".join(data.draw(st.lists(st.sampled_from([*TEXTS[:3], "你", "🙂", " ", "zz", "\n"]), min_size=1, max_size=30)))
+    text = "".join(data.draw(st.lists(st.sampled_from([*TEXTS[:3], "你", "🙂", " ", "zz", "\n", "ᚠᛇᚻ᛫ᛒᛦᚦ" * 3]), min_size=1, max_size=30)))
     (ids,) = tokenizer.encode([text])
     at = data.draw(st.integers(0, min(len(ids), 40)))
     while at and decode(ids[:at]).endswith("\ufffd"):  # a prompt is text, so it ends with a whole character
@@ -105,6 +105,14 @@ def test_only_the_last_tokens_are_decoded_again():
     assert "".join(streamed(decode, list(range(2000)), ["zzz"])) == "".join(chr(97 + i % 26) for i in range(2000))
     assert max(sizes) <= 2 * TAIL + 1
     assert len(sizes) < 2 * 2000
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_of_two_stop_strings_the_one_that_is_complete_first_counts(width):
+    text = "xabcdy"
+    parts = [text[i : i + width] for i in range(0, 6, width)]
+    for stop, wanted in ((["abcd", "bc"], "xa"), (["bcd", "abcd"], "x"), (["cd", "zz"], "xab")):
+        assert "".join(streamed(lambda ids: "".join(parts[i] for i in ids), range(len(parts)), stop)) == wanted
 
 
 def test_what_is_held_back_comes_at_the_end():

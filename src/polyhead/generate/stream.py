@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from polyhead.errors import UserError
 
 UNFINISHED = "\ufffd"  # what decoding gives for bytes that are no whole character
-TAIL = 8  # tokens that the text of new ones may depend on: spaces about words, the bytes of a character
+TAIL = 12  # tokens that the text of new ones may depend on: spaces about words, the bytes of three characters at least
 
 
 class TextStream:
