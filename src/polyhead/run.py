@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.analysis.metrics import Score, bleu, chrf
+from polyhead.analysis.metrics import Evaluation, bleu, chrf
 from polyhead.analysis.perplexity import Perplexity, perplexity
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import display, pair_maps, self_maps
@@ -44,13 +44,6 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.files import replace_file
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-class Evaluation(NamedTuple):
-    """How good translations are."""
-
-    scores: list[Score]  # BLEU, BLEU of lowercased text, chrF
-    outputs: list[str]
 
 
 ABLE = {

@@ -19,6 +19,13 @@ class Score(NamedTuple):
     signature: str
 
 
+class Evaluation(NamedTuple):
+    """How good translations are."""
+
+    scores: list[Score]  # BLEU, BLEU of lowercased text, chrF
+    outputs: list[str]
+
+
 def bleu(outputs: Sequence[str], references: Sequence[str], lang: str = "", lowercase: bool = False) -> Score:
     """Corpus BLEU on detokenised text (Papineni et al., 2002; Post, 2018), 13a tokens, ``zh`` for Chinese.
 
