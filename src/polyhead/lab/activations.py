@@ -23,7 +23,7 @@ PROBLEM = combining(symbols=10)
 D_FF = 192
 PLAIN = ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh")
 GATED = ("reglu", "geglu", "swiglu")  # three matrices instead of two, so two thirds of the width
-RATES = {"normal": 3e-3, "high": 1e-1}
+RATES = {"normal": 3e-3, "high": 5e-2}
 TRIED = {"normal": (*PLAIN, *GATED), "high": (*PLAIN, "reglu")}
 STILL = 1e-3  # of a layer's typical output: a unit that moves less than this is dead
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -45,6 +46,11 @@ class Learned(NamedTuple):
     loss: float  # nats a token on held-out rows; nan if the training diverged
     accuracy: float  # share of held-out tokens that are right
     seconds: float
+
+    @property
+    def slowness(self) -> float:
+        """Mean training loss over all steps, nats a token: low for who learns early. nan if the training diverged."""
+        return math.nan if self.diverged else statistics.fmean(loss for _, loss in self.curve)
 
     @property
     def diverged(self) -> bool:
