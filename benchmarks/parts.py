@@ -124,7 +124,7 @@ def step(config: ModelConfig, batches: list[Batch], precision: str) -> Callable[
     def loss(batch: Batch) -> torch.Tensor:
         target_pos = batch.target_pos if model.counts_tokens else None
         features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
-        found = cross_entropy(features, model.head.weight, batch.labels, SMOOTHING)
+        found = cross_entropy(features, model.head, batch.labels, SMOOTHING)
         return found.total / found.count
 
     module: nn.Module = model

@@ -97,7 +97,7 @@ def contestants(
         assert isinstance(model, Seq2Seq)
         loss = cross_entropy(
             model.features(batch.source, batch.target, batch.source_pos),
-            model.head.weight,
+            model.head,
             batch.labels,
             SMOOTHING,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from polyhead.errors import UserError, unknown
 from polyhead.presets import PRESETS
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POSITION, Choice, Registry
+from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "none"]
@@ -23,6 +24,7 @@ PARTS: dict[str, Registry[Any]] = {
     "norm": NORM,
     "feed_forward": FEED_FORWARD,
     "init": INIT,
+    "pooling": POOLING,
 }
 
 
@@ -53,6 +55,20 @@ class Shape(NamedTuple):
         head_dim = d_model // n_heads if head_dim is None else head_dim
         v_head_dim = head_dim if v_head_dim is None else v_head_dim
         return cls(d_model, n_heads, n_kv_heads or n_heads, head_dim, v_head_dim, max_len, causal)
+
+
+class LayerParts(BaseModel):
+    """What a layer has in place of the attention and positions of the others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attention: Choice | None = None
+    position: Choice | None = None
+
+    @field_validator("attention", "position")
+    @classmethod
+    def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
+        return None if choice is None else PARTS[str(info.field_name)].check(choice)
 
 
 class ModelSection(BaseModel):
@@ -90,6 +106,9 @@ class ModelSection(BaseModel):
         None, description="attention of the decoder to the source; as attention if not given"
     )
     position: Choice = Choice("sinusoidal")
+    pattern: tuple[LayerParts, ...] = Field(
+        (), description="attention and position of layers in turn: layer i has entry i, and again from the first"
+    )
     norm: Choice = Choice("layernorm")
     norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
     sandwich_norm: bool = Field(
@@ -101,6 +120,15 @@ class ModelSection(BaseModel):
         "all", description='"all" shares source, target and output embeddings, "target" target and output'
     )
     scale_embedding: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
+    embedding_norm: bool | Literal["first"] = Field(
+        False, description='a norm on the embeddings; "first": in place of the first layer\'s own before attention'
+    )
+    segments: int = Field(0, ge=0, description="kinds of segments with an embedding each; BERT has 2")
+    head: bool = Field(True, description="an encoder scores its vocabulary; without, it gives vectors alone")
+    head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
+    scale_output: bool = Field(False, description="divide what the head reads by sqrt(d_model), as T5")
+    logit_softcap: float | None = Field(None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary")
+    pooling: Choice | None = Field(None, description="one vector for a text, for classes and embeddings")
     init: Choice = Choice("xavier")
 
     @field_validator(*PARTS)
@@ -146,6 +174,10 @@ class ModelSection(BaseModel):
             )
         if self.sandwich_norm and not self.norm_first:
             raise UserError("sandwich_norm adds a norm to those of norm_first: give norm_first=true as well")
+        if self.embedding_norm == "first" and not self.norm_first:
+            raise UserError("embedding_norm=first takes the place of a norm before attention: give norm_first=true as well")
+        if self.kind != "encoder" and not self.head:
+            raise UserError(f"head=false leaves vectors alone, which are of use from an encoder; this is kind={self.kind!r}")
         self._try()
         return self
 
@@ -162,12 +194,32 @@ class ModelSection(BaseModel):
                 position = POSITION.build(self.position, shape)
                 block = BLOCK.build(choice, self, shape, position, cross)
                 used |= position.acts_on in ("nothing", "embeddings") or position in block.modules()
+                for i, parts in enumerate(self.pattern):
+                    turned = self.position_of(i, position, causal)
+                    if turned is not position and turned.acts_on == "embeddings":
+                        assert parts.position is not None
+                        raise UserError(
+                            f"position {parts.position.name!r} in pattern acts on the embeddings, which no layer has alone"
+                        )
+                    BLOCK.build(choice, self.at(i), shape, turned, cross)
+            if self.pooling is not None:
+                POOLING.build(self.pooling, self)
         if not used:
             blocks = " and ".join(dict.fromkeys(choice.name for choice, _, _ in (own, *crossing)))
             raise UserError(
                 f"position {self.position.name!r} acts on self-attention, and blocks {blocks} have none: "
                 "use none, or one that is added to the embeddings, such as sinusoidal or learned"
             )
+
+    def at(self, layer: int) -> Self:
+        """The config that a layer is built from: with the attention of its turn in the pattern."""
+        parts = self.pattern[layer % len(self.pattern)] if self.pattern else LayerParts()
+        return self.model_copy(update={"attention": parts.attention}) if parts.attention else self
+
+    def position_of(self, layer: int, common: Any, causal: bool) -> Any:
+        """The position scheme of a layer: that of its turn in the pattern, else the common one."""
+        choice = self.pattern[layer % len(self.pattern)].position if self.pattern else None
+        return common if choice is None else POSITION.build(choice, self.shape(causal))
 
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""
@@ -193,12 +245,21 @@ class ModelSection(BaseModel):
         assert self.n_kv_heads is not None
         return self.n_kv_heads
 
-    def with_vocabulary(self, vocab_size: int) -> ModelConfig:
-        """The complete configuration, once the tokenizer has said how many tokens there are."""
-        return ModelConfig(vocab_size=vocab_size, **self.model_dump())
+    def with_vocabulary(self, vocab_size: int, labels: Sequence[str] = ()) -> ModelConfig:
+        """The complete configuration, once the tokenizer has said how many tokens there are, and the text which classes."""
+        return ModelConfig(vocab_size=vocab_size, labels=tuple(labels), **self.model_dump())
 
 
 class ModelConfig(ModelSection):
     """Sizes and parts of one Transformer with its vocabulary: everything needed to build it."""
 
     vocab_size: int = Field(gt=0, description="tokens of the tokenizer; rows of the embedding")
+    labels: tuple[str, ...] = Field((), description="classes that an encoder tells apart; none if it is no classifier")
+
+    @model_validator(mode="after")
+    def _classes(self) -> Self:
+        if self.labels and self.kind != "encoder":
+            raise UserError(f"classes are told apart by an encoder; this is kind={self.kind!r}")
+        if len(set(self.labels)) < len(self.labels):
+            raise UserError("two of the labels are the same")
+        return self

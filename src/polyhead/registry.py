@@ -158,6 +158,7 @@ NORM: Registry[Any] = Registry("norm", "polyhead.nn.norm", "d_model")
 BLOCK: Registry[Any] = Registry("block", "polyhead.nn.block", "config shape position cross")
 FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward", "d_model d_ff")
 INIT: Registry[Any] = Registry("init", "polyhead.nn.init", "model config")
+POOLING: Registry[Any] = Registry("pooling", "polyhead.nn.pooling", "config")
 CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers", "texts vocab_size")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
@@ -173,6 +174,7 @@ ALL: tuple[Registry[Any], ...] = (
     NORM,
     FEED_FORWARD,
     INIT,
+    POOLING,
     CACHE,
     TOKENIZER,
     OPTIMIZER,

@@ -18,6 +18,7 @@ from torch import nn
 
 from polyhead import ModelConfig, build
 from polyhead.errors import UserError
+from polyhead.nn.head import Head
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.nn.norm import BatchNorm
 from polyhead.nn.weights import weights
@@ -92,7 +93,7 @@ class Parts:
             source[row, :n], target[row, :n] = self.rows[i]
             pos[row, :n], labels[row, :n] = torch.arange(n), self.rows[i][0]
         labels[labels == -1] = -100
-        return cross_entropy(model.features(source, target, pos), model.head.weight, labels, 0.1)
+        return cross_entropy(model.features(source, target, pos), model.head, labels, 0.1)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"loss": 0.0}
@@ -149,7 +150,7 @@ def test_a_batch_without_labels_is_skipped_and_counted(tmp_path: Path) -> None:
             if self.count(batch):
                 return super().loss(model, batch)
             features, weight = torch.randn(len(batch), 2, 4), torch.randn(6, 4, requires_grad=True)
-            loss = cross_entropy(features, weight, torch.full((len(batch), 2), -100))
+            loss = cross_entropy(features, Head(weight), torch.full((len(batch), 2), -100))
             assert (float(loss.total), loss.count) == (0, 0)
             return loss
 

@@ -54,6 +54,6 @@ def perplexity(model: CausalLM, store: TokenStore, width: int, rows: int) -> Per
         raise UserError(f"{store.report.where}: one token, and nothing that it could predict; give more text")
     for i in range(0, len(starts), rows):
         batch = collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
-        loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head.weight, batch.labels)
+        loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
         nll, tokens = nll + float(loss.nll), tokens + loss.count
     return Perplexity(nll, tokens, store.report.words, store.report.characters)

@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.cache.make import make_cache
 from polyhead.compare.tasks.base import Piece
-from polyhead.models import MaskedLM, Model
-from polyhead.models.build import KINDS
+from polyhead.models import CausalLM, Classifier, Embedder, Model, Seq2Seq
+from polyhead.models.build import model_class
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
@@ -35,7 +35,7 @@ def parameters(recipe: Recipe, vocab_size: int) -> int:
     """How many the model has, without any memory for them."""
     config = recipe.model.with_vocabulary(vocab_size)
     with torch.device("meta"):
-        model = KINDS[config.kind](config)
+        model = model_class(config)(config)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -65,6 +65,7 @@ def dead_units(model: Model, pieces: Iterable[Piece]) -> float | None:
 
     What is looked at is the input of each ``down_proj``; None where the model has no such layer.
     """
+    assert not isinstance(model, Classifier | Embedder), "no labels at its tokens"
     layers = {name: m for name, m in model.named_modules() if name.endswith("down_proj")}
     if not layers:
         return None
@@ -143,7 +144,7 @@ def cache_bytes(run: Run, memory: Any) -> tuple[float, float]:
     ``memory`` is what the decoder reads besides, or None. Looked up in real caches, one twice as long as the other.
     """
     model, t = run.model.eval(), run.tokenizer
-    assert not isinstance(model, MaskedLM), "an encoder decodes nothing"
+    assert isinstance(model, Seq2Seq | CausalLM), "an encoder decodes nothing"
     length = max(1, min(64, run.config.max_len // 2))
     held = []
     for n in (length, 2 * length):

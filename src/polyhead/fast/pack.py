@@ -29,7 +29,7 @@ def packed(model: nn.Module) -> nn.Module:
             if isinstance(layer, nn.Linear):
                 setattr(parent, name, PackedLinear(layer.weight, layer.bias))
             elif isinstance(layer, Head):
-                setattr(parent, name, PackedLinear(layer.weight, None))
+                setattr(parent, name, PackedHead(layer))
     return model
 
 
@@ -51,3 +51,16 @@ class PackedLinear(nn.Module):
         """(..., in) -> (..., out)."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+
+class PackedHead(Head):
+    """A head whose product is packed."""
+
+    def __init__(self, head: Head) -> None:
+        product = PackedLinear(head.weight, head.bias)
+        super().__init__(product.weight, product.bias, head.scale, head.softcap)
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., V)."""
+        return self.bounded(self.product(self.scaled(x)))

@@ -18,7 +18,7 @@ from polyhead.hf.files import DTYPES, Entry, entries, read_json
 from polyhead.hf.given import Given
 from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
-from polyhead.models.build import KINDS, Model
+from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
@@ -65,10 +65,10 @@ def open_model(directory: Path) -> Model:
     if config.n_layers > len(found):
         raise UserError(f"{where} speaks of {config.n_layers} layers, and the files hold {len(found)} tensors")
     with torch.device("meta"):
-        ours = weights(KINDS[config.kind](config))
+        ours = weights(model_class(config)(config))
     found = _without_tied_head(family, config, found, directory)
     _fit(found, joined(family.table, ours, config.n_layers), directory)
-    model = KINDS[config.kind](config)
+    model = model_class(config)(config)
     ours = weights(model)
     with torch.no_grad():
         for row in rows(family.table, ours, config.n_layers):

@@ -142,7 +142,7 @@ class Generated:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         assert isinstance(model, Seq2Seq)
-        return cross_entropy(features(model, batch), model.head.weight, batch.labels)
+        return cross_entropy(features(model, batch), model.head, batch.labels)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
@@ -164,7 +164,7 @@ def judge(model: Seq2Seq, problem: Problem, batches: int = 4) -> dict[str, float
     for number in range(HELD_OUT, HELD_OUT + batches):
         batch = problem.batch(0, number)
         x = features(model, batch)
-        loss = cross_entropy(x, model.head.weight, batch.labels)
+        loss = cross_entropy(x, model.head, batch.labels)
         asked = batch.labels != IGNORED
         right += int((model.head(x).argmax(-1) == batch.labels)[asked].sum())
         nll, count = nll + float(loss.nll), count + loss.count

@@ -184,7 +184,7 @@ def step_times(bench: Bench) -> dict[str, list[float]]:
 
 def backward(model: Seq2Seq, batch: Batch) -> None:
     """One training step but for the optimiser, whose cost no norm changes."""
-    loss = cross_entropy(features(model, batch), model.head.weight, batch.labels)
+    loss = cross_entropy(features(model, batch), model.head, batch.labels)
     loss.total.backward()
     model.zero_grad(set_to_none=True)
 

@@ -175,7 +175,7 @@ def gradients(depth: int, seed: int, place: dict[str, Any]) -> list[float]:
     """Norm of the gradient of each decoder layer of a fresh model."""
     model = build(design(PROBLEM, n_layers=depth, **place), seed).train()
     batch = PROBLEM.batch(seed, 0)
-    loss = cross_entropy(model.features(batch.source, batch.target), model.head.weight, batch.labels)
+    loss = cross_entropy(model.features(batch.source, batch.target), model.head, batch.labels)
     (loss.total / loss.count).backward()
     squares = (
         sum(float(p.grad.square().sum()) for p in layer.parameters() if p.grad is not None)

@@ -225,7 +225,7 @@ def training_times(bench: Bench, length: int) -> dict[str, list[float]]:
     batch = problem.batch(bench.seed, 0, 8)
 
     def step(model: Seq2Seq) -> None:
-        loss = cross_entropy(features(model, batch), model.head.weight, batch.labels)
+        loss = cross_entropy(features(model, batch), model.head, batch.labels)
         loss.total.backward()
         model.zero_grad(set_to_none=True)
 

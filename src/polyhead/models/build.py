@@ -9,13 +9,23 @@ import torch
 from polyhead.config import ModelConfig
 from polyhead.errors import unknown
 from polyhead.models.causal_lm import CausalLM
-from polyhead.models.masked_lm import MaskedLM
+from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.presets import PRESETS
 from polyhead.registry import INIT
 
-Model = Seq2Seq | CausalLM | MaskedLM
-KINDS: dict[str, type[Model]] = {"encoder-decoder": Seq2Seq, "decoder": CausalLM, "encoder": MaskedLM}
+Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder
+
+
+def model_class(config: ModelConfig) -> type[Model]:
+    """What a config describes: the model of its kind; an encoder may have a vocabulary, classes or neither to score."""
+    if config.kind == "encoder-decoder":
+        return Seq2Seq
+    if config.kind == "decoder":
+        return CausalLM
+    if config.labels:
+        return Classifier
+    return MaskedLM if config.head else Embedder
 
 
 def build(config: ModelConfig, seed: int | None = None) -> Any:
@@ -25,7 +35,7 @@ def build(config: ModelConfig, seed: int | None = None) -> Any:
     """
     if seed is not None:
         torch.manual_seed(seed)
-    model = KINDS[config.kind](config)
+    model = model_class(config)(config)
     INIT.get(config.init.name)(model, config, **config.init.options)
     return model
 

@@ -1,4 +1,4 @@
-"""The encoder-only Transformer."""
+"""Encoder-only Transformers: for masked tokens, for classes, for vectors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import ModelConfig
+from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.head import Head
 from polyhead.nn.stack import build_stack
-from polyhead.registry import NORM, POSITION
+from polyhead.registry import NORM, POOLING, POSITION, Choice
 
 
 class Encoder(nn.Module):
@@ -17,15 +18,14 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
         position = POSITION.build(config.position, config.shape(causal=False))
         token = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding = Embedding.of(config, token, position)
         self.stack = build_stack(config, position, config.n_layers, causal=False, cross=False)
 
-    def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C). Position -1 marks padding; None means whole rows."""
-        out: Tensor = self.stack(self.embedding(tokens, pos), pos)
+        out: Tensor = self.stack(self.embedding(tokens, pos, segments), pos)
         return out
 
 
@@ -36,16 +36,54 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.transform = nn.Linear(config.d_model, config.d_model)
+        bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
+        self.transform = nn.Linear(config.d_model, config.d_model, bias=bias)
         self.transform_norm = NORM.build(config.norm, config.d_model)
         self.head = Head.of(config, self.encoder.embedding.token)
 
-    def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> logits (B, T, V) of the token at each place itself."""
-        logits: Tensor = self.head(self.features(tokens, pos))
+        logits: Tensor = self.head(self.features(tokens, pos, segments))
         return logits
 
-    def features(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
+    def features(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """What the head reads: (B, T) -> (B, T, C)."""
-        out: Tensor = self.transform_norm(F.gelu(self.transform(self.encoder(tokens, pos))), pos)
+        return self.transformed(self.encoder(tokens, pos, segments), pos)
+
+    def transformed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """The encoder's output as the head reads it: (..., C) -> (..., C), token by token."""
+        out: Tensor = self.transform_norm(F.gelu(self.transform(x)), pos)
+        return out
+
+
+class Classifier(nn.Module):
+    """An encoder that tells classes of texts apart (Devlin et al., 2018, sec. 4.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = POOLING.build(config.pooling or POOLING.check(Choice("first")), config)
+        self.dropout = Dropout(config.dropout)
+        self.classifier = nn.Linear(config.d_model, len(config.labels))
+
+    def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """(B, T) -> logits (B, L) of the classes in ``config.labels``."""
+        pooled = self.pooler(self.encoder(tokens, pos, segments), pos)
+        logits: Tensor = self.classifier(self.dropout(pooled))
+        return logits
+
+
+class Embedder(nn.Module):
+    """An encoder alone: a vector for each token, and one for the text if the config names a pooling."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.pooler = POOLING.build(config.pooling, config) if config.pooling else None
+
+    def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T, C)."""
+        out: Tensor = self.encoder(tokens, pos, segments)
         return out

@@ -5,23 +5,46 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from polyhead.config import ModelSection
+from polyhead.errors import UserError
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.position.base import Position
+from polyhead.registry import NORM
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors, scaled, with positions and dropout (Vaswani et al., 2017, sec. 3.4)."""
+    """Tokens to vectors, scaled, with positions and dropout (Vaswani et al., 2017, sec. 3.4).
 
-    def __init__(self, token: nn.Embedding, position: Position, scale: float, dropout: float) -> None:
+    Where the config says so, with a vector for the segment of each token (Devlin et al., 2018, figure 2) and a norm.
+    """
+
+    def __init__(
+        self,
+        token: nn.Embedding,
+        position: Position,
+        scale: float,
+        dropout: float,
+        segment: nn.Embedding | None = None,
+        norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.token, self.position, self.scale, self.dropout = token, position, scale, Dropout(dropout)
+        self.segment, self.norm = segment, norm
 
     @classmethod
     def of(cls, config: ModelSection, token: nn.Embedding, position: Position) -> Embedding:
         """As the config says."""
-        return cls(token, position, config.d_model**0.5 if config.scale_embedding else 1.0, config.dropout)
+        segment = nn.Embedding(config.segments, config.d_model) if config.segments else None
+        norm = NORM.build(config.norm, config.d_model) if config.embedding_norm else None
+        scale = config.d_model**0.5 if config.scale_embedding else 1.0
+        return cls(token, position, scale, config.dropout, segment, norm)
 
-    def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
-        """(B, T) -> (B, T, C)."""
-        x: Tensor = self.dropout(self.position.embed(self.token(tokens) * self.scale, pos))
-        return x
+    def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T, C); segments (B, T) count from 0, and None stands for the first alone."""
+        x = self.token(tokens) * self.scale
+        if self.segment is not None:
+            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        elif segments is not None:
+            raise UserError("this model has no segment embeddings; texts are told apart by separators alone")
+        x = self.position.embed(x, pos)
+        out: Tensor = self.dropout(x if self.norm is None else self.norm(x, pos))
+        return out

@@ -10,19 +10,37 @@ from polyhead.config import ModelSection
 
 
 class Head(nn.Module):
-    """x W^T: how well each token of the vocabulary fits; W may be the embedding itself (Press & Wolf, 2017)."""
+    """x Wᵀ + b: how well each token of the vocabulary fits; W may be the embedding itself (Press & Wolf, 2017).
 
-    def __init__(self, weight: Tensor) -> None:
+    With ``scale`` it reads scale · x, with ``softcap`` c scores are c tanh(scores / c), which lie between -c and c.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: nn.Parameter | None = None, scale: float = 1.0, softcap: float | None = None
+    ) -> None:
         super().__init__()
         self.weight = weight
+        self.register_parameter("bias", bias)
+        self.bias: nn.Parameter | None
+        self.scale, self.softcap = scale, softcap
 
     @classmethod
     def of(cls, config: ModelSection, embedding: nn.Embedding) -> Head:
         """Tied to the embedding or with a matrix of its own, as the config says."""
-        if config.tie_embeddings != "none":
-            return cls(embedding.weight)
-        return cls(nn.Parameter(torch.empty_like(embedding.weight).normal_(std=config.d_model**-0.5)))
+        weight = embedding.weight
+        if config.tie_embeddings == "none":
+            weight = nn.Parameter(torch.empty_like(weight).normal_(std=config.d_model**-0.5))
+        bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.head_bias else None
+        return cls(weight, bias, config.d_model**-0.5 if config.scale_output else 1.0, config.logit_softcap)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        return F.linear(x, self.weight)
+        return self.bounded(F.linear(self.scaled(x), self.weight, self.bias))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """What is multiplied with the weight."""
+        return x if self.scale == 1 else x * self.scale
+
+    def bounded(self, scores: Tensor) -> Tensor:
+        """Scores as they are, or below the softcap."""
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polyhead.nn.head import Head
+
 IGNORED = -100  # a label that does not count
 
 
@@ -20,18 +22,28 @@ class Loss(NamedTuple):
 
 
 def cross_entropy(
-    features: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0, chunk: int = 512
+    features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = 512
 ) -> Loss:
-    """Label-smoothed cross-entropy of softmax(features weight^T) (Szegedy et al., 2016).
+    """Label-smoothed cross-entropy of softmax(head(features)) (Szegedy et al., 2016).
 
-    features (..., C), weight (V, C), labels (...) with -100 where nothing is asked. Smoothing e gives the
+    features (..., C), labels (...) with -100 where nothing is asked. Smoothing e gives the
     label 1 - e + e/V and every other token e/V. Only ``chunk`` rows of logits exist at a time: the gradient
     is taken in the forward pass, where the probabilities already are.
     """
     asked = labels.flatten() != IGNORED
-    features, labels = features.flatten(0, -2)[asked], labels.flatten()[asked]
-    total, nll = _Chunked.apply(features, weight, labels, smoothing, chunk, torch.is_grad_enabled())
+    features, labels = head.scaled(features.flatten(0, -2)[asked]), labels.flatten()[asked]
+    learning = torch.is_grad_enabled()
+    total, nll = _Chunked.apply(features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, learning)
     return Loss(total, nll, len(labels))
+
+
+def classification(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
+    """Label-smoothed cross-entropy over classes: logits (B, L), labels (B,) with -100 where nothing is asked."""
+    asked = labels != IGNORED
+    log_p, labels = logits[asked].log_softmax(-1, dtype=torch.float32), labels[asked]
+    nll = -log_p.gather(1, labels[:, None]).sum()
+    total = (1 - smoothing) * nll - smoothing * log_p.mean(-1).sum() if smoothing else nll
+    return Loss(total, nll.detach(), len(labels))
 
 
 class _Chunked(torch.autograd.Function):
@@ -40,7 +52,9 @@ class _Chunked(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         labels: Tensor,
+        softcap: float | None,
         smoothing: float,
         chunk: int,
         learning: bool,
@@ -50,10 +64,17 @@ class _Chunked(torch.autograd.Function):
         wants = learning and any(ctx.needs_input_grad)
         d_features = torch.empty_like(features) if wants else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants else None
+        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         total, nll = (torch.zeros((), dtype=torch.float32, device=features.device) for _ in range(2))
         for at in range(0, len(labels), chunk):
             x, y = features[at : at + chunk].to(dtype), labels[at : at + chunk, None]
-            log_p = (x @ w.T).float().log_softmax(-1)
+            scores = (x @ w.T).float()
+            if bias is not None:
+                scores += bias
+            if softcap is not None:
+                bounded = torch.tanh_(scores / softcap)
+                scores = softcap * bounded
+            log_p = scores.log_softmax(-1)
             missed = -log_p.gather(1, y).sum()
             nll += missed
             total += (
@@ -64,18 +85,23 @@ class _Chunked(torch.autograd.Function):
                 if smoothing:
                     d -= smoothing / vocab_size
                 d.scatter_add_(1, y, d.new_full(y.shape, smoothing - 1))
+                if softcap is not None:
+                    d *= 1 - bounded.square_()
+                if d_bias is not None:
+                    d_bias += d.sum(0)
                 d = d.to(dtype)
                 d_features[at : at + chunk] = d @ w
                 d_weight += d.T @ x
-        ctx.save_for_backward(d_features, d_weight)
+        ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(nll)
         return total, nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        d_features, d_weight = ctx.saved_tensors
-        return d_features * grad, d_weight * grad, None, None, None, None
+        d_features, d_weight, d_bias = ctx.saved_tensors
+        d_bias = None if d_bias is None else d_bias * grad
+        return d_features * grad, d_weight * grad, d_bias, None, None, None, None, None
 
 
 def _compute_dtype(features: Tensor) -> torch.dtype:

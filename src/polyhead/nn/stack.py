@@ -10,7 +10,7 @@ from polyhead.cache.base import Cache, CacheShape
 from polyhead.config import ModelConfig
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
-from polyhead.registry import BLOCK, NORM
+from polyhead.registry import BLOCK, NORM, Choice
 
 
 class Stack(nn.Module):
@@ -52,5 +52,9 @@ def build_stack(
 ) -> Stack:
     """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross)."""
     choice = config.decoder_block if cross and config.decoder_block else config.block
-    blocks = [BLOCK.build(choice, config, config.shape(causal), position, cross) for _ in range(n_layers)]
+    shape, turns = config.shape(causal), len(config.pattern) or 1
+    positions = [config.position_of(i, position, causal) for i in range(turns)]  # layers of one turn share theirs
+    blocks = [BLOCK.build(choice, config.at(i), shape, positions[i % turns], cross) for i in range(n_layers)]
+    if config.embedding_norm == "first":
+        blocks[0].attn_residual.norm = NORM.build(Choice("none"), config.d_model)
     return Stack(blocks, NORM.build(config.norm, config.d_model) if config.norm_first else None)

@@ -35,6 +35,8 @@ class LanguageModel:
 
     kind = "decoder"
     label_smoothing = 0.0  # a language model is judged by its probabilities as they are
+    metrics = ("loss",)
+    labels: tuple[str, ...] = ()
     title = "A language model"
     use = 'polyhead generate . "Once upon a time"'
 
@@ -98,7 +100,7 @@ class LanguageModel:
         """Cross-entropy as sums."""
         assert isinstance(model, CausalLM)
         features = model.features(batch.tokens, batch.pos)
-        return cross_entropy(features, model.head.weight, batch.labels, self.smoothing)
+        return cross_entropy(features, model.head, batch.labels, self.smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss and perplexity a token, perplexity a word and bits a character of the validation text."""

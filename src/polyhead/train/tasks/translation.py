@@ -38,6 +38,8 @@ class Translation:
 
     kind = "encoder-decoder"
     label_smoothing = 0.1  # Vaswani et al., 2017, sec. 5.4
+    metrics = ("loss", "bleu", "chrf")
+    labels: tuple[str, ...] = ()
     use = "polyhead translate . input.txt"
 
     def __init__(
@@ -103,7 +105,7 @@ class Translation:
         target_pos = batch.target_pos if model.counts_tokens else None
         features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
         smoothing = self.smoothing if smoothing is None else smoothing
-        return cross_entropy(features, model.head.weight, batch.labels, smoothing)
+        return cross_entropy(features, model.head, batch.labels, smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss without smoothing and perplexity of the validation pairs, and whatever else is measured."""

@@ -1,0 +1,104 @@
+"""From the vectors of a text's tokens to one vector of the text: (B, T, C), (B, T) -> (B, C).
+
+What is pooled may go through one more linear map with an activation, as in the classifiers of the literature: tanh in
+BERT, relu in DistilBERT, gelu with a norm in ModernBERT. Padding never counts.
+
+Options:
+  activation: after a linear map of the pooled vector; without one there is no map
+  norm: the model's norm after the activation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.config import ModelSection
+from polyhead.errors import UserError
+from polyhead.registry import NORM, POOLING
+
+Activation = Literal["none", "tanh", "relu", "gelu"]
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
+Pool = Callable[[Tensor, Tensor | None], Tensor]
+
+
+class Pooler(nn.Module):
+    """One vector of each row, and a map of it where there is an activation."""
+
+    def __init__(self, config: ModelSection, pool: Pool, activation: Activation, norm: bool) -> None:
+        super().__init__()
+        if norm and activation == "none":
+            raise UserError("norm of pooling follows the linear map, which pooling has with an activation alone")
+        bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
+        self.pool, self.activation = pool, ACTIVATIONS.get(activation)
+        self.proj = nn.Linear(config.d_model, config.d_model, bias=bias) if self.activation else None
+        self.norm = NORM.build(config.norm, config.d_model) if norm else None
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(B, T, C), (B, T) -> (B, C)."""
+        pooled = self.pool(x, pos)
+        if self.activation is None or self.proj is None:
+            return pooled
+        pooled = self.activation(self.proj(pooled))
+        return pooled if self.norm is None else self.norm(pooled)
+
+
+def first_token(x: Tensor, pos: Tensor | None) -> Tensor:
+    """The vector of each row's position 0, wherever it stands: (B, T, C), (B, T) -> (B, C)."""
+    if pos is None:
+        return x[:, 0]
+    return x[torch.arange(len(x), device=x.device), (pos == 0).int().argmax(1)]
+
+
+def mean_token(x: Tensor, pos: Tensor | None) -> Tensor:
+    """The mean vector of each row; 0 for one that is all padding."""
+    if pos is None:
+        return x.mean(1)
+    real = (pos >= 0)[:, :, None]
+    return (x * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def largest_token(x: Tensor, pos: Tensor | None) -> Tensor:
+    """The largest value of each feature in its row; 0 for one that is all padding."""
+    if pos is None:
+        return x.amax(1)
+    real = pos >= 0
+    most = x.masked_fill(~real[:, :, None], -torch.inf).amax(1)
+    return most.where(real.any(1)[:, None], 0)
+
+
+@POOLING.register("first")
+def first(config: ModelSection, *, activation: Activation = "tanh", norm: bool = False) -> Pooler:
+    """The vector of the first token, which stands for the whole text, as BERT's [CLS].
+
+    Equation: y = tanh(W x_1 + b)
+    Paper: Devlin et al., 2018, sec. 4
+    When: to fine-tune a model that was trained so
+    """
+    return Pooler(config, first_token, activation, norm)
+
+
+@POOLING.register("mean")
+def mean(config: ModelSection, *, activation: Activation = "none", norm: bool = False) -> Pooler:
+    """The mean of all tokens.
+
+    Equation: y = 1/T Σ_t x_t
+    Paper: Reimers & Gurevych, 2019, sec. 3
+    When: sentence embeddings; classes that are learned from scratch
+    """
+    return Pooler(config, mean_token, activation, norm)
+
+
+@POOLING.register("max")
+def largest(config: ModelSection, *, activation: Activation = "none", norm: bool = False) -> Pooler:
+    """The largest value of each feature over all tokens: one strong word is enough.
+
+    Equation: y_c = max_t x_{t,c}
+    Paper: Collobert et al., 2011, sec. 3.3.2
+    When: single words decide, as in questions and sentiment
+    """
+    return Pooler(config, largest_token, activation, norm)

@@ -1,0 +1,119 @@
+"""Encoders for masked tokens, classes and vectors against the same numbers computed by other means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from torch import nn
+
+from polyhead.config import ModelConfig
+from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, build
+
+SIZES = {"kind": "encoder", "vocab_size": 13, "d_model": 8, "n_heads": 2, "n_layers": 2, "max_len": 12, "dropout": 0.0}
+TOKENS = torch.tensor([[4, 7, 2, 9, 5], [3, 6, 8, 1, 1]])
+POS = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
+
+
+def made(**changes):
+    model = build(ModelConfig(**{**SIZES, **changes}), seed=1)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model.eval()
+
+
+def test_the_config_says_what_an_encoder_is_for():
+    assert isinstance(made(), MaskedLM)
+    assert isinstance(made(labels=["a", "b"]), Classifier)
+    assert isinstance(made(head=False), Embedder)
+
+
+def test_embeddings_are_tokens_positions_and_segments_under_a_norm():
+    model = made(position="learned", segments=2, embedding_norm=True, scale_embedding=False)
+    e = model.encoder.embedding
+    segments = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    x = F.embedding(TOKENS, e.token.weight) + e.position.weight[:5] + F.embedding(segments, e.segment.weight)
+    wanted = F.layer_norm(x, (8,), e.norm.weight, e.norm.bias)
+    torch.testing.assert_close(e(TOKENS, None, segments), wanted)
+    assert torch.equal(e(TOKENS), e(TOKENS, None, torch.zeros_like(TOKENS)))
+    assert not torch.allclose(e(TOKENS), wanted)
+
+
+def test_scores_of_masked_tokens_pass_a_linear_map_gelu_norm_and_the_tied_embedding():
+    model = made(head_bias=True)
+    x = model.encoder(TOKENS, POS)
+    h = 0.5 * (z := model.transform(x)) * (1 + torch.erf(z / 2**0.5))
+    h = nn.functional.layer_norm(h, (8,), model.transform_norm.weight, model.transform_norm.bias)
+    wanted = h @ model.encoder.embedding.token.weight.T + model.head.bias
+    torch.testing.assert_close(model(TOKENS, POS), wanted)
+
+
+@pytest.mark.parametrize("activation", ["none", "tanh", "relu", "gelu"])
+@pytest.mark.parametrize("name", ["first", "mean", "max"])
+def test_classes_are_scored_from_one_vector_of_the_tokens_that_are_there(name, activation):
+    model = made(labels=["x", "y", "z"], pooling={"name": name, "activation": activation})
+    apply = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}[activation]
+    logits = model(TOKENS, POS)
+    assert logits.shape == (2, 3)
+    for row, length in ((0, 5), (1, 3)):
+        x = model.encoder(TOKENS[row : row + 1, :length])[0]
+        pooled = {"first": x[0], "mean": x.mean(0), "max": x.max(0).values}[name]
+        if activation != "none":
+            pooled = apply(model.pooler.proj.weight @ pooled + model.pooler.proj.bias)
+        wanted = model.classifier.weight @ pooled + model.classifier.bias
+        torch.testing.assert_close(logits[row], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["first", "mean", "max"])
+def test_padding_on_the_left_is_as_inert_as_on_the_right(name):
+    model = made(labels=["x", "y"], pooling=name)
+    left = torch.tensor([[1, 1, 3, 6, 8]]), torch.tensor([[-1, -1, 0, 1, 2]])
+    torch.testing.assert_close(model(*left), model(TOKENS[1:, :3]), rtol=1e-5, atol=1e-6)
+
+
+def test_an_embedding_norm_can_stand_for_that_of_the_first_layer():
+    model = made(embedding_norm="first", norm_first=True, position="rope")
+    layers, e = model.encoder.stack.layers, model.encoder.embedding
+    x = F.layer_norm(e.token(TOKENS) * e.scale, (8,), e.norm.weight, e.norm.bias)
+    wanted = x + layers[0].attn(x, None, None)
+    wanted = layers[0].ffn_residual(wanted, layers[0].ffn, None)
+    wanted = model.encoder.stack.final_norm(layers[1](wanted))
+    torch.testing.assert_close(model.encoder(TOKENS), wanted)
+    assert sum(p.numel() for p in made(norm_first=True, embedding_norm=True).parameters()) == 16 + sum(
+        p.numel() for p in model.parameters()
+    )
+
+
+def test_layers_in_turn_have_attention_and_positions_of_their_own():
+    turns = [{"attention": {"name": "softmax", "window": 2}, "position": {"name": "rope", "theta": 50.0}}, {}]
+    config = ModelConfig(**{**SIZES, "kind": "decoder", "n_layers": 4, "position": "rope", "pattern": turns})
+    model = build(config, seed=1).eval()
+    assert isinstance(model, CausalLM)
+    assert [layer.attn.window and layer.attn.window.size for layer in model.stack.layers] == [2, None, 2, None]
+    assert [layer.attn.position.theta for layer in model.stack.layers] == [50.0, 1e4, 50.0, 1e4]
+    assert ModelConfig.model_validate(config.model_dump()) == config
+    for i, layer in enumerate(model.stack.layers):
+        x = torch.randn(1, 6, 8, requires_grad=True)
+        (layer(x)[0, 5] * torch.arange(8.0)).sum().backward()  # a plain sum over a norm is constant
+        seen = (x.grad[0].abs().sum(-1) > 0).tolist()
+        assert seen == ([False] * 4 + [True] * 2 if i % 2 == 0 else [True] * 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pattern": [{"position": "learned"}]}, "acts on the embeddings"),
+        ({"pattern": [{"attention": "sofmax"}]}, "softmax"),
+        ({"embedding_norm": "first"}, "norm_first=true"),
+        ({"kind": "decoder", "head": False}, "head=false"),
+        ({"kind": "decoder", "labels": ["a"]}, "encoder"),
+        ({"labels": ["a", "a"]}, "the same"),
+        ({"labels": ["a"], "pooling": {"name": "mean", "norm": True}}, "activation"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_config_is_read(changes, said):
+    with pytest.raises(ValidationError, match=said):
+        ModelConfig(**{**SIZES, **changes})
