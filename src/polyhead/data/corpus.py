@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_text, lines
 from polyhead.errors import UserError, unknown
 
 Format = Literal["auto", "parallel", "tsv", "jsonl"]
-Column = str | int
 EXAMPLES = 5  # places kept of each kind of skipped pair
-SAMPLE_LINES = 100  # looked at to check columns and keys
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 
 
@@ -67,6 +65,11 @@ class Corpus:
     def where(self) -> str:
         return " + ".join(path.name for path in self.files)
 
+    @property
+    def wanted(self) -> dict[str, Column]:
+        """The columns by what they are for."""
+        return {"source": self.source, "target": self.target}
+
     def pairs(self, report: CorpusReport) -> Iterator[Pair]:
         """The usable pairs one by one; the rest is counted in the report. An error if none is left."""
         for file, line, row in _rows(self):
@@ -94,11 +97,9 @@ def open_corpus(files: Sequence[str | Path], *, root: str | Path = ".", format: 
         raise UserError(f"format 'parallel' wants a source and a target file, got {len(paths)}: "
                         f"{', '.join(path.name for path in paths)}")
     corpus = Corpus(paths, chosen, source, target)
-    for path in paths:
-        if chosen == "tsv":
-            _columns(path, corpus)
-        if chosen == "jsonl":
-            _check_keys(path, corpus)
+    if chosen != "parallel":
+        for path in paths:
+            check_columns(path, chosen, corpus.wanted)
     return corpus
 
 
@@ -129,11 +130,8 @@ def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv
         if format not in ("parallel", "tsv", "jsonl"):
             raise unknown("format", format, ("auto", "parallel", "tsv", "jsonl"))
         return format
-    names = [path.name.lower().removesuffix(".gz") for path in paths]
-    if all(name.endswith((".jsonl", ".ndjson", ".json")) for name in names):
-        return "jsonl"
-    if all(name.endswith((".tsv", ".tab")) for name in names):
-        return "tsv"
+    if (known := kind_of(paths)) is not None:
+        return known
     if len(paths) == 2:
         return "parallel"
     raise UserError(f"cannot tell the format of {paths[0].name}: name two parallel files, or set format to tsv or jsonl")
@@ -145,12 +143,14 @@ def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
         yield from (("", line, row) for line, row in enumerate(_parallel(*corpus.files), 1))
         return
     for path in corpus.files:
-        if corpus.format == "tsv":
-            first, rows = _tsv(path, corpus)
-        else:
-            first, rows = 1, (_json_row(line, corpus) for line in lines(path))
         name = f"{path.name} " if len(corpus.files) > 1 else ""
-        yield from ((name, line, row) for line, row in enumerate(rows, first))
+        for line, row in rows(path, corpus.format, corpus.wanted):
+            yield name, line, row if isinstance(row, str) else _texts(*row)
+
+
+def _texts(a: Any, b: Any) -> Row:
+    """What is no text in a JSON is of no use here."""
+    return (a, b) if isinstance(a, str) and isinstance(b, str) else "broken"
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Row]:
@@ -184,98 +184,3 @@ def _row(a: Any, b: Any) -> Row:
     if not (is_text(a) and is_text(b)):
         return "broken"
     return a.decode(), b.decode()
-
-
-def _columns(path: Path, corpus: Corpus) -> tuple[int, int, bool]:
-    """The numbers of the two columns of a TSV, and whether the first line is a header that names them."""
-    first = [(line or b"").decode(errors="replace").split("\t") for line in islice(lines(path), SAMPLE_LINES)]
-    header, width = first[0], max(map(len, first))
-    found = []
-    for column in (corpus.source, corpus.target):
-        if isinstance(column, str):
-            if column not in header:
-                raise unknown(f"column of {path.name}", column, _shown(header))
-            found.append(header.index(column))
-        elif not 0 <= column < width:
-            raise UserError(f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
-                            "(the first is 0)")
-        else:
-            found.append(column)
-    return found[0], found[1], isinstance(corpus.source, str) or isinstance(corpus.target, str)
-
-
-def _tsv(path: Path, corpus: Corpus) -> tuple[int, Iterator[Row]]:
-    """The first line with data, and the rows from there. Nothing is quoted: a tab always ends a column."""
-    source, target, headed = _columns(path, corpus)
-    return 1 + headed, (_tsv_row(line, source, target) for line in islice(lines(path), int(headed), None))
-
-
-def _tsv_row(line: bytes | None, source: int, target: int) -> Row:
-    if line is None:
-        return "overlong"
-    if not line.strip():
-        return "blank"
-    cells = line.split(b"\t")
-    return _row(cells[source], cells[target]) if len(cells) > max(source, target) else "broken"
-
-
-def _json_row(line: bytes | None, corpus: Corpus) -> Row:
-    if line is None:
-        return "overlong"
-    if not line.strip():
-        return "blank"
-    try:
-        row = json.loads(line) if is_text(line) else None
-    except (ValueError, RecursionError):
-        return "broken"
-    pair = [_lookup(row, key) for key in (corpus.source, corpus.target)]
-    a, b = pair
-    if not (isinstance(a, str) and isinstance(b, str)) or not (_whole(a) and _whole(b)):
-        return "broken"
-    return a, b
-
-
-def _lookup(row: Any, key: Column) -> Any:
-    """A value by key, by dotted path ("translation.en") or, in a list, by number."""
-    if isinstance(key, int):
-        return row[key] if isinstance(row, list) and 0 <= key < len(row) else None
-    if isinstance(row, dict) and key in row:
-        return row[key]
-    for part in key.split("."):
-        row = row.get(part) if isinstance(row, dict) else None
-    return row
-
-
-def _whole(text: str) -> bool:
-    """Whether a string from JSON is Unicode text: an escape can name half a surrogate pair."""
-    return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _check_keys(path: Path, corpus: Corpus) -> None:
-    """Both keys must exist in one of the first lines that are JSON objects or lists."""
-    parsed = [_parse(line) for line in islice(lines(path), SAMPLE_LINES)]
-    rows = [row for row in parsed if isinstance(row, (dict, list))]
-    if not rows:
-        raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
-    keys = (corpus.source, corpus.target)
-    row = next((row for row in rows if all(_lookup(row, key) is not None for key in keys)), rows[0])
-    for side, key in (("source", corpus.source), ("target", corpus.target)):
-        if _lookup(row, key) is not None:
-            continue
-        if isinstance(row, list):
-            raise UserError(f"{path.name} has a list of {len(row)} a line: {side} must be a number below that, got {key!r}")
-        if isinstance(key, int):
-            raise UserError(f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {side} to one of them, got number {key}")
-        raise unknown(f"key of {path.name}", key, _shown(row))
-
-
-def _shown(names: Iterable[str]) -> list[str]:
-    """The first names, shortened: without a header they are whole sentences."""
-    return [name[:40] for name in islice(names, 20)]
-
-
-def _parse(line: bytes | None) -> Any:
-    try:
-        return json.loads(line or b"null")
-    except (ValueError, RecursionError):
-        return None

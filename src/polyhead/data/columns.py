@@ -1,0 +1,136 @@
+"""Columns of TSV files and keys of JSONL files: found before any work, then read line by line.
+
+A column is a number (0 is the first) or, where the first line of a TSV names its columns, a name. Nothing is quoted: a
+tab always ends a column, "\\n" a line. A key of a JSONL may be a dotted path, "translation.en".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from polyhead.data.files import is_text, lines
+from polyhead.errors import UserError, unknown
+
+Column = str | int
+Wanted = Mapping[str, Column]  # what each column is for, in recipes and messages: {"source": 0, "target": "de"}
+Row = tuple[Any, ...] | str  # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
+SAMPLE_LINES = 100  # looked at to check columns and keys
+
+
+def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
+    """What the names of files say of their format."""
+    names = [path.name.lower().removesuffix(".gz") for path in paths]
+    if all(name.endswith((".jsonl", ".ndjson", ".json")) for name in names):
+        return "jsonl"
+    return "tsv" if all(name.endswith((".tsv", ".tab")) for name in names) else None
+
+
+def check_columns(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> None:
+    """Every column is there, or a UserError says what is there instead."""
+    if format == "tsv":
+        _numbers(path, wanted)
+    else:
+        _check_keys(path, wanted)
+
+
+def rows(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> Iterator[tuple[int, Row]]:
+    """The number of each line (from 1; a header is none of them) and its columns: text, from JSONL whatever is there."""
+    if format == "jsonl":
+        yield from ((number, _json_row(line, wanted)) for number, line in enumerate(lines(path), 1))
+        return
+    columns, headed = _numbers(path, wanted)
+    for number, line in enumerate(islice(lines(path), int(headed), None), 1 + headed):
+        yield number, _tsv_row(line, columns)
+
+
+def _numbers(path: Path, wanted: Wanted) -> tuple[list[int], bool]:
+    """The numbers of the columns of a TSV, and whether the first line is a header that names them."""
+    first = [(line or b"").decode(errors="replace").split("\t") for line in islice(lines(path), SAMPLE_LINES)]
+    header, width = first[0], max(map(len, first))
+    found = []
+    for column in wanted.values():
+        if isinstance(column, str):
+            if column not in header:
+                raise unknown(f"column of {path.name}", column, _shown(header))
+            found.append(header.index(column))
+        elif not 0 <= column < width:
+            raise UserError(f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
+                            "(the first is 0)")
+        else:
+            found.append(column)
+    return found, any(isinstance(column, str) for column in wanted.values())
+
+
+def _tsv_row(line: bytes | None, columns: Sequence[int]) -> Row:
+    if line is None:
+        return "overlong"
+    if not line.strip():
+        return "blank"
+    cells = line.split(b"\t")
+    if len(cells) <= max(columns):
+        return "broken"
+    chosen = [cells[column] for column in columns]
+    return tuple(cell.decode() for cell in chosen) if all(map(is_text, chosen)) else "broken"
+
+
+def _json_row(line: bytes | None, wanted: Wanted) -> Row:
+    if line is None:
+        return "overlong"
+    if not line.strip():
+        return "blank"
+    try:
+        row = json.loads(line) if is_text(line) else None
+    except (ValueError, RecursionError):
+        return "broken"
+    values = tuple(_lookup(row, key) for key in wanted.values())
+    whole = all(value is not None and (not isinstance(value, str) or _whole(value)) for value in values)
+    return values if whole else "broken"
+
+
+def _lookup(row: Any, key: Column) -> Any:
+    """A value by key, by dotted path ("translation.en") or, in a list, by number."""
+    if isinstance(key, int):
+        return row[key] if isinstance(row, list) and 0 <= key < len(row) else None
+    if isinstance(row, dict) and key in row:
+        return row[key]
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def _whole(text: str) -> bool:
+    """Whether a string from JSON is Unicode text: an escape can name half a surrogate pair."""
+    return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _check_keys(path: Path, wanted: Wanted) -> None:
+    """All keys must exist in one of the first lines that are JSON objects or lists."""
+    parsed = [_parse(line) for line in islice(lines(path), SAMPLE_LINES)]
+    objects = [row for row in parsed if isinstance(row, (dict, list))]
+    if not objects:
+        raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
+    row = next((row for row in objects if all(_lookup(row, key) is not None for key in wanted.values())), objects[0])
+    for use, key in wanted.items():
+        if _lookup(row, key) is not None:
+            continue
+        if isinstance(row, list):
+            raise UserError(f"{path.name} has a list of {len(row)} a line: {use} must be a number below that, got {key!r}")
+        if isinstance(key, int):
+            raise UserError(f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {use} to one of them, got number {key}")
+        raise unknown(f"key of {path.name}", key, _shown(row))
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    """The first names, shortened: without a header they are whole sentences."""
+    return [name[:40] for name in islice(names, 20)]
+
+
+def _parse(line: bytes | None) -> Any:
+    try:
+        return json.loads(line or b"null")
+    except (ValueError, RecursionError):
+        return None
