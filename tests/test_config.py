@@ -92,7 +92,9 @@ def test_the_decoder_may_have_another_block() -> None:
 def test_a_written_config_reads_back_the_same() -> None:
     config = ModelConfig(vocab_size=10, position=Choice("sinusoidal", base=5e5), n_kv_heads=2)
     assert ModelConfig.model_validate_json(config.model_dump_json()) == config
-    assert config.model_dump(mode="json")["position"] == {"name": "sinusoidal", "base": 500000.0}
+    assert config.model_dump(mode="json")["position"] == {
+        "name": "sinusoidal", "base": 500000.0, "layout": "interleaved", "endpoint": False, "offset": 0,
+    }  # fmt: skip
 
 
 def test_a_section_becomes_a_config_with_its_vocabulary() -> None:

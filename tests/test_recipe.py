@@ -121,7 +121,7 @@ def test_a_part_and_its_options_come_in_any_order(recipe: Path, changes: list[st
 
 def test_a_new_part_drops_the_options_of_the_old(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", TEXT + "model:\n  position: {name: rope, theta: 5e5}\n")
-    assert load_recipe(path, ["model.position.name=learned"]).model.position == Choice("learned")
+    assert load_recipe(path, ["model.position.name=learned"]).model.position == Choice("learned", offset=0)
     assert load_recipe(path, ["model.position.theta=7"]).model.position == POSITION.check(Choice("rope", theta=7.0))
 
 
@@ -184,7 +184,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("model.position=ropee", "model.position: unknown position 'ropee'; did you mean 'rope'? Known: "),
         (
             "model.position.thta=3",
-            "model.position: unknown option of position 'sinusoidal' 'thta'; known: base",
+            "model.position: unknown option of position 'sinusoidal' 'thta'; known: base, endpoint, layout, offset",
         ),
         ("tokenizer.kind=bp", "tokenizer.kind: unknown tokenizer 'bp'; did you mean 'bpe'? Known: "),
         ("generation.cache=statc", "generation.cache: unknown cache 'statc'; did you mean 'static'? Known: "),

@@ -23,7 +23,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"window": 2},
         {"window": 2, "sink": 1, "softcap": 2.0},
         {"qk_norm": True, "scale": 0.3, "bias": False},
-        {"tie": "kv"},
+        {"tie": "kv", "bias": "qkv"},
     ],
     "linear": [{"feature_map": "square", "eps": 1.0}, {"feature_map": "relu", "tie": "kv", "chunk": 2}],
     "kernel": [{"sim": "square", "tie": "kv", "eps": 1.0}],
@@ -31,7 +31,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"theta": 100.0},
         {"layout": "interleaved", "fraction": 0.5},
         {"scaling": "yarn", "factor": 4.0, "original_len": 64, "theta": 100.0},
+        {"scaling": "llama3", "factor": 4.0, "original_len": 64, "theta": 100.0},
     ],
+    "learned": [{"offset": 2}],
+    "sinusoidal": [{"layout": "halves", "endpoint": True, "offset": 2}],
+    "rmsnorm": [{"around_one": True}],
     "t5": [{"buckets": 6, "max_distance": 5}],
     "shaw": [{"clip": 2}, {"clip": 3, "values": False}],
     "lstm": [{"attention": False}, {"bidirectional": False, "units": 10}],
@@ -72,11 +76,9 @@ def cases() -> dict[str, dict[str, Any]]:
     turns = range(max(map(len, (core, norms, ffns))))
     found = [core[i % len(core)] | norms[i % len(norms)] | ffns[i % len(ffns)] for i in turns]
     found += [{"init": i, "tie_embeddings": "none"} for i in choices(INIT)]
-    found += [
-        {"block": b, "decoder_block": d}
-        for b, d in itertools.product(choices(BLOCK), repeat=2)
-        if (b == d or len(b) + len(d) == 2) and possible({"block": b, "decoder_block": d})
-    ]
+    pairs = itertools.product(choices(BLOCK), repeat=2)
+    blocks = [{"block": b, "decoder_block": d} for b, d in pairs if b == d or len(b) + len(d) == 2]
+    found += [case | first(case) for case in blocks if possible(case | first(case))]
     found += [
         {
             "block": b,
@@ -88,7 +90,7 @@ def cases() -> dict[str, dict[str, Any]]:
         for b, a, n in zip(
             choices(BLOCK), itertools.cycle(ATTENTION.names()), itertools.cycle(NORM.names()), strict=False
         )
-        if len(b) == 1
+        if len(b) == 1 and b["name"] != "parallel"
     ]
     found += [{"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1}]
     found += [{"norm_first": True, "sandwich_norm": True, "head_dim": 6, "v_head_dim": 3}]
@@ -101,6 +103,11 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 SIZES = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 20, "max_len": 16, "dropout": 0.1}
+
+
+def first(case: dict[str, Any]) -> dict[str, Any]:
+    """Some blocks have their norms first alone."""
+    return {"norm_first": True} if {"name": "parallel"} in case.values() else {}
 
 
 def possible(case: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws.conftest import SIZES, VOCAB, choices, possible, say
+from tests.laws.conftest import SIZES, VOCAB, choices, first, possible, say
 from tests.laws.test_models import close
 
 from polyhead.cache.make import make_cache
@@ -29,7 +29,7 @@ def designs() -> dict[str, dict[str, Any]]:
     varied = [(a, {"name": "rope"}) for a in choices(ATTENTION) if len(a) > 1]
     varied += [({"name": "softmax"}, p) for p in choices(POSITION) if len(p) > 1]
     found: list[dict[str, Any]] = [{"attention": a, "position": p} for a, p in plain + varied]
-    found += [{"block": b, "position": {"name": "none"}} for b in choices(BLOCK)]
+    found += [{"block": b, "position": {"name": "none"}, **first({"block": b})} for b in choices(BLOCK)]
     found += [{"norm": {"name": "batchnorm"}}, {"norm_first": True, "sandwich_norm": True, "tie_embeddings": "none"}]
     found = [{"kind": "decoder", "n_kv_heads": 2, "norm_first": i % 2 == 0} | case for i, case in enumerate(found)]
     return {"-".join(map(say, list(case.values())[3:])): case for case in found if possible(case)}

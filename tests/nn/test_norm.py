@@ -65,6 +65,26 @@ def test_rmsnorm_equals_that_of_torch(dtype):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rmsnorm_around_one_is_that_of_gemma(dtype):
+    gemma = pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
+    torch.manual_seed(0)
+    mine, theirs = RMSNorm(32, eps=1e-3, around_one=True), gemma.Gemma2RMSNorm(32, eps=1e-3)
+    x, grad, results = torch.randn(2, 5, 32).to(dtype), torch.randn(2, 5, 32).to(dtype), []
+    assert (mine.weight == 0).all()
+    for norm in (mine, theirs):
+        norm.weight.data.copy_(torch.linspace(-0.5, 0.5, 32))
+        leaf = x.clone().requires_grad_()
+        y = norm(leaf)
+        y.backward(grad)
+        results.append((y, leaf.grad, norm.weight.grad))
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    with torch.no_grad():
+        torch.testing.assert_close(mine(x), theirs(x), rtol=tolerance, atol=tolerance)
+
+
 def test_rmsnorm_of_half_precision_input_with_fp32_weights_stays_in_half():
     """As under autocast, where activations are bf16 and weights are not."""
     norm, x = RMSNorm(8), torch.randn(3, 8).bfloat16().requires_grad_()

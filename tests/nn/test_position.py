@@ -1,5 +1,6 @@
 """Position schemes against the formulas of their papers, in double precision."""
 
+import itertools
 import math
 
 import pytest
@@ -35,6 +36,47 @@ def test_sinusoids_are_added_at_the_positions_given():
     assert out.isfinite().all()
 
 
+def marian(width):
+    """The table (9, width) of Marian in transformers."""
+    module = pytest.importorskip("transformers.models.marian.modeling_marian")
+    return module.MarianSinusoidalPositionalEmbedding(9, width).create_weight()
+
+
+def m2m100(width):
+    """Rows 0 to 8 of the table of M2M100 in transformers."""
+    module = pytest.importorskip("transformers.models.m2m_100.modeling_m2m_100")
+    return module.M2M100SinusoidalPositionalEmbedding.get_embedding(9, width, None)
+
+
+@pytest.mark.parametrize("width", [4, 6, 7, 16])
+def test_sines_before_cosines_are_those_of_marian(width):
+    scheme = Sinusoidal(Shape.of(width, 1, max_len=4), layout="halves")
+    torch.testing.assert_close(scheme.embed(torch.zeros(1, 9, width), None)[0], marian(width), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [4, 6, 16])
+def test_with_endpoint_and_offset_they_are_those_of_m2m100(width):
+    scheme = Sinusoidal(Shape.of(width, 1, max_len=4), layout="halves", endpoint=True, offset=2)
+    wanted = m2m100(width)
+    torch.testing.assert_close(scheme.embed(torch.zeros(1, 3, width), None)[0], wanted[2:5], rtol=0, atol=1e-5)
+    torch.testing.assert_close(scheme.embed(torch.zeros(1, 7, width), None)[0], wanted[2:], rtol=0, atol=1e-5)
+    pos = torch.tensor([[6, 0, 3]])
+    torch.testing.assert_close(scheme.embed(torch.zeros(1, 3, width), pos), wanted[pos + 2], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 8])
+def test_every_layout_and_end_of_sinusoids_follows_the_formula_at_any_width(width):
+    for layout, endpoint in itertools.product(("interleaved", "halves"), (False, True)):
+        out = Sinusoidal(Shape.of(width, 1), layout=layout, endpoint=endpoint, base=50.0, offset=3).embed(
+            torch.zeros(1, 5, width), None
+        )[0]
+        rates = (width + 1) // 2
+        for i, c in itertools.product(range(5), range(width)):
+            j, cosine = (c // 2, c % 2) if layout == "interleaved" else (c % rates, c // rates)
+            angle = (i + 3) / 50 ** (j / max(1, rates - 1) if endpoint else 2 * j / width)
+            assert float(out[i, c]) == pytest.approx(math.cos(angle) if cosine else math.sin(angle), abs=1e-6)
+
+
 def test_the_table_of_sinusoids_follows_the_module():
     scheme = Sinusoidal(Shape.of(6, 1, max_len=4)).to(torch.bfloat16)
     assert scheme.embed(torch.zeros(1, 9, 6, dtype=torch.bfloat16), None).dtype == torch.bfloat16
@@ -66,9 +108,29 @@ def test_learned_positions_are_rows_of_a_table():
     assert scheme.weight.grad[:, 0].tolist() == [1, 2, 1, 1]
 
 
+def test_learned_positions_with_an_offset_are_those_of_opt():
+    """Whose table has two rows more than positions; position i of a padded row reads row i + 2."""
+    opt = pytest.importorskip("transformers.models.opt.modeling_opt")
+    scheme, theirs = Learned(Shape.of(6, 1, max_len=7), offset=2), opt.OPTLearnedPositionalEmbedding(7, 6)
+    assert scheme.weight.shape == theirs.weight.shape
+    theirs.weight.data.copy_(scheme.weight)
+    seen = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+    pos = torch.where(seen == 1, seen.cumsum(1) - 1, -1)
+    out = scheme.embed(torch.zeros(2, 7, 6), pos)
+    assert torch.equal(out[pos >= 0], theirs(seen)[pos >= 0])
+    assert torch.equal(scheme.embed(torch.zeros(1, 5, 6), None)[0], scheme.weight[2:7])
+
+
+@pytest.mark.parametrize("scheme", [Learned, Sinusoidal])
+def test_an_offset_below_0_is_a_user_error(scheme):
+    with pytest.raises(UserError, match=r"offset of .*, 0 or more; here it is -1"):
+        scheme(Shape.of(6, 1), offset=-1)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("pos", [None, torch.tensor([[0, 4]])])
-def test_beyond_the_learned_positions_is_a_user_error(pos):
-    scheme = Learned(Shape.of(6, 1, max_len=4))
+def test_beyond_the_learned_positions_is_a_user_error(pos, offset):
+    scheme = Learned(Shape.of(6, 1, max_len=4), offset=offset)
     with pytest.raises(UserError, match=r"5 positions, .* max_len=4"):
         scheme.embed(torch.zeros(1, 5 if pos is None else 2, 6), pos)
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
-from polyhead.config import Shape
+from polyhead.config import ModelSection, Shape
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV
@@ -12,7 +13,7 @@ from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
 from polyhead.nn.stack import Stack
-from polyhead.registry import FEED_FORWARD, Choice
+from polyhead.registry import BLOCK, FEED_FORWARD, Choice
 
 
 @pytest.mark.parametrize("pre", [False, True])
@@ -58,6 +59,31 @@ def test_each_sublayer_adds_its_own_input(pre):
         wanted = wanted + sub(norm(wanted)) if pre else norm(wanted + sub(wanted))
     torch.testing.assert_close(block(x, memory=memory), wanted)
     assert not any("cross" in name for name, _ in Block(attn, ffn, *residuals[:2]).named_parameters())
+
+
+def test_sublayers_in_parallel_all_read_the_input():
+    """x + Attention(N1 x) + Attention(N3 x, source) + FFN(N2 x) (Black et al., 2022, sec. 2.1)."""
+    torch.manual_seed(0)
+    config = ModelSection(d_model=8, n_heads=2, n_layers=1, d_ff=12, norm_first=True, block="parallel", dropout=0)
+    shape = config.shape(causal=True)
+    block = BLOCK.build(config.block, config, shape, Position(shape), True)
+    for weight in block.parameters():
+        nn.init.normal_(weight, std=0.5)
+    x, memory = torch.randn(1, 5, 8), block.remember(torch.randn(1, 3, 8), None)
+    added = [
+        block.attn(block.attn_residual.norm(x)),
+        block.ffn(block.ffn_residual.norm(x)),
+        block.cross(block.cross_residual.norm(x), memory=memory),
+    ]
+    torch.testing.assert_close(block(x, memory=memory), x + sum(added))
+    torch.testing.assert_close(block(x), x + added[0] + added[1])
+    assert not any("cross" in name for name, _ in BLOCK.build(config.block, config, shape, Position(shape), False).named_parameters())
+
+
+@pytest.mark.parametrize("wrong", [{}, {"norm_first": True, "sandwich_norm": True}])
+def test_a_block_in_parallel_wants_its_norms_first_and_alone(wrong):
+    with pytest.raises(ValidationError, match="block 'parallel' has one norm before each sub-layer"):
+        ModelSection(d_model=8, n_heads=2, block="parallel", **wrong)
 
 
 def test_a_stack_gives_each_layer_its_memory_and_ends_with_its_norm():

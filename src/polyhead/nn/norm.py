@@ -44,23 +44,25 @@ class RMSNorm(nn.Module):
 
     No mean and no bias, so there is less to compute and to learn. The mean square is taken in fp32.
 
-    Equation: y = x / √(mean(x²) + eps) ⊙ γ
+    Equation: y = x / √(mean(x²) + eps) ⊙ γ,  or ⊙ (1 + γ) around one
     Paper: Zhang & Sennrich, 2019, eq. 4
     When: a good first choice for a new model; that of T5 and Llama
     Options:
       eps: added to the mean square
+      around_one: γ is kept as its distance from 1 and begins at 0, so weight decay pulls the factor to 1 (Gemma, 2024)
     """
 
-    def __init__(self, d_model: int, *, eps: float = 1e-6) -> None:
+    def __init__(self, d_model: int, *, eps: float = 1e-6, around_one: bool = False) -> None:
         super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(d_model))
+        self.eps, self.around_one = eps, around_one
+        self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(..., C) -> (..., C)."""
+        weight = 1 + self.weight if self.around_one else self.weight
         if x.is_cuda or not torch.is_grad_enabled():
-            return nn.functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
-        out: Tensor = _RMS.apply(x, self.weight, self.eps)
+            return nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), self.eps)
+        out: Tensor = _RMS.apply(x, weight, self.eps)
         return out
 
 

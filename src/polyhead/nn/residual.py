@@ -24,6 +24,11 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
+        out = x + self.branch(x, sublayer, pos)
+        return out if self.pre else self.norm(out, pos)
+
+    def branch(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], pos: Tensor | None = None) -> Tensor:
+        """What is added to x alone: (B, T, C), (B, T) -> (B, T, C)."""
         out = sublayer(self.norm(x, pos) if self.pre else x)
-        out = self.dropout(out if self.after is None else self.after(out, pos))
-        return x + out if self.pre else self.norm(x + out, pos)
+        dropped: Tensor = self.dropout(out if self.after is None else self.after(out, pos))
+        return dropped

@@ -17,21 +17,27 @@ class Learned(Position):
 
     A longer sequence is refused, so give ``max_len`` room.
 
-    Equation: x_i + P_i,  P learned, (max_len, C)
+    Equation: x_i + P_{i + offset},  P learned, (max_len + offset, C)
     Paper: Gehring et al., 2017
     When: to compare with models that have it, as BERT and GPT-2
+    Options:
+      offset: rows before that of the first position, which nobody reads; 2 in OPT, BART and RoBERTa
     """
 
     acts_on = "embeddings"
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, *, offset: int = 0) -> None:
         super().__init__(shape)
-        table = torch.empty(shape.max_len, shape.d_model).normal_(std=shape.d_model**-0.5)
+        if offset < 0:
+            raise UserError(f"offset of learned positions counts rows, 0 or more; here it is {offset}")
+        self.offset = offset
+        table = torch.empty(shape.max_len + offset, shape.d_model).normal_(std=shape.d_model**-0.5)
         self.weight = nn.Parameter(table)
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a position beyond the table is a UserError."""
         longest = x.size(1) if pos is None else int(pos.max()) + 1 if pos.numel() else 0
-        if longest > len(self.weight):
-            raise UserError(f"{longest} positions, but this model learned only max_len={len(self.weight)}")
-        return x + (self.weight[: x.size(1)] if pos is None else self.weight[pos.clamp(min=0)])
+        used = self.weight[self.offset :]
+        if longest > len(used):
+            raise UserError(f"{longest} positions, but this model learned only max_len={len(used)}")
+        return x + (used[: x.size(1)] if pos is None else used[pos.clamp(min=0)])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from polyhead.config import Shape
+from polyhead.errors import UserError
 from polyhead.nn.position.base import Position
 from polyhead.registry import POSITION
+
+Layout = Literal["interleaved", "halves"]
+"""Which features are sines: every second one, as in the paper, or the first half, as in tensor2tensor and Marian."""
 
 
 @POSITION.register("sinusoidal")
@@ -22,30 +28,49 @@ class Sinusoidal(Position):
     When: to follow the paper
     Options:
       base: base of the falling frequencies
+      layout: sine and cosine of a frequency side by side, or all sines before all cosines (halves)
+      endpoint: the last frequency is 1 / base itself, 2j / (C - 2) in the place of 2j / C (tensor2tensor, M2M100)
+      offset: what is added to every position; 2 in M2M100
     """
 
     acts_on = "embeddings"
 
-    def __init__(self, shape: Shape, *, base: float = 10000.0) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        base: float = 10000.0,
+        layout: Layout = "interleaved",
+        endpoint: bool = False,
+        offset: int = 0,
+    ) -> None:
         super().__init__(shape)
-        self.base = base
-        self.register_buffer("table", sinusoids(shape.max_len, shape.d_model, base), persistent=False)
+        if offset < 0:
+            raise UserError(f"offset of sinusoidal is added to positions, 0 or more; here it is {offset}")
+        self.width, self.base, self.layout, self.endpoint, self.offset = shape.d_model, base, layout, endpoint, offset
+        self.register_buffer("table", self._rows(shape.max_len), persistent=False)
         self.table: Tensor
+
+    def _rows(self, length: int) -> Tensor:
+        """Those of positions 0 to length - 1: (length, C)."""
+        return sinusoids(length + self.offset, self.width, self.base, self.layout, self.endpoint)[self.offset :]
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which nobody sees."""
         longest = x.size(1) if pos is None else int(pos.max()) + 1 if pos.numel() else 0
         if longest > len(self.table):  # a preset length is a guess, not a limit
-            self.table = sinusoids(max(longest, 2 * len(self.table)), self.table.size(1), self.base).to(
-                self.table
-            )
+            self.table = self._rows(max(longest, 2 * len(self.table))).to(self.table)
         return x + (self.table[: x.size(1)] if pos is None else self.table[pos.clamp(min=0)]).to(x.dtype)
 
 
-def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """The table (length, width), computed in float64; an odd width ends with a sine."""
+def sinusoids(
+    length: int, width: int, base: float = 10000.0, layout: Layout = "interleaved", endpoint: bool = False
+) -> Tensor:
+    """The table (length, width), computed in float64; an odd width has one sine more than cosines."""
     with torch.device("cpu"):  # even for a model that is built on the meta device: there arange costs two seconds
-        rate = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        steps = torch.arange(0, width, 2, dtype=torch.float64)
+        rate = base ** (-steps / (max(2, 2 * len(steps) - 2) if endpoint else width))
         angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
-    table = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].float()
-    return table.to(torch.get_default_device())
+    waves = [angle.sin(), angle.cos()]
+    table = torch.stack(waves, -1).flatten(1) if layout == "interleaved" else torch.cat(waves, 1)
+    return table[:, :width].float().to(torch.get_default_device())

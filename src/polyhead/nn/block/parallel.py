@@ -1,0 +1,56 @@
+"""A layer of a Transformer whose sub-layers stand side by side."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyhead.cache.base import LayerCache
+from polyhead.config import ModelSection, Shape
+from polyhead.errors import UserError
+from polyhead.nn.block.sublayers import cross_attention, residual
+from polyhead.nn.block.transformer import Block
+from polyhead.nn.kv import Memory
+from polyhead.nn.position.base import Position
+from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD
+
+
+class Parallel(Block):
+    """The sub-layers of a block, all of which read the same x; what they give is added up."""
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        cache: LayerCache | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """(B, T, C), (B, T) -> (B, T, C)."""
+        out = self.attn_residual.branch(x, lambda h: self.attn(h, pos, cache), pos)
+        out = out + self.ffn_residual.branch(x, self.ffn, pos)
+        if memory is not None:
+            out = out + self.cross_residual.branch(x, lambda h: self.cross(h, pos, memory=memory), pos)
+        return x + out
+
+
+@BLOCK.register("parallel")
+def parallel(config: ModelSection, shape: Shape, position: Position, cross: bool) -> Parallel:
+    """Attention and the feed-forward layer read the same tokens, and both are added to them.
+
+    The feed-forward layer does not wait for attention, and does not see what it found until the next layer. Each has a
+    norm of its own before it. In a decoder with a source, attention to that is a third summand. There is no order in
+    which norms could stand behind, so it wants ``model.norm_first``.
+
+    Equation: x ← x + Attention(N₁ x) + FFN(N₂ x);  in a decoder with a source + Attention(N₃ x, source)
+    Paper: Wang & Komatsuzaki, 2021 (GPT-J); as here: Black et al., 2022 (GPT-NeoX), sec. 2.1
+    When: to compare with GPT-NeoX and its kin; on wide hardware both can be computed at once
+    Recipe: model: {block: parallel, norm_first: true}
+    """
+    if not config.norm_first or config.sandwich_norm:
+        given = "sandwich_norm" if config.norm_first else "norm_first=false"
+        raise UserError(
+            f"block 'parallel' has one norm before each sub-layer: norm_first=true without sandwich_norm, not {given}"
+        )
+    own = config.decoder_attention if cross and config.decoder_attention else config.attention
+    ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
+    parts = (ATTENTION.build(own, shape, position), ffn, residual(config), residual(config))
+    return Parallel(*parts, cross_attention(config, shape), residual(config)) if cross else Parallel(*parts)
