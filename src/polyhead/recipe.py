@@ -108,8 +108,8 @@ class TrainConfig(Section):
     save_every: int = Field(500, gt=0, description="steps between two checkpoints")
     keep: int = Field(3, gt=0, description="checkpoints kept, besides the best one")
     patience: int | None = Field(None, gt=0, description="evaluations without progress before stopping early")
-    metric: Literal["loss", "bleu", "chrf"] = Field(
-        "loss", description="what decides which checkpoint is best"
+    metric: Literal["loss", "bleu", "chrf", "accuracy", "f1", "mcc"] = Field(
+        "loss", description="what decides which checkpoint is best, of what the task measures"
     )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
@@ -192,7 +192,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _fitting(cls, given: Any) -> Any:
-        """What follows from the task need not be said: the kind of model it trains, its label smoothing."""
+        """What follows from the task need not be said: what models it trains, its label smoothing."""
         if not isinstance(given, dict):
             return given
         task = TASK.get(Choice.read(given.get("task", "translation")).name)
@@ -209,9 +209,14 @@ class Recipe(Section):
             raise UserError(
                 "data.valid is missing: name files to measure progress on, or give data.valid_share of plain text"
             )
-        kind = TASK.get(self.task.name).kind
-        if self.model.kind != kind:
-            raise UserError(f"task {self.task.name!r} trains a model of kind {kind!r}, not {self.model.kind!r}")
+        task = TASK.get(self.task.name)
+        if self.model.kind != task.kind:
+            raise UserError(f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}")
+        metrics = getattr(task, "metrics", ("loss",))
+        if self.train.metric not in metrics:
+            raise UserError(
+                f"train.metric: task {self.task.name!r} does not measure {self.train.metric!r}; it has {', '.join(metrics)}"
+            )
         return self
 
     def dump_yaml(self) -> str:

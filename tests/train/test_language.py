@@ -127,7 +127,8 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
         ({"train": {"max_tokens": 10}}, "train.max_tokens is 10, less than a row of data.max_len=16 tokens"),
         ({"data": {"valid_share": 0.0}}, "data.valid is missing: name files to measure progress on, or give data.valid_share"),
         ({"data": {"train": "nams.txt"}}, "data.train: no file 'nams.txt' in .*; did you mean 'names.txt'"),
-        ({"train": {"metric": "bleu"}}, "BLEU and chrF judge translations; a language model has its loss"),
+        ({"train": {"metric": "bleu"}}, "train.metric: task 'language-model' does not measure 'bleu'; it has loss"),
+        ({"train": {"eval_bleu": True}}, "BLEU judges translations; a language model has its loss"),
         ({"model": {"kind": "encoder"}}, "task 'language-model' trains a model of kind 'decoder', not 'encoder'"),
     ],
 )

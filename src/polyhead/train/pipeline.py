@@ -56,7 +56,7 @@ def run_training(
             if tokenizer is None or resume:
                 tokenizer = _tokenizer(recipe, part, resume, told)
             task = part.open(recipe, tokenizer, told)
-            config = recipe.model.with_vocabulary(tokenizer.vocab_size)
+            config = recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels)
             run = Run(build(config, recipe.train.seed), tokenizer, recipe.generation, recipe)
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)
@@ -133,11 +133,9 @@ def _facts(run: Run, task: RunTask, origin: str, judge: Judge | None) -> dict[st
         raise UserError(
             f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr"
         )
-    facts = {
-        "weights": origin,
-        "valid loss": f"{measured['loss']:.4f}",
-        "valid perplexity": f"{measured['ppl']:.3f}",
-    }
+    facts = {"weights": origin, "valid loss": f"{measured['loss']:.4f}"}
+    if "ppl" in measured:
+        facts["valid perplexity"] = f"{measured['ppl']:.3f}"
     return facts | (judge(run, task) if judge else task.facts(run))
 
 

@@ -18,6 +18,7 @@ class RunTask(Task, Protocol):
     identity: Mapping[str, str]  # of the text, so that no run is resumed on another
     title: str  # of the run's README.md
     use: str  # a command that uses the run
+    labels: tuple[str, ...]  # classes that the model tells apart, if it does
 
     def facts(self, run: Run) -> dict[str, str]:
         """What is measured of the final weights, besides the loss, for people to read."""
@@ -29,6 +30,7 @@ class TaskPart(Protocol):
 
     kind: str  # of the models it trains
     label_smoothing: float  # where the recipe gives none
+    metrics: tuple[str, ...]  # of those that are measured, which may decide what checkpoint is best
 
     def check(self, recipe: Recipe) -> None:
         """Every file is there and is what it should be, or a UserError says what is wrong."""

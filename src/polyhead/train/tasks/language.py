@@ -57,8 +57,8 @@ class LanguageModel:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and is text, or a UserError says what is wrong."""
-        if recipe.train.metric != "loss" or recipe.train.eval_bleu:
-            raise UserError("train.metric and train.eval_bleu: BLEU and chrF judge translations; a language model has its loss")
+        if recipe.train.eval_bleu:
+            raise UserError("train.eval_bleu: BLEU judges translations; a language model has its loss")
         for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
             text_of(recipe, split)
 
