@@ -70,7 +70,7 @@ def test_a_run_trained_here_is_opened_by_the_reference(family: str, changes: dic
         ({"norm_first": False}, "norm_first is false, there true"),
         ({"scale_embedding": True}, "scale_embedding is true, there false"),
         ({"block": "lstm", "position": "none"}, "block is 'lstm', there 'transformer'; position is 'none', there 'learned'"),
-        ({"kind": "encoder"}, "kind is 'encoder', there 'decoder'"),
+        ({"kind": "encoder"}, "its model is MaskedLM, there CausalLM"),
     ],
 )
 def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead.config import ModelConfig
@@ -18,12 +18,13 @@ class Family(NamedTuple):
     that differs, the part that differs stands in the way.
     """
 
-    architecture: str  # the class of the reference implementation
+    architectures: Mapping[str, str]  # our models -> the classes of the reference implementation
     read: Callable[[Given], dict[str, Any]]  # config.json -> fields of ModelConfig
     write: Callable[[ModelConfig], dict[str, Any]]  # and back
     table: tuple[Row, ...]
     prefix: str  # of all names but the head's; files of the bare model lack it
     buffers: str = "$^"  # names, as a regular expression, that old files hold and that say nothing
+    tied: Mapping[str, str] = {}  # name -> the one it shares a tensor with, which some files hold under both
 
 
 FAMILY: Registry[Any] = Registry("model_type", "polyhead.hf")

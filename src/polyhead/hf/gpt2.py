@@ -74,5 +74,8 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 GPT2 = FAMILY.register("gpt2")(
-    Family("GPT2LMHeadModel", read, write, TABLE, "transformer.", r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
+    Family(
+        {"CausalLM": "GPT2LMHeadModel"}, read, write, TABLE, "transformer.",
+        r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", {"lm_head.weight": "transformer.wte.weight"},
+    )
 )

@@ -146,4 +146,5 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # of files before 2023
-LLAMA = FAMILY.register("llama")(Family("LlamaForCausalLM", read, write, TABLE, "model.", BUFFERS))
+TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+LLAMA = FAMILY.register("llama")(Family({"CausalLM": "LlamaForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED))

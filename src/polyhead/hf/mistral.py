@@ -7,7 +7,7 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, attention, common, said
+from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, common, said
 
 
 def read(given: Given) -> dict[str, Any]:
@@ -21,4 +21,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said(config) | {"sliding_window": config.attention.options.get("window")}
 
 
-MISTRAL = FAMILY.register("mistral")(Family("MistralForCausalLM", read, write, TABLE, "model.", BUFFERS))
+MISTRAL = FAMILY.register("mistral")(Family({"CausalLM": "MistralForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED))

@@ -7,7 +7,7 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, attention, common, said
+from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, common, said
 
 
 def window(given: Given, n_layers: int) -> int | None:
@@ -55,5 +55,5 @@ def write_3(config: ModelConfig) -> dict[str, Any]:
     return said(config) | windowed(config) | {"attention_bias": config.attention.options.get("bias") is True}
 
 
-QWEN2 = FAMILY.register("qwen2")(Family("Qwen2ForCausalLM", read_2, write_2, TABLE, "model.", BUFFERS))
-QWEN3 = FAMILY.register("qwen3")(Family("Qwen3ForCausalLM", read_3, write_3, TABLE, "model.", BUFFERS))
+QWEN2 = FAMILY.register("qwen2")(Family({"CausalLM": "Qwen2ForCausalLM"}, read_2, write_2, TABLE, "model.", BUFFERS, TIED))
+QWEN3 = FAMILY.register("qwen3")(Family({"CausalLM": "Qwen3ForCausalLM"}, read_3, write_3, TABLE, "model.", BUFFERS, TIED))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, show
-from polyhead.hf.family import EMBEDDING, FAMILY, HEAD, Family
+from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import DTYPES, Entry, entries, read_json
 from polyhead.hf.given import Given
 from polyhead.hf.table import joined, pieces, rows
@@ -62,16 +62,18 @@ def open_model(directory: Path) -> Model:
     family: Family = FAMILY.get(kind)
     config = read_config(family, Given(given, where))
     found = _named(family, entries(directory))
-    if config.n_layers > len(found):
-        raise UserError(f"{where} speaks of {config.n_layers} layers, and the files hold {len(found)} tensors")
+    layers = max(config.n_layers, config.decoder_layers)
+    if layers > len(found):
+        raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
     with torch.device("meta"):
         ours = weights(model_class(config)(config))
-    found = _without_tied_head(family, config, found, directory)
-    _fit(found, joined(family.table, ours, config.n_layers), directory)
+    wanted = joined(family.table, ours, layers)
+    found = _without_copies(family, wanted, found, directory)
+    _fit(found, wanted, directory)
     model = model_class(config)(config)
     ours = weights(model)
     with torch.no_grad():
-        for row in rows(family.table, ours, config.n_layers):
+        for row in rows(family.table, ours, layers):
             entry = found[row.theirs]
             for name, tensor in pieces(row, entry.tensor(), ours):
                 ours[name].copy_(tensor)
@@ -121,32 +123,26 @@ def _config(directory: Path) -> dict[str, Any]:
 
 def _named(family: Family, found: Mapping[str, Entry]) -> dict[str, _Named]:
     """What was found by the names of the whole model, without the buffers of old files."""
-    head = _published(family, HEAD)
+    outside = {row.theirs for row in family.table if not row.theirs.startswith(family.prefix)}
     bare = not any(name.startswith(family.prefix) for name in found)
     named = {
-        (family.prefix + name if bare and name != head else name): _Named(name, entry)
+        (family.prefix + name if bare and name not in outside else name): _Named(name, entry)
         for name, entry in found.items()
     }
     return {name: value for name, value in named.items() if not re.fullmatch(family.buffers, name)}
 
 
-def _published(family: Family, ours: str) -> str:
-    return next(row.theirs for row in family.table if row.ours == (ours,))
-
-
-def _without_tied_head(
-    family: Family, config: ModelConfig, found: dict[str, _Named], directory: Path
+def _without_copies(
+    family: Family, wanted: Mapping[str, Tensor], found: dict[str, _Named], directory: Path
 ) -> dict[str, _Named]:
-    """Some files hold the head although it is the embedding; then it must be equal."""
-    head, embedding = _published(family, HEAD), _published(family, EMBEDDING)
-    if config.tie_embeddings == "none" or head not in found or embedding not in found:
-        return found
-    if not torch.equal(found[head].tensor(), found[embedding].tensor()):
-        raise UserError(
-            f"{directory}: {head} is not {embedding}, and config.json says that they are one; "
-            "is tie_word_embeddings false?"
-        )
-    return {name: value for name, value in found.items() if name != head}
+    """Some files hold a tied tensor under both of its names; then they must be equal."""
+    copies = {name: of for name, of in family.tied.items() if name in found and name not in wanted and of in found}
+    for name, of in copies.items():
+        if not torch.equal(found[name].tensor(), found[of].tensor()):
+            raise UserError(
+                f"{directory}: {name} is not {of}, and config.json says that they are one; is tie_word_embeddings false?"
+            )
+    return {name: value for name, value in found.items() if name not in copies}
 
 
 def _fit(found: Mapping[str, _Named], wanted: Mapping[str, Tensor], directory: Path) -> None:

@@ -13,7 +13,7 @@ from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.reading import read_config
 from polyhead.hf.table import joined
-from polyhead.models.build import Model
+from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import Choice
@@ -42,11 +42,10 @@ def published(
     name = fitting(model.config, family)
     chosen: Family = FAMILY.get(name)
     ids = {f"{role}_id": tokenizer.ids.get(role) for role in ("bos_token", "eos_token", "pad_token")}
-    own = {"model_type": name, "architectures": [chosen.architecture], "dtype": str(DTYPES[dtype]).removeprefix("torch.")}
-    tensors = joined(chosen.table, weights(model), model.config.n_layers)
+    tensors = joined(chosen.table, weights(model), max(model.config.n_layers, model.config.decoder_layers))
     return Published(
         name,
-        own | chosen.write(model.config) | ids,
+        described(model.config, name) | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
         _decoding(generation) | ids,
         {name: tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()},
     )
@@ -57,18 +56,27 @@ def fitting(config: ModelConfig, family: str | None = None) -> str:
     if family is not None and family not in FAMILY.names():
         raise unknown("family", family, FAMILY.names())
     tried = {name: in_the_way(config, name) for name in ([family] if family else FAMILY.names())}
-    nearest = min(tried, key=lambda name: len(tried[name]))
+    kind = model_class(config).__name__
+    nearest = min(tried, key=lambda name: (kind not in FAMILY.get(name).architectures, len(tried[name])))
     if not tried[nearest]:
         return nearest
     what = "this model is none of that family" if family else f"no published family has these parts; the nearest is {nearest!r}"
     raise UserError(f"{what}: {'; '.join(tried[nearest])}")
 
 
+def described(config: ModelConfig, family: str) -> dict[str, Any]:
+    """config.json of a family for a config of ours; a UserError where the family has no such model at all."""
+    chosen, kind = FAMILY.get(family), model_class(config).__name__
+    if kind not in chosen.architectures:
+        raise UserError(f"its model is {kind}, there {' or '.join(chosen.architectures)}")
+    return {"model_type": family, "architectures": [chosen.architectures[kind]], **chosen.write(config)}
+
+
 def in_the_way(config: ModelConfig, family: str) -> list[str]:
     """What the family cannot say: it is told, read again, and what has become another part or size is in the way."""
     chosen: Family = FAMILY.get(family)
     try:
-        back = read_config(chosen, Given(chosen.write(config), family))
+        back = read_config(chosen, Given(described(config, family), family))
     except UserError as error:
         return [str(error)]
     found = []
