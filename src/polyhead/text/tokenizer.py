@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
-from polyhead.text.specials import ROLES
+from polyhead.text.specials import ROLES, sentinel
 
 MAX_FILE = 64 * 1024 * 1024  # bytes of a tokenizer.json; larger ones are refused, not parsed
 MAX_TRAINING_CHARACTERS = 20_000  # of one text; what follows teaches the vocabulary nothing and may be garbage
@@ -93,6 +94,25 @@ class Tokenizer:
         return self._id("mask_token")
 
     @property
+    def special_ids(self) -> list[int]:
+        """The ids that no text is ever made of, in order: roles, sentinels and what else its file calls special."""
+        added = self._inner.get_added_tokens_decoder().items()
+        return sorted({*self._ids.values(), *(int(i) for i, token in added if token.special)})
+
+    @property
+    def sentinel_ids(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1> and so on, as far as there are any (Raffel et al., 2020)."""
+        found: list[int] = []
+        while (token := self._inner.token_to_id(sentinel(len(found)))) is not None:
+            found.append(int(token))
+        return found
+
+    @property
+    def rules(self) -> str:
+        """Its tokenizer.json, in which its model and the ways of cutting and joining are described."""
+        return str(self._inner.to_str())
+
+    @property
     def sha256(self) -> str:
         """SHA-256 of the tokenizer.json that ``save`` writes: two tokenizers with the same one are the same."""
         return hashlib.sha256(self._content()).hexdigest()
@@ -103,6 +123,8 @@ class Tokenizer:
         directory.mkdir(parents=True, exist_ok=True)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._roles, "clean_up_tokenization_spaces": False,
                   "model_max_length": 10**30}
+        if sentinels := self.sentinel_ids:
+            config["additional_special_tokens"] = self.tokens(sentinels)
         _replace(directory / "tokenizer.json", self._content())
         _replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
@@ -138,8 +160,11 @@ class Tokenizer:
         return self._ids[role]
 
 
-def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary from raw text with the chosen part; the same texts give the same bytes."""
+def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, sentinels: int = 0) -> Tokenizer:
+    """Learn a vocabulary from raw text with the chosen part; the same texts give the same bytes.
+
+    Its last ``sentinels`` tokens stand for spans that are left out of a text; they count in vocab_size.
+    """
     choice = TOKENIZER.check(choice)
     read = [0]
 
@@ -150,7 +175,8 @@ def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int) -> To
             read[0] += bool(text)
             yield text[:MAX_TRAINING_CHARACTERS]
 
-    inner = TOKENIZER.build(choice, counted(), vocab_size)
+    inner = TOKENIZER.build(choice, counted(), vocab_size - sentinels)
+    inner.add_special_tokens([AddedToken(sentinel(n), special=True, normalized=False) for n in range(sentinels)])
     if not read[0]:
         raise UserError("no text to train a tokenizer on: the training corpus is empty")
     eos = ROLES["eos_token"]
