@@ -67,13 +67,13 @@ def open_model(directory: Path) -> Model:
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
     with torch.device("meta"):
         ours = weights(model_class(config)(config))
-    wanted = joined(family.table, ours, layers)
+    wanted = joined(family.table, ours, config)
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory)
     model = model_class(config)(config)
     ours = weights(model)
     with torch.no_grad():
-        for row in rows(family.table, ours, layers):
+        for row in rows(family.table, ours, config):
             entry = found[row.theirs]
             for name, tensor in pieces(row, entry.tensor(), ours):
                 ours[name].copy_(tensor)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.config import ModelConfig
+
 
 class Step(NamedTuple):
     """How one published tensor is made of ours, and taken apart again."""
@@ -22,41 +24,65 @@ FUSED = Step(lambda ours: torch.cat(list(ours)), lambda theirs, rows: theirs.spl
 FUSED_TRANSPOSED = Step(lambda ours: torch.cat(list(ours)).T, lambda theirs, rows: theirs.T.split(rows))
 
 
+def head_by_head(config: ModelConfig) -> Step:
+    """q, k and v of the first head, then those of the second: (heads x 3 x head_dim, ...)."""
+
+    def join(ours: Sequence[Tensor]) -> Tensor:
+        return torch.stack([x.unflatten(0, (config.n_heads, -1)) for x in ours], 1).flatten(0, 2)
+
+    def split(theirs: Tensor, rows: list[int]) -> Sequence[Tensor]:
+        return [x.flatten(0, 1) for x in theirs.unflatten(0, (config.n_heads, len(rows), -1)).unbind(1)]
+
+    return Step(join, split)
+
+
+AnyStep = Step | Callable[[ModelConfig], Step]
+
+
 class Row(NamedTuple):
     """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer."""
 
     theirs: str
     ours: tuple[str, ...]
-    step: Step = SAME
+    step: AnyStep = SAME
 
 
-def one(theirs: str, *ours: str, step: Step = SAME) -> list[Row]:
+class Held(NamedTuple):
+    """A row for one layer of one model."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    step: Step
+
+
+def one(theirs: str, *ours: str, step: AnyStep = SAME) -> list[Row]:
     """A row of a table."""
     return [Row(theirs, ours, step)]
 
 
-def both(theirs: str, *ours: str, weight: Step = SAME, bias: Step = SAME) -> list[Row]:
+def both(theirs: str, *ours: str, weight: AnyStep = SAME, bias: AnyStep = SAME) -> list[Row]:
     """The rows of a weight and of its bias."""
     steps = {"weight": weight, "bias": bias}
     return [Row(f"{theirs}.{end}", tuple(f"{name}.{end}" for name in ours), step) for end, step in steps.items()]
 
 
-def rows(table: Iterable[Row], ours: Mapping[str, Tensor], n_layers: int) -> Iterator[Row]:
+def rows(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) -> Iterator[Held]:
     """The rows for a model with these weights, layer by layer; what it lacks, such as biases or a head, has none."""
     for row in table:
-        for n in range(n_layers) if "{n}" in row.theirs else [0]:
+        step = row.step if isinstance(row.step, Step) else row.step(config)
+        for n in range(max(config.n_layers, config.decoder_layers)) if "{n}" in row.theirs else [0]:
             names = tuple(name.replace("{n}", str(n)) for name in row.ours)
             if all(name in ours for name in names):
-                yield Row(row.theirs.replace("{n}", str(n)), names, row.step)
+                yield Held(row.theirs.replace("{n}", str(n)), names, step)
 
 
-def joined(table: Iterable[Row], ours: Mapping[str, Tensor], n_layers: int) -> dict[str, Tensor]:
+def joined(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Our weights as a checkpoint has them."""
-    found = list(rows(table, ours, n_layers))
+    found = list(rows(table, ours, config))
     assert {name for row in found for name in row.ours} == ours.keys(), "the table of the family is not whole"
     return {row.theirs: row.step.join([ours[name] for name in row.ours]) for row in found}
 
 
-def pieces(row: Row, theirs: Tensor, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def pieces(row: Held, theirs: Tensor, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """What a published tensor holds of ours, by our names."""
     return zip(row.ours, row.step.split(theirs, [len(ours[name]) for name in row.ours]), strict=True)

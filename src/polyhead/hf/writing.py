@@ -42,7 +42,7 @@ def published(
     name = fitting(model.config, family)
     chosen: Family = FAMILY.get(name)
     ids = {f"{role}_id": tokenizer.ids.get(role) for role in ("bos_token", "eos_token", "pad_token")}
-    tensors = joined(chosen.table, weights(model), max(model.config.n_layers, model.config.decoder_layers))
+    tensors = joined(chosen.table, weights(model), model.config)
     return Published(
         name,
         described(model.config, name) | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
