@@ -209,3 +209,27 @@ def test_rows_side_by_side_ask_for_each_token_once_and_count_positions_in_docume
             assert p == at
             if p == 0 and i:
                 assert tokens[i] == tokenizer.eos_id
+
+
+def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Beside the same lines as plain text."""
+    plain = write("plain.txt", "a b\nsecond one\nthe end\n")
+    tsv = write("labelled.tsv", "label\tsentence\n0\ta b\n1\tsecond one\n1\t \nbroken\n0\tthe end\n")
+    jsonl = write("labelled.jsonl", '{"x": {"s": "a b"}}\n\n{"x": {"s": "second\\none"}}\n{"x": {"s": 3}}\n{"x": {"s": "the end"}}\n')
+    wanted = open_text([plain], "line")
+    for file, column, broken in ((tsv, "sentence", 1), (tsv, 1, 1), (jsonl, "x.s", 1)):
+        text = open_text([file], "file", columns=[column])
+        header = ["sentence"] if column == 1 else []  # a number names no header, so its line is text like others
+        report, reference = TextReport("x"), TextReport("x")
+        assert [piece.text for piece in text.pieces(report)] == [*header, *(p.text for p in wanted.pieces(reference))]
+        assert (report.documents, report.broken) == (len(header) + 3, broken)
+        assert header or (report.words, report.characters) == (reference.words, reference.characters)
+        store, other = (TokenStore.open_or_build(t, tokenizer, tmp_path / "cache") for t in (text, wanted))
+        assert header or (store.ids.tolist(), store.begins.tolist()) == (other.ids.tolist(), other.begins.tolist())
+    both = open_text([tsv], "file", columns=["label", "sentence"])
+    assert [p.text for p in both.pieces(TextReport("x"))] == ["0", "a b", "1", "second one", "1", "0", "the end"]
+    named = write("table.data", "0\ta b\n")
+    assert [p.text for p in open_text([named], "line", columns=[1], format="tsv").pieces(TextReport("x"))] == ["a b"]
+    assert [p.text for p in open_text([named], "line", columns=[1]).pieces(TextReport("x"))] == ["0\ta b"]
+    with pytest.raises(UserError, match=r"unknown column of labelled.tsv 'sentense'; did you mean 'sentence'"):
+        open_text([tsv], "line", columns=["sentense"])

@@ -1,18 +1,20 @@
-"""Plain text for language models: files cut into documents, read piece by piece."""
+"""Plain text: files, or columns of tables, cut into documents and read piece by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
+from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.corpus import blank
 from polyhead.data.files import check_file, is_text, spans
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import MAX_TRAINING_CHARACTERS
 
 Documents = Literal["file", "line", "blank"]
+Table = Literal["tsv", "jsonl"]
 PIECE = 1 << 16  # characters handed over together
 
 
@@ -53,16 +55,19 @@ class TextReport:
 
 @dataclass(frozen=True)
 class Text:
-    """Files of plain text, and where one document ends and the next begins.
+    """Files of text, and where one document ends and the next begins.
 
     ``documents``: "file" (a file is one, whole), "line" (a line is one, without its end) or "blank" (lines up to a
     blank one, which belongs to none). ``share`` keeps that part of the characters, such as (0.9, 1.0), the last
     tenth: a file is cut at the very character, a line or paragraph belongs whole to the share it begins in.
+    Of a ``table``, TSV or JSONL, the ``columns`` are read in place of whole lines.
     """
 
     files: tuple[Path, ...]
     documents: Documents = "file"
     share: tuple[float, float] = (0.0, 1.0)
+    table: Table | None = None
+    columns: tuple[Column, ...] = ()
 
     @property
     def where(self) -> str:
@@ -77,12 +82,12 @@ class Text:
         """The text in order. An error if there is none."""
         total = 0
         if self.share != (0.0, 1.0):
-            total = sum(len(text or "") for path in self.files for text in _spans(path))
+            total = sum(len(text or "") for path in self.files for text in self._spans(path))
         window = range(*(int(total * part) for part in self.share)) if total else None
         at = 0  # characters before, of all files
         for path in self.files:
             document = _Document(self.documents, window, report)
-            for text in _spans(path):
+            for text in self._spans(path):
                 if text is None:
                     report.broken += 1
                     continue
@@ -92,6 +97,22 @@ class Text:
         if not report.characters:
             share = "" if window is None else " in this share of it: data.valid_share is too small or too large"
             raise UserError(f"{self.where}: no text{share}")
+
+    @property
+    def wanted(self) -> dict[str, Column]:
+        """The columns of a table by what they are for."""
+        return {f"text[{i}]" if len(self.columns) > 1 else "text": column for i, column in enumerate(self.columns)}
+
+    def _spans(self, path: Path) -> Iterator[str | None]:
+        """The text of a file, a line at a time, or its columns one by one as lines; None for what is not text."""
+        if self.table is None:
+            yield from (span.decode() if is_text(span) else None for span in spans(path))
+            return
+        for _, row in rows(path, self.table, self.wanted):
+            if isinstance(row, str):
+                yield from () if row == "blank" else (None,)
+            else:
+                yield from (f"{' '.join(text.splitlines())}\n" if isinstance(text, str) else None for text in row)
 
 
 class _Document:
@@ -150,11 +171,28 @@ class _Document:
         self.held, self.size, self.open = [], 0, False
 
 
-def open_text(files: Sequence[Path], documents: Documents, share: tuple[float, float] = (0.0, 1.0)) -> Text:
-    """The text of some files, which are there and are text; every mistake in the names is found here."""
+def open_text(
+    files: Sequence[Path],
+    documents: Documents,
+    share: tuple[float, float] = (0.0, 1.0),
+    columns: Sequence[Column] = (),
+    format: str = "auto",
+) -> Text:
+    """The text of some files, which are there and are text; every mistake in the names is found here.
+
+    With ``columns`` files of that format, or whose names say TSV or JSONL, are tables, and each value of those columns
+    is a document.
+    """
     if not files:
         raise UserError("no files: name a file of plain text")
-    return Text(tuple(check_file(path) for path in files), documents, share)
+    paths = tuple(check_file(path) for path in files)
+    table = kind_of(paths) if format not in ("tsv", "jsonl") else cast(Table, format)
+    if not columns or table is None:
+        return Text(paths, documents, share)
+    text = Text(paths, "line", share, table, tuple(columns))
+    for path in paths:
+        check_columns(path, table, text.wanted)
+    return text
 
 
 def texts(text: Text) -> Iterator[str]:
@@ -163,9 +201,3 @@ def texts(text: Text) -> Iterator[str]:
         for line in piece.text.splitlines(keepends=True):
             for at in range(0, len(line), MAX_TRAINING_CHARACTERS):
                 yield line[at : at + MAX_TRAINING_CHARACTERS]
-
-
-def _spans(path: Path) -> Iterator[str | None]:
-    """The text of a file, a line at a time; None for one that is not text."""
-    for span in spans(path):
-        yield span.decode() if is_text(span) else None

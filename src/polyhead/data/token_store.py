@@ -42,7 +42,7 @@ class TokenStore:
     def open_or_build(cls, text: Text, tokenizer: Tokenizer, cache: str | os.PathLike[str]) -> TokenStore:
         """The store of a text under the directory ``cache``; made if it is not there or not whole."""
         prints = [fingerprint(path)[0] for path in text.files]
-        settings = [LAYOUT, prints, tokenizer.sha256, text.documents, text.share]
+        settings = [LAYOUT, prints, tokenizer.sha256, text.documents, text.share, *([text.columns] if text.columns else [])]
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
         directory = Path(cache) / f"text-{key}"
 
