@@ -257,7 +257,7 @@ def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", "model: {d_model: 64}\ntrain: {steps: 1}\n")
     assert complaint(path) == "data: missing; it has no default"
     path = written(tmp_path / "r.yaml", "data: {train: a.tsv}\ntrain: {steps: 1}\n")
-    assert complaint(path) == "data.valid is missing: name files to measure progress on, or give data.valid_share of plain text"
+    assert complaint(path) == "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
 
 
 def test_a_missing_file_names_the_nearest(recipe: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Choic
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
+Columns = Annotated[list[Column], BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given])]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
 
 
@@ -36,15 +37,15 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; plain text in any
-    number of files.
+    """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; labelled texts in TSV or
+    JSONL; plain text in any number of files. A name for a column of a TSV means that its first line is a header.
     """
 
     root: Path = Field(Path("."), description="directory of the files; relative to where you stand")
     train: Files = Field(min_length=1, description="files to learn from; .gz is read as it is")
     valid: Files | None = Field(None, description="files to measure progress on")
     valid_share: float = Field(
-        0.0, ge=0, lt=1, description="plain text without valid: the share of the training text, from its end"
+        0.0, ge=0, lt=1, description="without valid: a share of the training text, its end; of labelled texts, lines all over"
     )
     test: Files | None = Field(None, description="files to measure the finished model on")
     format: Literal["auto", "parallel", "tsv", "jsonl"] = Field("auto", description="auto: by the file names")
@@ -52,6 +53,10 @@ class DataConfig(Section):
     target_lang: str = Field("", description="language code of the target, e.g. en")
     source: Column = Field(0, description="column of a TSV (0 is the first) or key of a JSONL")
     target: Column = Field(1, description="column of a TSV or key of a JSONL")
+    text: Columns = Field(
+        ["text"], min_length=1, max_length=2, description="column or key of labelled texts; two for pairs: [premise, hypothesis]"
+    )
+    label: Column = Field("label", description="column or key of the label of a text")
     documents: Literal["file", "line", "blank"] = Field(
         "file", description="plain text: what a document is; blank: blank lines end one"
     )
@@ -207,7 +212,7 @@ class Recipe(Section):
     def _agree(self) -> Self:
         if not self.data.valid and not self.data.valid_share:
             raise UserError(
-                "data.valid is missing: name files to measure progress on, or give data.valid_share of plain text"
+                "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
             )
         task = TASK.get(self.task.name)
         if self.model.kind != task.kind:

@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from polyhead.analysis.classes import Classified, Texts, classify
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, bleu, chrf
 from polyhead.analysis.perplexity import Perplexity, perplexity
@@ -20,10 +20,11 @@ from polyhead.analysis.token_maps import display, pair_maps, self_maps
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
-from polyhead.errors import UserError, explain, nearest, unknown
+from polyhead.errors import UserError, nearest, unknown
 from polyhead.fast.pack import packed
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import Hypothesis, in_order, search
+from polyhead.generate.settings import DRAWN, SEARCHED, changed
 from polyhead.generate.text import Said, continuations
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
@@ -50,12 +51,9 @@ ABLE = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
     "decoder": ("a language model", "generate, eval, score or attend"),
     "encoder": ("an encoder", "attend"),
+    "classifier": ("a classifier", "classify, eval or attend"),
 }
 """What a model of each kind is called, and the verbs that use it."""
-
-DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"])
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
-"""Keys of generation that shape what a language model says, and those that shape translations."""
 
 
 class Run:
@@ -83,8 +81,9 @@ class Run:
 
     def _need(self, kind: str) -> Any:
         """The model, if it is of that kind; a UserError says what this run can do instead."""
-        if self.config.kind != kind:
-            own, able = ABLE[self.config.kind]
+        own_kind = "classifier" if self.config.labels else self.config.kind
+        if own_kind != kind:
+            own, able = ABLE[own_kind]
             raise UserError(f"this takes {ABLE[kind][0]}, and the run is {own}: use {able}")
         return self.model
 
@@ -109,7 +108,7 @@ class Run:
         self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: str | Sequence[str] = (), **changes: Any
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, config = self._need("decoder"), _changed(self.generation, changes, SEARCHED, "drawn text")
+        model, config = self._need("decoder"), changed(self.generation, changes, SEARCHED, "drawn text")
         read = [self._frame.prompt(ids) for ids in self.tokenizer.encode(prompts)]
         stop, most = [stop] if isinstance(stop, str) else stop, self.config.max_len
         return continuations(model, self.tokenizer, config, read, max_len=most, n=n, seed=seed, stop=stop)
@@ -132,7 +131,7 @@ class Run:
         found = search(
             self._need("encoder-decoder"),
             tokenizer.encode(texts),
-            _changed(self.generation, changes, DRAWN, "translations"),
+            changed(self.generation, changes, DRAWN, "translations"),
             bos_id=tokenizer.bos_id,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
@@ -171,6 +170,13 @@ class Run:
         """exp of the mean negative log-likelihood of a token of the targets, or of texts alone; their ends included."""
         scores = self.score(sources, targets)
         return math.exp(-sum(s.log_prob for s in scores) / max(1, sum(s.tokens for s in scores)))
+
+    def classify(self, texts: Texts, batch_tokens: int = 4096) -> list[Classified]:
+        """The class of each text, or of each pair (a, b), and the probability of every class.
+
+        Texts longer than the model's max_len are cut.
+        """
+        return classify(self._need("classifier"), self.tokenizer, texts, batch_tokens)
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
@@ -286,15 +292,3 @@ def _own(directory: Path) -> Run:
     put_weights(model, directory, tokenizer)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     return Run(model, tokenizer, read_generation(directory), recipe)
-
-
-def _changed(
-    config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str
-) -> GenerationConfig:
-    """The config with changes, of which none may be ``without`` effect on ``what`` is made."""
-    for name in sorted(without & set(changes)):
-        raise UserError(f"{name} has no effect on {what}; these have: {', '.join(sorted(set(GenerationConfig.model_fields) - without))}")
-    try:
-        return GenerationConfig.model_validate(config.model_dump() | changes)
-    except ValidationError as error:
-        raise explain(error, GenerationConfig) from None

@@ -1,0 +1,80 @@
+"""Which class texts belong to, as a trained classifier says, and how often it is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyhead.analysis.class_metrics import class_measures
+from polyhead.data.batches import plan_epoch
+from polyhead.data.framed import collate_framed, framed
+from polyhead.data.labelled import Example
+from polyhead.errors import UserError
+from polyhead.models import Classifier
+from polyhead.text.tokenizer import Tokenizer
+
+Texts = Sequence[str] | Sequence[tuple[str, str]]
+
+
+class Classified(NamedTuple):
+    """The likeliest class of a text, and the probability of every class, in the order of the model's labels."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class Measured(NamedTuple):
+    """How well a classifier does on labelled texts."""
+
+    measures: dict[str, float]  # loss in nats, accuracy, f1, mcc
+    given: list[str]  # the label given to each text
+    cut: int  # texts that did not fit
+
+
+def classify(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int) -> list[Classified]:
+    """The class of each text, or pair of texts; they are cut where they are longer than the model's max_len."""
+    labels, (log_p, _) = model.config.labels, class_log_probs(model, tokenizer, texts, batch_tokens)
+    return [
+        Classified(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True))) for row in log_p
+    ]
+
+
+def measure_classes(model: Classifier, tokenizer: Tokenizer, examples: Sequence[Example], batch_tokens: int) -> Measured:
+    """Loss, accuracy, macro F1 and Matthews correlation on labelled texts, whose labels the model must know."""
+    labels = model.config.labels
+    numbers = {label: number for number, label in enumerate(labels)}
+    for example in examples:
+        if example.label not in numbers:
+            raise UserError(f"line {example.line}: the model has no class {example.label!r}; it has {', '.join(labels)}")
+    wanted = np.array([numbers[example.label] for example in examples], dtype=np.int64)
+    texts = [(example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0] for example in examples]
+    log_p, cut = class_log_probs(model, tokenizer, texts, batch_tokens)  # type: ignore[arg-type]
+    given = log_p.argmax(1)
+    loss = -float(log_p[np.arange(len(wanted)), wanted].mean()) if len(wanted) else math.nan
+    return Measured({"loss": loss} | class_measures(given, wanted, labels), [labels[i] for i in given], cut)
+
+
+@torch.inference_mode()
+def class_log_probs(
+    model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int
+) -> tuple[NDArray[np.float64], int]:
+    """log p of each class (N, L) of N texts, and how many of them were cut to the model's max_len."""
+    sides = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    if len({len(side) for side in sides}) > 1:
+        raise UserError("some texts are pairs and some are not: give one or the other")
+    encoded = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
+    rows = [framed(ids, tokenizer, model.config.max_len) for ids in zip(*encoded, strict=True)]
+    lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
+    out = np.zeros((len(rows), len(model.config.labels)))
+    device = model.classifier.weight.device
+    widest = max(batch_tokens, int(lengths.max(initial=1)))
+    for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
+        given = collate_framed([rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id)
+        called = [None if part is None else part.to(device) for part in given.called(model.config.segments)]
+        out[batch] = model(*called).double().log_softmax(-1).cpu().numpy()
+    return out, sum(row.cut for row in rows)

@@ -1,0 +1,74 @@
+"""A text, or two, as an encoder reads them: between special tokens, padded to one width. Shapes: B rows, T tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyhead.errors import UserError
+from polyhead.text.tokenizer import Tokenizer
+
+Ints = NDArray[Any]
+
+
+class Framed(NamedTuple):
+    """The tokens of a row, special ones included."""
+
+    ids: list[int]
+    second: int  # where the second text begins; the length of the row if there is one text
+    cut: bool  # whether the end of a text did not fit
+
+
+class FramedBatch(NamedTuple):
+    """What an encoder is called with."""
+
+    tokens: Tensor  # (B, T) int64
+    pos: Tensor | None  # (B, T) int64: 0, 1, ... and -1 at padding; None if no row is padded
+    segments: Tensor | None  # (B, T) int64: 1 from where the second text begins; None if no row has one
+
+    def called(self, segments: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The arguments of a model that tells so many kinds of segments apart."""
+        return self.tokens, self.pos, self.segments if segments > 1 else None
+
+
+def framed(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -> Framed:
+    """``<s> text </s>`` or ``<s> text </s> second </s>`` of at most ``max_len`` tokens.
+
+    Of two texts that do not fit the longer one is cut first (Devlin et al., 2018, appendix A.2).
+    """
+    if not 1 <= len(texts) <= 2:
+        raise UserError(f"an encoder reads one text or two together, got {len(texts)}")
+    room = max_len - 1 - len(texts)
+    if room < len(texts):
+        raise UserError(f"max_len is {max_len}; {len(texts)} texts of a token each need {2 * len(texts) + 1}")
+    kept = [list(ids) for ids in texts]
+    if len(kept) == 1:
+        kept = [kept[0][:room]]
+    else:
+        a, b = kept
+        first = min(len(a), max(room - len(b), (room + 1) // 2))
+        kept = [a[:first], b[: room - first]]
+    ids = [tokenizer.bos_id]
+    for text in kept:
+        ids += [*text, tokenizer.eos_id]
+    return Framed(ids, len(kept[0]) + 2, sum(map(len, kept)) < sum(map(len, texts)))
+
+
+def collate_framed(rows: Sequence[Ints | Sequence[int]], seconds: Ints | Sequence[int], pad_id: int) -> FramedBatch:
+    """The tensors of some rows, padded on the right."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    columns = np.arange(int(lengths.max(initial=0)))
+    real = columns < lengths[:, None]
+    tokens = np.full(real.shape, pad_id, dtype=np.int64)
+    tokens[real] = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    after = real & (columns >= np.asarray(seconds)[:, None])
+    return FramedBatch(
+        torch.from_numpy(tokens),
+        None if real.all() else torch.from_numpy(np.where(real, columns, -1)),
+        torch.from_numpy(after.astype(np.int64)) if after.any() else None,
+    )

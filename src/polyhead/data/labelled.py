@@ -1,0 +1,183 @@
+"""Labelled texts, single or in pairs, from TSV or JSONL; what cannot be used is counted, never dropped in silence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from polyhead.data.columns import Column, check_columns, kind_of, rows
+from polyhead.data.corpus import EXAMPLES, blank
+from polyhead.data.files import check_file
+from polyhead.errors import UserError, nearest
+
+KINDS = ("blank", "overlong", "broken", "unknown")
+FEW = 20  # texts; of more than so many, not every second one may have a label of its own
+
+
+class Example(NamedTuple):
+    """One text, or two that belong together, and the class."""
+
+    line: int
+    texts: tuple[str, ...]
+    label: str
+
+
+@dataclass
+class LabelledReport:
+    """What became of labelled texts: read = kept + blank + overlong + broken + unknown.
+
+    Overlong is a line beyond all measure; a text with more tokens than fit is kept, cut, and counted as ``cut``.
+    """
+
+    where: str
+    read: int = 0
+    kept: int = 0
+    blank: int = 0
+    overlong: int = 0
+    broken: int = 0
+    unknown: int = 0
+    cut: int = 0
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, kind: str, place: str) -> None:
+        """Count one of a kind, and remember where the first ones stand."""
+        setattr(self, kind, getattr(self, kind) + 1)
+        seen = self.examples.setdefault(kind, [])
+        if len(seen) < EXAMPLES:
+            seen.append(place)
+
+    def __str__(self) -> str:
+        """One line: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""
+        names = {"unknown": "of an unknown label"}
+        skipped = [
+            f"{getattr(self, kind):,} {names.get(kind, kind)} (first: {self.examples[kind][0]})"
+            for kind in KINDS
+            if getattr(self, kind)
+        ]
+        return (
+            f"{self.where}: {self.kept:,} of {self.read:,} texts"
+            + (f"; skipped {', '.join(skipped)}" if skipped else "")
+            + (f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else "")
+        )
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Where labelled texts come from: the files, their format, and which columns hold the texts and the label.
+
+    A ``share`` of the lines, spread evenly, is held out: files are often sorted by label, so their end is no sample.
+    """
+
+    files: tuple[Path, ...]
+    format: Literal["tsv", "jsonl"]
+    text: tuple[Column, ...]
+    label: Column
+    share: float = 0.0  # of the lines, that are held out
+    held: bool = False  # whether these are the lines that were held out, or the others
+
+    @property
+    def where(self) -> str:
+        return " + ".join(path.name for path in self.files)
+
+    @property
+    def wanted(self) -> dict[str, Column]:
+        """The columns by what they are for."""
+        names = ["text"] if len(self.text) == 1 else [f"text[{i}]" for i in range(len(self.text))]
+        return dict(zip(names, self.text, strict=True)) | {"label": self.label}
+
+    def examples(self, report: LabelledReport, labels: Sequence[str] | None = None) -> Iterator[Example]:
+        """The usable texts one by one, of the given labels if they are given; the rest is counted. An error if none is left."""
+        known, number = None if labels is None else set(labels), 0
+        for path in self.files:
+            name = f"{path.name} " if len(self.files) > 1 else ""
+            for line, row in rows(path, self.format, self.wanted):
+                number += 1
+                if self.share and self.held != (math.floor(number * self.share) > math.floor((number - 1) * self.share)):
+                    continue
+                report.read += 1
+                found = row if isinstance(row, str) else _example(line, row)
+                place = f"{name}line {line:,}"
+                if isinstance(found, str):
+                    report.note(found, place)
+                elif known is not None and found.label not in known:
+                    hint = nearest(found.label, known).removeprefix("; ")
+                    report.note("unknown", f"{place}, {found.label!r}" + (f", {hint}" if hint else ""))
+                else:
+                    report.kept += 1
+                    yield found
+        if not report.kept:
+            among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
+            raise UserError(f"no usable text in {report}{among}")
+        if 2 * report.broken > report.read:
+            raise UserError(f"most lines are broken: {report}")
+
+
+def open_labelled(
+    files: Sequence[str | Path],
+    *,
+    root: str | Path = ".",
+    format: str = "auto",
+    text: Sequence[Column] = ("text",),
+    label: Column = "label",
+    share: float = 0.0,
+    held: bool = False,
+) -> Labelled:
+    """Find the files, tell their format and look for the columns; every mistake in the names is found here."""
+    if not files:
+        raise UserError("no files: name one TSV or JSONL file or several")
+    paths = tuple(check_file(Path(root) / file) for file in files)
+    if format == "parallel":
+        raise UserError("format 'parallel' has no labels: labelled texts are in tsv or jsonl")
+    chosen = {"tsv": "tsv", "jsonl": "jsonl"}.get(format) or kind_of(paths)
+    if chosen is None:
+        raise UserError(f"cannot tell the format of {paths[0].name}: set format to tsv or jsonl")
+    found = Labelled(paths, "tsv" if chosen == "tsv" else "jsonl", tuple(text), label, share, held)
+    for path in paths:
+        check_columns(path, found.format, found.wanted)
+    return found
+
+
+def labels_of(labelled: Labelled) -> tuple[str, ...]:
+    """The different labels, sorted. An error if there is nothing to tell apart, or hardly anything alike."""
+    report = LabelledReport(labelled.where)
+    counted = {example.label for example in labelled.examples(report)}
+    if len(counted) < 2:
+        raise UserError(f"{labelled.where}: every text has the label {counted.pop()!r}; nothing to tell apart")
+    if report.kept > FEW and 2 * len(counted) > report.kept:
+        raise UserError(
+            f"{labelled.where}: {len(counted):,} different labels for {report.kept:,} texts, such as "
+            f"{min(counted)[:40]!r}; is {labelled.label!r} the column of the label?"
+        )
+    return tuple(sorted(counted))
+
+
+def texts(labelled: Labelled) -> Iterator[str]:
+    """Every text, as a tokenizer learns from them."""
+    for example in labelled.examples(LabelledReport(labelled.where)):
+        yield from example.texts
+
+
+def read_labelled(
+    labelled: Labelled, labels: Sequence[str] | None = None, limit: int | None = None
+) -> tuple[list[Example], LabelledReport]:
+    """The usable texts and what was skipped; for sets small enough to hold, such as validation and test."""
+    report, found = LabelledReport(labelled.where), []
+    for example in labelled.examples(report, labels):
+        found.append(example)
+        if len(found) == limit:
+            break
+    return found, report
+
+
+def _example(line: int, row: tuple[Any, ...]) -> Example | str:
+    """The values of a line as texts and label, or the kind of trouble. A label may be a whole number or a truth value."""
+    *given, label = row
+    if not all(isinstance(text, str) for text in given) or not isinstance(label, str | int):
+        return "broken"
+    if any(map(blank, given)):
+        return "blank"
+    named = str(label).lower() if isinstance(label, bool) else str(label).strip()
+    return Example(line, tuple(given), named) if named else "broken"

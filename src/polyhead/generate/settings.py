@@ -1,0 +1,25 @@
+"""Which settings of generation have an effect on what, and a config with changes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyhead.errors import UserError, explain
+from polyhead.recipe import GenerationConfig
+
+DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"])
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
+"""Keys of generation that shape what a language model says, and those that shape translations."""
+
+
+def changed(config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str) -> GenerationConfig:
+    """The config with changes, of which none may be ``without`` effect on ``what`` is made."""
+    for name in sorted(without & set(changes)):
+        effective = ", ".join(sorted(set(GenerationConfig.model_fields) - without))
+        raise UserError(f"{name} has no effect on {what}; these have: {effective}")
+    try:
+        return GenerationConfig.model_validate(config.model_dump() | changes)
+    except ValidationError as error:
+        raise explain(error, GenerationConfig) from None

@@ -1,0 +1,186 @@
+"""Learning which class a text, or a pair of texts, belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyhead.analysis.class_metrics import class_measures
+from polyhead.data.batches import costliest, fill_rate, plan_epoch
+from polyhead.data.framed import FramedBatch
+from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
+from polyhead.data.labelled_store import LabelledStore
+from polyhead.errors import UserError
+from polyhead.models import Classifier
+from polyhead.nn.loss import Loss, classification
+from polyhead.recipe import Recipe, TrainConfig
+from polyhead.registry import TASK
+from polyhead.run import Run
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.reporting import Reporter
+
+
+class Examples(NamedTuple):
+    """A batch: what the encoder reads, and the class of each row."""
+
+    given: FramedBatch
+    labels: Tensor  # (B,) int64
+
+
+@TASK.register("classification")
+class Classification:
+    """Each text, or pair of texts, has one label; the classes are those of the training text.
+
+    Texts stand between the special tokens ``<s>`` and ``</s>``; a second one follows the first, and counts as another
+    segment where the model has segments. Texts with more than ``data.max_len`` tokens are cut.
+
+    Equation: -log p(y | x),  p = softmax(W pool(encoder(x)) + b)
+    Paper: Devlin et al., 2018, sec. 4.1; token_dropout: Iyyer et al., 2015, sec. 3.2
+    When: texts shall be sorted: sentiment, topics, kinds of questions, whether one follows from another
+    Recipe: task: {name: classification, token_dropout: 0.1}
+    Options:
+      token_dropout: share of the tokens that are hidden while it learns, others each time; for small data
+    """
+
+    kind = "encoder"
+    label_smoothing = 0.0
+    metrics = ("loss", "accuracy", "f1", "mcc")
+    title = "A classifier"
+    use = "polyhead classify . input.txt"
+
+    def __init__(
+        self,
+        train: LabelledStore,
+        valid: LabelledStore,
+        labels: Sequence[str],
+        tokenizer: Tokenizer,
+        config: TrainConfig,
+        *,
+        token_dropout: float = 0.0,
+    ) -> None:
+        self.train, self.valid, self.labels = train, valid, tuple(labels)
+        self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
+        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
+        self.identity = {"train": train.directory.name, "valid": valid.directory.name}
+        self.valid_batches = self._plan(valid, 0)
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """Every file is there and has the columns, or a UserError says what is wrong."""
+        dropped = recipe.task.options["token_dropout"]
+        if not 0 <= dropped < 1:
+            raise UserError(f"token_dropout of task 'classification' is a share from 0 to below 1, not {dropped}")
+        if recipe.train.eval_bleu:
+            raise UserError("train.eval_bleu: BLEU judges translations; a classifier has its accuracy")
+        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+            labelled_of(recipe, split)
+
+    @classmethod
+    def texts(cls, recipe: Recipe) -> Iterator[str]:
+        """Every training text."""
+        return texts(labelled_of(recipe, "train"))
+
+    @classmethod
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Classification:
+        """With its token stores made or found."""
+        labels = labels_of(labelled_of(recipe, "train"))
+        stores = [store_of(recipe, split, labels, tokenizer) for split in ("train", "valid")]
+        for split, store in zip(("train", "valid"), stores, strict=True):
+            report.say(f"{split}: {store.report}")
+        counts = np.bincount(stores[0].labels, minlength=len(labels)).tolist()
+        shown = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
+        report.say(f"{len(labels)} classes: {shown}{', ...' if len(labels) > 20 else ''}")
+        task = cls(stores[0], stores[1], labels, tokenizer, recipe.train, **recipe.task.options)
+        plan = task.plan(0)
+        fill = fill_rate(plan, stores[0].lengths, stores[0].lengths)
+        report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
+        return task
+
+    def plan(self, epoch: int) -> Sequence[np.ndarray]:
+        """The rows of every batch of an epoch, in order."""
+        return self._plan(self.train, epoch)
+
+    def hardest(self) -> np.ndarray:
+        """The rows of the batch that needs the most memory; no epoch has a larger one."""
+        batches = self.plan(0)
+        return batches[costliest(batches, self.train.lengths, self.train.lengths)]
+
+    def batch(self, rows: np.ndarray) -> Examples:
+        """Padded tensors of some training texts, some of their tokens hidden."""
+        given, labels = self.train.batch(rows, self.tokenizer.pad_id)
+        return Examples(given._replace(tokens=self._hide(given.tokens)), labels)
+
+    def count(self, batch: Examples) -> int:
+        """Texts."""
+        return len(batch.labels)
+
+    def loss(self, model: nn.Module, batch: Examples) -> Loss:
+        """Label-smoothed cross-entropy as sums."""
+        return classification(_scores(model, batch.given), batch.labels, self.smoothing)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the validation texts."""
+        return self._measured(model, self.valid, self.valid_batches)
+
+    def facts(self, run: Run) -> dict[str, str]:
+        """The same of the validation and, where there is one, the test text."""
+        recipe, splits = run.recipe, {"valid": self.valid}
+        assert recipe is not None
+        if recipe.data.test:
+            splits["test"] = store_of(recipe, "test", self.labels, run.tokenizer)
+        facts: dict[str, str] = {}
+        for split, store in splits.items():
+            measured = self._measured(run.model, store, self._plan(store, 0))
+            facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
+        return facts
+
+    def _plan(self, store: LabelledStore, epoch: int) -> Sequence[np.ndarray]:
+        tokens, seed = self.config.max_tokens, self.config.seed
+        return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
+
+    def _hide(self, tokens: Tensor) -> Tensor:
+        """(B, T) with a share of the tokens of the texts replaced by the mask, drawn from torch's generator."""
+        if not self.token_dropout:
+            return tokens
+        t = self.tokenizer
+        special = torch.tensor(sorted({t.pad_id, t.bos_id, t.eos_id}))
+        hidden = (torch.rand(tokens.shape) < self.token_dropout) & ~torch.isin(tokens, special)
+        return tokens.masked_fill(hidden, t.mask_id)
+
+    @torch.no_grad()
+    def _measured(self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray]) -> dict[str, float]:
+        nll, given, wanted = 0.0, [], []
+        for rows in batches:
+            texts, labels = store.batch(rows, self.tokenizer.pad_id)
+            scores = _scores(model, texts)
+            nll += float(classification(scores, labels).nll)
+            given.append(scores.argmax(-1))
+            wanted.append(labels)
+        return {"loss": nll / len(store)} | class_measures(torch.cat(given), torch.cat(wanted), self.labels)
+
+
+def _scores(model: nn.Module, given: FramedBatch) -> Tensor:
+    assert isinstance(model, Classifier)
+    logits: Tensor = model(*given.called(model.config.segments))
+    return logits
+
+
+def labelled_of(recipe: Recipe, split: str) -> Labelled:
+    """The files of a split as the recipe says they are read; validation may be a share of the training text."""
+    data = recipe.data
+    share = 0.0 if data.valid or split == "test" else data.valid_share
+    files = data.paths("train" if share else split)
+    return open_labelled(
+        files, format=data.format, text=data.text, label=data.label, share=share, held=split == "valid"
+    )
+
+
+def store_of(recipe: Recipe, split: str, labels: Sequence[str], tokenizer: Tokenizer) -> LabelledStore:
+    """The texts of a split as tokens, made or found."""
+    cache = recipe.data.cache or recipe.out / "data"
+    max_len = min(recipe.data.max_len, recipe.model.max_len)
+    return LabelledStore.open_or_build(labelled_of(recipe, split), labels, tokenizer, cache, max_len=max_len)
