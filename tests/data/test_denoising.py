@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -144,7 +145,7 @@ def test_every_way_of_cutting_is_equally_likely() -> None:
 
 def test_the_example_of_the_paper() -> None:
     """Raffel et al., 2020, figure 2: "Thank you <X> me to your party <Y> week." and "<X> for inviting <Y> last <Z>"."""
-    words = "Thank you for inviting me to your party last week .".split()
+    words = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week", "."]
     spans = Spans(np.array([2, 8]), np.array([2, 1]))
     source, target = span_corrupt(np.arange(len(words)), spans, SENTINELS)
 
@@ -161,7 +162,7 @@ def test_sentences_move_whole(ends: list[bool], seed: int) -> None:
     moved = permute_sentences(ids, np.array(ends), drawn([seed])).tolist()
     assert sorted(moved) == ids.tolist()
     whole = np.array([*ends[:-1], True])
-    for a, b in zip(moved, moved[1:], strict=False):
+    for a, b in itertools.pairwise(moved):
         assert b == a + 1 or (whole[a] and (b == 0 or whole[b - 1]))
 
 
