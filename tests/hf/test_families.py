@@ -29,6 +29,9 @@ LLAMA = {
     "hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }  # fmt: skip
+NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
+        "max_position_embeddings": 64}  # fmt: skip
+OPT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 20, "max_position_embeddings": 64}
 CASES = {
     "gpt2": [
         Case("GPT2Config", GPT2),
@@ -66,6 +69,47 @@ CASES = {
         Case("Qwen3Config", {**LLAMA, "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
                              "tie_word_embeddings": True, "attention_bias": True}),
         Case("Qwen3Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 4, "num_hidden_layers": 1}),
+    ],
+    "phi3": [
+        Case("Phi3Config", LLAMA),
+        Case("Phi3Config", {**LLAMA, "hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1,
+                            "tie_word_embeddings": True, "sliding_window": 4,
+                            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.75}}),
+        Case("Phi3Config", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "rms_norm_eps": 1e-3,
+                            "num_hidden_layers": 3, "partial_rotary_factor": 0.5}),
+    ],
+    "gpt_neox": [
+        Case("GPTNeoXConfig", NEOX),
+        Case("GPTNeoXConfig", {**NEOX, "hidden_size": 30, "num_attention_heads": 3, "rotary_pct": 0.4, "rotary_emb_base": 100,
+                               "tie_word_embeddings": True, "attention_bias": False, "layer_norm_eps": 1e-3}),
+        Case("GPTNeoXConfig", {**NEOX, "use_parallel_residual": False, "rotary_pct": 1.0, "hidden_act": "gelu_new"}),
+        Case("GPTNeoXConfig", {**NEOX, "num_hidden_layers": 1, "hidden_act": "gelu_fast",
+                               "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0,
+                                                   "partial_rotary_factor": 0.5}}),
+    ],
+    "opt": [
+        Case("OPTConfig", OPT),
+        Case("OPTConfig", {**OPT, "hidden_size": 30, "num_attention_heads": 5, "do_layer_norm_before": False,
+                           "tie_word_embeddings": False, "word_embed_proj_dim": 30}),
+        Case("OPTConfig", {**OPT, "enable_bias": False, "activation_function": "gelu", "num_hidden_layers": 3}),
+    ],
+    "bloom": [
+        Case("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+        Case("BloomConfig", {"hidden_size": 30, "n_layer": 3, "n_head": 5, "tie_word_embeddings": False,
+                             "layer_norm_epsilon": 1e-3}),
+        Case("BloomConfig", {"hidden_size": 18, "n_layer": 1, "n_head": 3}),
+    ],
+    "gemma2": [
+        Case("Gemma2Config", {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4}),
+        Case("Gemma2Config", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
+                              "num_hidden_layers": 3, "sliding_window": 3, "query_pre_attn_scalar": 20,
+                              "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.5, "tie_word_embeddings": False,
+                              "attention_bias": True, "rms_norm_eps": 1e-3}),
+        Case("Gemma2Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 6, "num_hidden_layers": 4, "sliding_window": 5,
+                              "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                              "attn_logit_softcapping": None, "final_logit_softcapping": None,
+                              "hidden_activation": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("Gemma2Config", {**LLAMA, "head_dim": 8, "layer_types": ["full_attention"] * 2, "sliding_window": 4}),
     ],
 }  # fmt: skip
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]

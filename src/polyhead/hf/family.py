@@ -25,6 +25,12 @@ class Family(NamedTuple):
     prefix: str  # of all names but the head's; files of the bare model lack it
     buffers: str = "$^"  # names, as a regular expression, that old files hold and that say nothing
     tied: Mapping[str, str] = {}  # name -> the one it shares a tensor with, which some files hold under both
+    own: Mapping[str, tuple[Row, ...]] = {}  # rows that one of our models alone has, beside the table
+    renamed: Mapping[str, str] = {}  # how names in old files end -> how they end today
+
+    def rows(self, model: str) -> tuple[Row, ...]:
+        """The table of one of our models."""
+        return self.table + self.own.get(model, ())
 
 
 FAMILY: Registry[Any] = Registry("model_type", "polyhead.hf")
@@ -37,6 +43,7 @@ FINAL_NORM = "stack.final_norm"
 PLAIN = {
     "gelu_new": Choice("gelu", tanh=True),
     "gelu_pytorch_tanh": Choice("gelu", tanh=True),
+    "gelu_fast": Choice("gelu", tanh=True),
     "gelu": Choice("gelu", tanh=False),
     "relu": Choice("relu"),
     "silu": Choice("silu"),

@@ -13,8 +13,17 @@ from polyhead.hf.table import both, one
 from polyhead.registry import Choice
 
 
-def common(given: Given, *, kv_heads: int | None = None, head_dim: int | None = None, max_len: int) -> dict[str, Any]:
-    """What all these families say alike; the numbers are what the family has where its config.json says nothing."""
+def common(
+    given: Given,
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    max_len: int,
+    eps: float = 1e-6,
+    fraction: str | None = None,
+) -> dict[str, Any]:
+    """What all these families say alike; the numbers are what the family has where its config.json says nothing, and
+    ``fraction`` is the key of the part of features that turn, if there is one."""
     d_model, n_heads = given.size("hidden_size", 4096), given.size("num_attention_heads", 32)
     n_kv_heads = given.size("num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads)
     max_len = given.size("max_position_embeddings", max_len)
@@ -29,8 +38,8 @@ def common(given: Given, *, kv_heads: int | None = None, head_dim: int | None = 
         "head_dim": given.size("head_dim", head_dim or max(1, d_model // n_heads)),
         "d_ff": given.size("intermediate_size"),
         "max_len": max_len,
-        "position": {"name": "rope", **rope(given, max_len)},
-        "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", 1e-6)},
+        "position": rope(given, max_len, fraction=fraction),
+        "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", eps)},
         "norm_first": True,
         "feed_forward": gate.written(),
         "dropout": 0.0,
@@ -40,19 +49,26 @@ def common(given: Given, *, kv_heads: int | None = None, head_dim: int | None = 
     }
 
 
-def rope(given: Given, max_len: int) -> dict[str, Any]:
-    """The options of rope, from rope_parameters or the older rope_theta and rope_scaling."""
-    theta = given.number("rope_theta", 10000.0)
+def rope(
+    given: Given, max_len: int, *, theta: str = "rope_theta", fraction: str | None = None, turning: float = 1.0
+) -> dict[str, Any]:
+    """The position, from rope_parameters or the older keys of a family: its theta and its ``fraction`` of features that
+    turn, which is ``turning`` where nothing is said; without such a key they all do."""
+    options: dict[str, Any] = {"name": "rope", "theta": given.number(theta, 10000.0)}
+    if fraction is not None:
+        options["fraction"] = given.number(fraction, turning)
     old = given.section("rope_scaling")
     found = given.section("rope_parameters") or old
     if found is None:
-        return {"theta": theta}
-    theta = found.number("rope_theta", theta)
+        return options
+    options["theta"] = found.number("rope_theta", options["theta"])
     key = "rope_type" if found.has("rope_type") or not found.has("type") else "type"
     found.passed("type")
     scaling = found.word(key, "default", ("default", "linear", "yarn", "llama3"))
-    found.only("partial_rotary_factor", 1.0)
-    options: dict[str, Any] = {"theta": theta}
+    if fraction is None:
+        found.only("partial_rotary_factor", 1.0)
+    else:
+        options["fraction"] = found.number("partial_rotary_factor", options["fraction"])
     if scaling == "default":
         found.passed("factor", "original_max_position_embeddings")
     else:
@@ -88,11 +104,11 @@ def said(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm.options.get("eps", 1e-6),
         "attention_dropout": config.attention.options.get("dropout", 0.0),
         "tie_word_embeddings": config.tie_embeddings != "none",
-        **_rope_said(config.position.options),
+        **rope_said(config.position.options),
     }
 
 
-def _rope_said(options: dict[str, Any]) -> dict[str, Any]:
+def rope_said(options: dict[str, Any]) -> dict[str, Any]:
     """Both forms of theta, the one of today and the one that older readers know."""
     theta, scaling = options.get("theta", 10000.0), options.get("scaling", "none")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}

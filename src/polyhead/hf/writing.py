@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.config import ModelConfig
+from polyhead.config import LayerParts, ModelConfig
 from polyhead.errors import UserError, show, unknown
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
@@ -16,11 +16,16 @@ from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
-from polyhead.registry import Choice
+from polyhead.registry import POOLING, Choice
 from polyhead.text.tokenizer import Tokenizer
 
 # what counts in training alone, or in other kinds of models
-PASSED = {"init", "dropout", "n_decoder_layers", "decoder_block", "decoder_attention", "cross_attention"}
+PASSED = {"init", "dropout", "n_decoder_layers", "decoder_block", "decoder_attention", "cross_attention", "pattern"}
+LAYERED = LayerParts.model_fields  # what a pattern may change from layer to layer
+# what a model of that class has no use for
+OF_HEAD = {"head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
+UNREAD = {"Classifier": OF_HEAD | {"head"}, "Embedder": OF_HEAD, "MaskedLM": {"pooling"}}
+IDS, MORE_IDS = ("bos_token", "eos_token", "pad_token"), ("cls_token", "sep_token")  # null if absent, left out if absent
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,13 +46,18 @@ def published(
         raise unknown("dtype", dtype, DTYPES)
     name = fitting(model.config, family)
     chosen: Family = FAMILY.get(name)
-    ids = {f"{role}_id": tokenizer.ids.get(role) for role in ("bos_token", "eos_token", "pad_token")}
-    tensors = joined(chosen.table, weights(model), model.config)
+    said, ids = described(model.config, name), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
+    ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
+    for key in said.keys() & ids.keys():
+        if said[key] != ids[key]:
+            raise UserError(f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}")
+    tensors = joined(chosen.rows(type(model).__name__), weights(model), model.config)
+    bare = chosen.prefix if model.config.kind == "encoder" and not (model.config.head or model.config.labels) else ""
     return Published(
         name,
-        described(model.config, name) | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
-        _decoding(generation) | ids,
-        {name: tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()},
+        said | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
+        {} if model.config.kind == "encoder" else _decoding(generation) | ids,
+        {name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()},
     )
 
 
@@ -79,18 +89,36 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
         back = read_config(chosen, Given(described(config, family), family))
     except UserError as error:
         return [str(error)]
-    found = []
+    found: list[str] = []
+    passed = PASSED | UNREAD.get(model_class(config).__name__, set())
     for field in type(config).model_fields:
         ours, theirs = getattr(config, field), getattr(back, field)
         if field == "tie_embeddings":
             ours, theirs = ours == "none", theirs == "none"
-        if field in PASSED or ours == theirs:
+        if field == "pooling" and config.labels:
+            ours = ours or POOLING.check(Choice("first"))  # as the classifier itself
+        if field in LAYERED:
+            found += _in_layers(field, config, back)
+        elif field in passed or ours == theirs:
             continue
-        if isinstance(ours, Choice) and isinstance(theirs, Choice):
+        elif isinstance(ours, Choice) and isinstance(theirs, Choice):
             found += _between(field, ours, theirs)
         else:
             found.append(f"{field} is {show(getattr(config, field))}, there {show(getattr(back, field))}")
     return found
+
+
+def _in_layers(field: str, config: ModelConfig, back: ModelConfig) -> list[str]:
+    """What differs in some layer; however a pattern is written, it is what it makes of each."""
+    layers = range(config.n_layers)
+    pairs = [[_in_layer(field, model, i) for model in (config, back)] for i in layers]
+    return list(dict.fromkeys(line for ours, theirs in pairs for line in _between(field, ours, theirs)))
+
+
+def _in_layer(field: str, config: ModelConfig, layer: int) -> Choice:
+    parts = config.pattern[layer % len(config.pattern)] if config.pattern else LayerParts()
+    choice: Choice = getattr(parts, field) or getattr(config, field)
+    return choice
 
 
 def _between(field: str, ours: Choice, theirs: Choice) -> list[str]:
