@@ -25,7 +25,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="FILES",
-            help="source and target, or one TSV or JSONL; plain text for a language model; else those of the recipe",
+            help="source and target, or one TSV or JSONL; plain text for a language model; labelled texts in TSV or JSONL for a "
+            "classifier; else those of the recipe",
         ),
     ] = None,
     split: Annotated[Literal["test", "valid"], typer.Option(help="which files of the recipe")] = "test",
@@ -41,21 +42,22 @@ def run(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write the translations there, a line each")
+        Path | None, typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each")
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")
     ] = "fp32",
 ) -> None:
-    """Measure a trained model: BLEU, chrF, perplexity.
+    """Measure a trained model: BLEU, chrF, perplexity, accuracy.
 
     BLEU and chrF are sacreBLEU's, of the whole corpus, on detokenised translations, with their signatures.
     The perplexity is that of a reference token, end of sentence included. Of a language model: perplexity of a token
-    and of a word, bits of a character.
+    and of a word, bits of a character. Of a classifier: accuracy, the mean F1 of the classes, Matthews correlation.
 
     \b
     polyhead eval runs/multi30k
     polyhead eval runs/shakespeare --split valid
+    polyhead eval runs/sst2 dev.tsv --output labels.txt
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     """
     from polyhead.fast.memory import tune_memory
@@ -70,6 +72,11 @@ def run(
         "batch_tokens": batch_tokens,
     }
     changes = {name: value for name, value in typed.items() if value is not None}
+    if loaded.config.labels:
+        if unfit := sorted({"beam_size", "length_penalty"} & set(changes)):
+            raise UserError(f"--{unfit[0].replace('_', '-')}: of translations; this run is a classifier, and nothing is decoded")
+        show_classes(loaded, files or [], split, limit, output, batch_tokens or 4096)
+        return
     if loaded.config.kind == "decoder":
         given = {**changes, "limit": limit, "output": output}
         if unfit := [name for name, value in given.items() if value is not None]:
@@ -120,6 +127,43 @@ def show_language(run: Run, files: Sequence[str], split: Literal["test", "valid"
     show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")
     show("bits", measured.bits_per_character, f"of a character, {measured.characters:,} characters")
     show("speed", measured.tokens / seconds, f"tokens a second, in {seconds:,.1f} s with the tokenizer")
+
+
+def show_classes(
+    run: Run, files: Sequence[str], split: Literal["test", "valid"], limit: int | None, output: Path | None, batch_tokens: int
+) -> None:
+    """The table of a classifier."""
+    from polyhead.analysis.classes import measure_classes
+    from polyhead.data.labelled import open_labelled, read_labelled
+    from polyhead.models import Classifier
+    from polyhead.train.tasks.classification import labelled_of
+
+    if files:
+        data = run.recipe.data if run.recipe else None
+        given = open_labelled(files, text=data.text, label=data.label) if data else open_labelled(files)
+    elif run.recipe is None or (split == "test" and not run.recipe.data.test):
+        raise UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN FILE")
+    else:
+        given = labelled_of(run.recipe, split)
+    assert isinstance(run.model, Classifier)
+    examples, report = read_labelled(given, run.config.labels, limit)
+    print(report, file=sys.stderr)
+    start = time.perf_counter()
+    found = measure_classes(run.model, run.tokenizer, examples, batch_tokens)
+    seconds = time.perf_counter() - start
+    if found.cut:
+        print(f"polyhead: {found.cut:,} texts have more than {run.config.max_len} tokens and are cut", file=sys.stderr)
+    if output is not None:
+        output.write_text("".join(f"{label}\n" for label in found.given), encoding="utf-8")
+    remarks = {
+        "loss": "nats of a text",
+        "accuracy": f"the share of {len(examples):,} texts whose class is right",
+        "f1": f"the mean F1 of {len(run.config.labels)} classes",
+        "mcc": "Matthews correlation",
+    }
+    for name, value in found.measures.items():
+        show(name, value, remarks.get(name, f"F1 of the class {name.removeprefix('f1_')}"))
+    show("speed", len(examples) / seconds, f"texts a second, in {seconds:,.1f} s with the tokenizer")
 
 
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:

@@ -1,0 +1,65 @@
+"""``polyhead classify``: which class texts belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
+from polyhead.errors import UserError
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"),
+    ] = "-",
+    all_classes: Annotated[bool, typer.Option("--all", help="the probability of every class, the likeliest first")] = False,
+    chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 512,
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")] = "fp32",
+) -> None:
+    """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
+
+    A line with a tab is a pair of texts. Texts longer than the model's max_len are cut.
+
+    \b
+    polyhead classify runs/sst2 "a gripping, funny film"
+    polyhead classify runs/trec questions.txt
+    printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
+    """
+    given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+    from polyhead.run import load
+
+    classifier = load(directory, dtype=dtype, fast=True)
+    counter = Counter()
+    for lines in chunks(texts(given), chunk_size(source, chunk)):
+        for found in classifier.classify(lines):
+            ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
+            shown = ranked if all_classes else ranked[:1]
+            print("\t".join(f"{label}\t{probability:.4f}" for label, probability in shown))
+        print(end="", flush=True)
+        counter.add(len(lines))
+    counter.close()
+
+
+def is_file(source: str) -> bool:
+    """Whether a word is meant as a file: one that is there, or that looks like one; whatever has blanks in it is a text."""
+    if any(c.isspace() for c in source):
+        return Path(source).is_file()
+    return Path(source).exists() or "/" in source or Path(source).suffix in (".txt", ".tsv", ".gz")
+
+
+def texts(lines: Iterator[str]) -> Iterator[Any]:
+    """Lines as texts, or as pairs where there is a tab; all of them one or all the other."""
+    width = 0
+    for number, line in enumerate(lines, 1):
+        columns = line.split("\t")
+        width = width or len(columns)
+        if len(columns) != width or width > 2:
+            wanted = "one text or two" if number == 1 else f"{width} as before"
+            raise UserError(f"line {number}: {len(columns)} texts, parted by tabs; wanted {wanted}")
+        yield line if width == 1 else tuple(columns)
