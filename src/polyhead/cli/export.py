@@ -21,7 +21,7 @@ def run(
     ] = None,
     dtype: Annotated[str, typer.Option(help="of the weights: fp32, bf16 or fp16")] = "fp32",
 ) -> None:
-    """Write a language model as a Hugging Face checkpoint: config, weights, tokenizer and settings of decoding.
+    """Write a model as a Hugging Face checkpoint: config, weights, tokenizer and settings of decoding.
 
     A run whose parts no published family has is refused, and the message names the part in the way.
 
@@ -41,7 +41,8 @@ def run(
     content = published(made.model, made.tokenizer, made.generation, family, dtype)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", content.config)
-    write_json(out / "generation_config.json", content.generation)
+    if content.generation:
+        write_json(out / "generation_config.json", content.generation)
     made.tokenizer.save(out)
     replace_file(out / "model.safetensors", weights_file(content.tensors, {"format": "pt"}))
     print(f"{out}: a checkpoint of the family {content.family!r}")

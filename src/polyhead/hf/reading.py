@@ -65,15 +65,17 @@ def open_model(directory: Path) -> Model:
     layers = max(config.n_layers, config.decoder_layers)
     if layers > len(found):
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
+    table = family.rows(model_class(config).__name__)
     with torch.device("meta"):
         ours = weights(model_class(config)(config))
-    wanted = joined(family.table, ours, config)
+    wanted = joined(table, ours, config)
+    found = {name: value for name, value in found.items() if name in wanted or not re.fullmatch(family.buffers, name)}
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory)
     model = model_class(config)(config)
     ours = weights(model)
     with torch.no_grad():
-        for row in rows(family.table, ours, config):
+        for row in rows(table, ours, config):
             entry = found[row.theirs]
             for name, tensor in pieces(row, entry.tensor(), ours):
                 ours[name].copy_(tensor)
@@ -122,14 +124,16 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def _named(family: Family, found: Mapping[str, Entry]) -> dict[str, _Named]:
-    """What was found by the names of the whole model, without the buffers of old files."""
-    outside = {row.theirs for row in family.table if not row.theirs.startswith(family.prefix)}
+    """What was found by the names that the whole model has today."""
+    table = [row for model in family.architectures for row in family.rows(model)]
+    outside = {row.theirs for row in table if not row.theirs.startswith(family.prefix)}
     bare = not any(name.startswith(family.prefix) for name in found)
-    named = {
-        (family.prefix + name if bare and name not in outside else name): _Named(name, entry)
-        for name, entry in found.items()
-    }
-    return {name: value for name, value in named.items() if not re.fullmatch(family.buffers, name)}
+    named = {}
+    for stored, entry in found.items():
+        today = next((stored.removesuffix(old) + new for old, new in family.renamed.items() if stored.endswith(old)), stored)
+        name = stored if today in found else today
+        named[family.prefix + name if bare and name not in outside else name] = _Named(stored, entry)
+    return named
 
 
 def _without_copies(
