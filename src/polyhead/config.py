@@ -12,7 +12,7 @@ from polyhead.presets import PRESETS
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
-Tying = Literal["all", "target", "none"]
+Tying = Literal["all", "target", "inputs", "none"]
 
 PARTS: dict[str, Registry[Any]] = {
     "block": BLOCK,
@@ -117,7 +117,8 @@ class ModelSection(BaseModel):
     feed_forward: Choice = Choice("relu")
     dropout: float = Field(0.1, ge=0, lt=1, description="probability, on embeddings and sub-layer outputs")
     tie_embeddings: Tying = Field(
-        "all", description='"all" shares source, target and output embeddings, "target" target and output'
+        "all",
+        description='"all" shares source, target and output embeddings, "target" target and output, "inputs" source and target',
     )
     scale_embedding: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_norm: bool | Literal["first"] = Field(

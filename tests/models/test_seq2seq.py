@@ -87,7 +87,7 @@ def test_the_model_equals_that_of_torch(norm_first, activation, training):
 
 
 @pytest.mark.acceptance("A15")
-@pytest.mark.parametrize("tying", ["all", "target", "none"])
+@pytest.mark.parametrize("tying", ["all", "target", "inputs", "none"])
 def test_tied_embeddings_are_one_storage_after_build_load_copy_and_move(tying):
     config = ModelConfig(vocab_size=V, d_model=8, n_heads=2, n_layers=1, tie_embeddings=tying)
     built = build(config, seed=0)
@@ -105,8 +105,9 @@ def test_tied_embeddings_are_one_storage_after_build_load_copy_and_move(tying):
             model.head.weight,
         )
         different = len({w.data_ptr() for w in weights})
-        assert different == {"all": 1, "target": 2, "none": 3}[tying]
-        assert torch.equal(weights[1], weights[2]) == (tying != "none")
+        assert different == {"all": 1, "target": 2, "inputs": 2, "none": 3}[tying]
+        assert torch.equal(weights[1], weights[2]) == (tying in ("all", "target"))
+        assert torch.equal(weights[0], weights[1]) == (tying in ("all", "inputs"))
         named = [n for n, _ in model.named_parameters() if n.endswith(("token.weight", "head.weight"))]
         assert len(named) == different
         assert model.cache_shape.dtype == weights[0].dtype

@@ -67,7 +67,7 @@ def side_of(run: Run, side: Side | None) -> Side:
     """Whose tokens: both only where both read one embedding, as in a model that has no two sides."""
     if run.config.kind != "encoder-decoder" and side is not None:
         raise UserError(f"--side {side}: this model has one side only; leave it out")
-    shared = run.config.kind != "encoder-decoder" or run.config.tie_embeddings == "all"
+    shared = run.config.kind != "encoder-decoder" or run.config.tie_embeddings in ("all", "inputs")
     if side == "both" and not shared:
         raise UserError(
             "--side both: this model's source and target have embeddings of their own; choose source or target"

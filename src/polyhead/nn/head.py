@@ -28,7 +28,7 @@ class Head(nn.Module):
     def of(cls, config: ModelSection, embedding: nn.Embedding) -> Head:
         """Tied to the embedding or with a matrix of its own, as the config says."""
         weight = embedding.weight
-        if config.tie_embeddings == "none":
+        if config.tie_embeddings in ("inputs", "none"):
             weight = nn.Parameter(torch.empty_like(weight).normal_(std=config.d_model**-0.5))
         bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.head_bias else None
         return cls(weight, bias, config.d_model**-0.5 if config.scale_output else 1.0, config.logit_softcap)
