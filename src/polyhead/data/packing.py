@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.data.token_store import TokenStore
+from polyhead.text.tokenizer import Tokenizer
 
 Ints = NDArray[Any]
+FRAME = 2  # special tokens about a piece: one begins it, one ends it
 
 
 class Pieces(NamedTuple):
@@ -32,8 +34,9 @@ class Pack(NamedTuple):
     row: Ints  # (N,) from 0 to B - 1
 
 
-def documents(store: TokenStore, marked: bool) -> Pieces:
-    """The documents of a store, without the marks between them."""
+def documents(store: TokenStore, mark: int) -> Pieces:
+    """The documents of a store, without the token ``mark`` between them, which no text is made of."""
+    marked = len(store) > 0 and int(store.ids[0]) == mark
     starts = store.begins + marked
     ends = np.append(store.begins[1:], len(store) - marked)
     return Pieces(starts, ends - starts)
@@ -82,9 +85,9 @@ def pack(sizes: Ints, width: int, bits: np.random.Generator) -> list[list[int]]:
     return [rows[i] for i in bits.permutation(len(rows))]
 
 
-def plan_packs(pieces: Pieces, frame: int, width: int, rows: int, epoch: int, bits: np.random.Generator) -> list[Pack]:
-    """The batches of an epoch, ``rows`` rows in each; every piece takes ``frame`` places more than it has tokens."""
-    filled = pack(pieces.lengths + frame, width, bits)
+def plan_packs(pieces: Pieces, width: int, rows: int, epoch: int, bits: np.random.Generator) -> list[Pack]:
+    """The batches of an epoch, ``rows`` rows of ``width`` tokens in each, all pieces framed."""
+    filled = pack(pieces.lengths + FRAME, width, bits)
     packs = []
     for first in range(0, len(filled), rows):
         group = filled[first : first + rows]
@@ -92,3 +95,23 @@ def plan_packs(pieces: Pieces, frame: int, width: int, rows: int, epoch: int, bi
         of_row = np.repeat(np.arange(len(group)), [len(row) for row in group])
         packs.append(Pack(epoch, np.arange(first, first + len(group)), pieces.of(chosen), of_row))
     return packs
+
+
+def collate_packs(store: TokenStore, packed: Pack, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
+    """Tokens (B, T) and positions (B, T) of some rows: each piece as ``<s> tokens </s>`` and from position 0 on.
+
+    What is left of a row is padding, at position -1. T is the longest row.
+    """
+    starts, lengths = packed.pieces
+    sizes = lengths + FRAME
+    before = np.cumsum(sizes) - sizes
+    at = before - before[np.searchsorted(packed.row, packed.row)]  # where each piece begins in its row
+    width = int((at + sizes).max(initial=0))
+    tokens = np.full((len(packed.rows), width), tokenizer.pad_id, dtype=np.int64)
+    pos = np.full_like(tokens, -1)
+    for row, first, start, length in zip(packed.row.tolist(), at.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        tokens[row, first] = tokenizer.bos_id
+        tokens[row, first + 1 : first + 1 + length] = store.ids[start : start + length]
+        tokens[row, first + 1 + length] = tokenizer.eos_id
+        pos[row, first : first + length + FRAME] = np.arange(length + FRAME)
+    return tokens, pos

@@ -1,0 +1,42 @@
+"""How often a model says just the token that stood there."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.nn.head import Head
+from polyhead.nn.loss import IGNORED
+
+
+class Recovered(NamedTuple):
+    """Sums over the tokens asked for."""
+
+    nll: float = 0.0  # -log p, natural
+    right: int = 0  # how many were the likeliest
+    asked: int = 0
+
+    def plus(self, other: Recovered) -> Recovered:
+        """Of both together."""
+        return Recovered(self.nll + other.nll, self.right + other.right, self.asked + other.asked)
+
+    def measures(self) -> dict[str, float]:
+        """Loss in nats, perplexity and accuracy, each of a token asked for."""
+        loss = self.nll / max(self.asked, 1)
+        return {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": self.right / max(self.asked, 1)}
+
+
+@torch.no_grad()
+def recovered(features: Tensor, head: Head, labels: Tensor, chunk: int = 512) -> Recovered:
+    """Of features (..., C) where labels (...) ask for a token; -100 asks for none. ``chunk`` rows of logits exist at a time."""
+    asked = labels != IGNORED
+    features, labels = features[asked], labels[asked]
+    nll, right = 0.0, 0
+    for x, y in zip(features.split(chunk), labels.split(chunk), strict=True):
+        scores = head(x).float()
+        nll += float(torch.nn.functional.cross_entropy(scores, y, reduction="sum"))
+        right += int((scores.argmax(-1) == y).sum())
+    return Recovered(nll, right, len(labels))

@@ -1,0 +1,48 @@
+"""The text of tasks that need no labels: as the recipe names it, checked and tokenized."""
+
+from __future__ import annotations
+
+from polyhead.data.text import Text, open_text
+from polyhead.data.token_store import TokenStore
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.reporting import Reporter
+
+
+def text_of(recipe: Recipe, split: str) -> Text:
+    """The files of a split as the recipe says they are read; validation may be the end of the training text.
+
+    Of TSV and JSONL files the column ``data.text`` is read.
+    """
+    data = recipe.data
+    held = data.valid_share if not data.valid else 0.0
+    share = (0.0, 1.0 - held) if split == "train" else (0.0, 1.0)
+    if split == "valid" and not data.valid:
+        if not held:
+            raise UserError("data.valid: give files to measure progress on, or data.valid_share=0.1 of the training text")
+        split, share = "train", (1.0 - held, 1.0)
+    return open_text(data.paths(split), data.documents, share, data.text, data.format)
+
+
+def check_text(recipe: Recipe, least: int) -> None:
+    """Every file is there and is text, and rows of data.max_len hold ``least`` tokens and fit the model."""
+    if recipe.train.eval_bleu:
+        raise UserError("train.eval_bleu: BLEU judges translations; this task has its loss and accuracy")
+    if recipe.data.max_len < least:
+        raise UserError(f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {least} at least")
+    for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+        text_of(recipe, split)
+
+
+def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> tuple[TokenStore, TokenStore]:
+    """The training and validation text as tokens, made or found."""
+    if recipe.data.max_len > recipe.model.max_len:
+        raise UserError(
+            f"data.max_len is {recipe.data.max_len}, more than model.max_len={recipe.model.max_len}: rows do not fit"
+        )
+    cache = recipe.data.cache or recipe.out / "data"
+    train, valid = (TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid"))
+    for split, store in (("train", train), ("valid", valid)):
+        report.say(f"{split}: {store.report}, {len(store):,} tokens")
+    return train, valid
