@@ -8,32 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest, show
 from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Choice, Registry
+from polyhead.sections import DistillSection, Section, Start
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
 Columns = Annotated[list[Column], BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given])]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
-
-
-class Section(BaseModel):
-    """A part of a recipe: fixed once read, and no key that is not named here."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -83,6 +69,7 @@ class TokenizerConfig(Section):
 
     kind: Choice = Choice("bpe")
     vocab_size: int = Field(8000, gt=5, description="tokens, special ones included; small corpora give fewer")
+    sentinels: int = Field(0, ge=0, description="tokens that stand for hidden spans; denoising with noise=spans needs them")
 
     @field_validator("kind")
     @classmethod
@@ -103,6 +90,10 @@ class TrainConfig(Section):
     clip_norm: float = Field(1.0, ge=0, description="longest gradient; 0 leaves it as it is")
     label_smoothing: float | None = Field(
         None, ge=0, lt=1, description="share of the probability spread over all tokens; 0.1 for translation, else 0"
+    )
+    freeze: tuple[str, ...] = Field((), description="parts of the model that stay as they are, e.g. [encoder.embedding]")
+    lr_factors: dict[str, float] = Field(
+        default_factory=dict, description="factors on lr for parts of the model, e.g. {classifier: 10}"
     )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
@@ -184,6 +175,8 @@ class Recipe(Section):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     model: ModelSection = Field(default_factory=ModelSection)
     train: TrainConfig
+    start: Start | None = Field(None, description="trained weights to begin with, in place of random ones")
+    distill: DistillSection | None = Field(None, description="a teacher to learn from besides the labels")
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     out: Path = Field(
         Path("runs/run"), description="the run's directory; runs/<name of the recipe> if not given"

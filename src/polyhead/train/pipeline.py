@@ -16,13 +16,16 @@ from polyhead.models import build
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
+from polyhead.run_files import read_config
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train import checkpoint
+from polyhead.train.distill import check_widths, distilled
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome, total_steps, train
 from polyhead.train.reporting import Metrics, Reporter, Reporters, TensorBoard, at_terminal, duration
 from polyhead.train.resume import check_directory, check_rates, check_same
 from polyhead.train.signals import end_on_signal, stop_on_signal
+from polyhead.train.start import begin, open_start, resolved
 from polyhead.train.tasks.base import RunTask, TaskPart
 from polyhead.train.training import Training, final_weights
 
@@ -47,17 +50,27 @@ def run_training(
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     out, checkpoints = recipe.out, recipe.out / "checkpoints"
+    origin = open_start(recipe)
+    recipe = resolved(recipe, origin)
     before = check_directory(recipe, resume)
     part: TaskPart = TASK.get(recipe.task.name)
     part.check(recipe)  # a mistake in the files is told now, not at the end
     with RunLock(out):
         saved = checkpoint.newest(checkpoints) if resume else None
         with reporters(recipe, saved.step if saved else 0, report) as told:
-            if tokenizer is None or resume:
+            if origin and not resume:
+                tokenizer = origin.tokenizer
+            elif tokenizer is None or resume:
                 tokenizer = _tokenizer(recipe, part, resume, told)
             task = part.open(recipe, tokenizer, told)
-            config = recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels)
+            known = read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
+            config = recipe.model.with_vocabulary(max(known, tokenizer.vocab_size), task.labels)  # published rows may be more
+            if recipe.distill:
+                task = distilled(task, recipe.distill, tokenizer, recipe.train.label_smoothing or 0.0)
+                check_widths(task, config.d_model)
             run = Run(build(config, recipe.train.seed), tokenizer, recipe.generation, recipe)
+            if origin and recipe.start and not saved:
+                told.say(begin(run.model, origin, recipe.start.every))
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
@@ -92,7 +105,7 @@ def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -
     if resume:
         return Tokenizer.load(recipe.out)
     started = time.monotonic()
-    tokenizer = train_tokenizer(part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size)
+    tokenizer = train_tokenizer(part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels)
     report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
     return tokenizer
 

@@ -18,6 +18,7 @@ from polyhead.train.optim import set_rates
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.snapshot import flatten_optimizer, unflatten_optimizer
+from polyhead.train.start import freeze, scale_rates
 from polyhead.train.tensors import expect
 
 
@@ -26,7 +27,9 @@ class Training:
 
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
+        freeze(model, config.freeze)
         self.optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
+        scale_rates(model, self.optimizers, config.lr_factors)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
         self.ema = Ema(model, config.ema) if config.ema else None
         set_rates(self.optimizers, 1.0)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
 
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.loop import Task
 from polyhead.train.reporting import Reporter
+
+
+class Scores(NamedTuple):
+    """What a model says of a batch, for a student to be held against."""
+
+    logits: Tensor  # (N, L) where something is asked
+    labels: Tensor  # (N,)
+    hidden: Tensor  # (M, C) the last vectors of the tokens that are there
 
 
 class RunTask(Task, Protocol):
@@ -19,6 +29,10 @@ class RunTask(Task, Protocol):
     title: str  # of the run's README.md
     use: str  # a command that uses the run
     labels: tuple[str, ...]  # classes that the model tells apart, if it does
+
+    def scores(self, model: nn.Module, batch: Any) -> Scores:
+        """What the loss is made of."""
+        ...
 
     def facts(self, run: Run) -> dict[str, str]:
         """What is measured of the final weights, besides the loss, for people to read."""

@@ -12,12 +12,13 @@ from polyhead.data.text import Text, open_text, texts
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
-from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.recipe import DataConfig, Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks.base import Scores
 
 
 @TASK.register("language-model")
@@ -101,6 +102,13 @@ class LanguageModel:
         assert isinstance(model, CausalLM)
         features = model.features(batch.tokens, batch.pos)
         return cross_entropy(features, model.head, batch.labels, self.smoothing)
+
+    def scores(self, model: nn.Module, batch: Rows) -> Scores:
+        """Of every token that has a next one."""
+        assert isinstance(model, CausalLM)
+        asked = batch.labels != IGNORED
+        hidden = model.features(batch.tokens, batch.pos)[asked]
+        return Scores(model.head(hidden), batch.labels[asked], hidden)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss and perplexity a token, perplexity a word and bits a character of the validation text."""

@@ -15,12 +15,13 @@ from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks.base import Scores
 
 Measure = Callable[[Seq2Seq], dict[str, float]]
 SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
@@ -106,6 +107,13 @@ class Translation:
         features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
         smoothing = self.smoothing if smoothing is None else smoothing
         return cross_entropy(features, model.head, batch.labels, smoothing)
+
+    def scores(self, model: nn.Module, batch: Batch) -> Scores:
+        """Of every token of the targets."""
+        assert isinstance(model, Seq2Seq)
+        asked = batch.labels != IGNORED
+        hidden = model.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
+        return Scores(model.head(hidden), batch.labels[asked], hidden)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss without smoothing and perplexity of the validation pairs, and whatever else is measured."""

@@ -1,0 +1,40 @@
+"""Sections of a recipe that begin with what was trained before. No torch here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of a recipe: fixed once read, and no key that is not named here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class StartSection(Section):
+    """Trained weights to begin with: ``start: runs/mine`` or ``start: {run: runs/mine, every: 2}``.
+
+    The tokenizer and the model come with them; what the recipe says of the model is changed.
+    """
+
+    run: str = Field(description="a run, a published checkpoint, or owner/name on a hub")
+    every: int = Field(1, gt=0, description="of its layers the first and every n-th after; 2 halves the depth")
+
+
+class DistillSection(Section):
+    """Learning from a teacher besides the labels (Hinton et al., 2015; Sanh et al., 2019)."""
+
+    teacher: str = Field(description="a run, or a published checkpoint, with the same tokenizer")
+    temperature: float = Field(2.0, gt=0, description="both distributions are softened by it")
+    logits: float = Field(1.0, ge=0, description="weight of the teacher's probabilities")
+    labels: float = Field(0.5, ge=0, description="weight of the labels")
+    hidden: float = Field(0.0, ge=0, description="weight of the cosine between both models' last vectors")
+
+
+def _start(given: Any) -> Any:
+    return {"run": given} if isinstance(given, str) else given
+
+
+Start = Annotated[StartSection, BeforeValidator(_start)]

@@ -1,0 +1,124 @@
+"""Learning from a teacher: its probabilities and its vectors, besides the labels."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.errors import UserError
+from polyhead.nn.loss import Loss, classification
+from polyhead.run import Run, load
+from polyhead.sections import DistillSection
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.tasks.base import RunTask, Scores
+
+BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")  # measures of which more is better
+ROUNDS = 3
+
+
+class Distilled:
+    """A task whose loss also asks to say what a teacher says.
+
+    Equation: L = a T² KL(p_teacher^(1/T) ‖ p_student^(1/T)) + b CE(labels) + c Σ (1 - cos(h_student, h_teacher))
+    Paper: Hinton et al., 2015, sec. 2; Sanh et al., 2019, sec. 3 (whose a, b, c are 5, 2, 1)
+    """
+
+    def __init__(self, task: RunTask, teacher: Run, config: DistillSection, smoothing: float = 0.0) -> None:
+        self.task, self.teacher, self.config, self.smoothing = task, teacher, config, smoothing
+        self.identity, self.title, self.labels, self.use = task.identity, task.title, task.labels, task.use
+        for parameter in teacher.model.parameters():
+            parameter.requires_grad_(False)
+
+    def plan(self, epoch: int) -> Sequence[Any]:
+        return self.task.plan(epoch)
+
+    def hardest(self) -> Any:
+        return self.task.hardest()
+
+    def batch(self, rows: Any) -> Any:
+        return self.task.batch(rows)
+
+    def count(self, batch: Any) -> int:
+        return self.task.count(batch)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self.task.evaluate(model)
+
+    def scores(self, model: nn.Module, batch: Any) -> Scores:
+        return self.task.scores(model, batch)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """The sum of all three; nll is that of the labels, as without a teacher."""
+        c, said = self.config, self.task.scores(model, batch)
+        with torch.no_grad():
+            taught = self.task.scores(self.teacher.model, batch)
+        own = classification(said.logits, said.labels, self.smoothing)
+        soft = softened(said.logits, taught.logits, c.temperature)
+        total = c.logits * soft + c.labels * own.total
+        if c.hidden:
+            apart = (1 - F.cosine_similarity(said.hidden.float(), taught.hidden.float(), dim=-1)).mean()
+            total = total + c.hidden * own.count * apart
+        return Loss(total, own.nll, own.count)
+
+    def facts(self, run: Run) -> dict[str, str]:
+        """Those of the task, and what the student has of its teacher: size, speed, and the share of quality."""
+        sizes = [sum(p.numel() for p in one.parameters()) for one in (run.model, self.teacher.model)]
+        measured, seconds = [], []
+        with torch.inference_mode():
+            for model in (run.model, self.teacher.model):
+                measured.append(self.task.evaluate(model))
+            for _ in range(ROUNDS):
+                seconds.append([_time(self.task, model) for model in (run.model, self.teacher.model)])
+        faster = statistics.median(theirs / ours for ours, theirs in seconds)
+        report = {
+            "parameters": f"{sizes[0]:,}, the teacher's {sizes[1]:,}: {1 - sizes[0] / sizes[1]:.0%} smaller",
+            "speed": f"{faster:.2f} times the teacher's on the validation text ({faster - 1:.0%} faster)",
+        }
+        for name, value in measured[0].items():
+            kept = f": {value / measured[1][name]:.1%} kept" if name in BETTER and measured[1][name] > 0 else ""
+            report[f"valid {name} beside the teacher's"] = f"{value:.4f} and {measured[1][name]:.4f}{kept}"
+        return report | self.task.facts(run)
+
+
+def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T² KL(teacher ‖ student) of both distributions at a temperature, summed over rows: (N, L), (N, L) -> ().
+
+    T² keeps the size of its gradient beside that of the labels (Hinton et al., 2015, sec. 2).
+    """
+    p = (teacher.float() / temperature).softmax(-1)
+    log_q = (student.float() / temperature).log_softmax(-1)
+    return temperature**2 * F.kl_div(log_q, p, reduction="sum")
+
+
+def distilled(task: RunTask, config: DistillSection, tokenizer: Tokenizer, smoothing: float) -> Distilled:
+    """The task with its teacher; a UserError where they do not know the same tokens or classes."""
+    teacher = load(config.teacher)
+    if teacher.tokenizer.sha256 != tokenizer.sha256:
+        raise UserError(
+            f"distill.teacher: {config.teacher} has another tokenizer than the student; begin with it (start: ...), "
+            "or let the teacher write the training text (polyhead translate) and learn from that"
+        )
+    if teacher.config.labels != task.labels:
+        raise UserError(f"distill.teacher: its classes are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}")
+    return Distilled(task, teacher, config, smoothing)
+
+
+def check_widths(task: Distilled, d_model: int) -> None:
+    """Vectors are compared where both models have as many features."""
+    if task.config.hidden and task.teacher.config.d_model != d_model:
+        raise UserError(
+            f"distill.hidden compares vectors, and the student has {d_model} features, the teacher {task.teacher.config.d_model}"
+        )
+
+
+def _time(task: RunTask, model: nn.Module) -> float:
+    """Seconds that the validation text takes."""
+    start = time.perf_counter()
+    task.evaluate(model)
+    return time.perf_counter() - start

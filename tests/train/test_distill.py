@@ -1,0 +1,131 @@
+"""Learning from a teacher: the losses by their formulas, a student that follows it, and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.conftest import Notes, small_recipe, write_corpus
+
+import polyhead as ph
+from polyhead.errors import UserError
+from polyhead.models import build
+from polyhead.recipe import Recipe
+from polyhead.sections import DistillSection
+from polyhead.train.distill import distilled, softened
+from polyhead.train.pipeline import run_training
+from polyhead.train.start import begin
+from polyhead.train.tasks.translation import Translation
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture(scope="module")
+def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("distill")
+    write_corpus(directory, n=120)
+    model = {"d_model": 32, "n_layers": 2, "d_ff": 64, "dropout": 0.0}
+    recipe = small_recipe(directory, "teacher", steps=150, max_tokens=200, accumulate=1, lr=1e-2, ema=None, model=model,
+                          eval_every=50, save_every=50)  # fmt: skip
+    run_training(recipe, report=Notes())
+    return directory
+
+
+def student(place: Path, out: str, **changes: Any) -> Recipe:
+    whole = small_recipe(place, out).model_dump(mode="json")
+    del whole["tokenizer"]
+    settings = {"steps": 60, "max_tokens": 200, "accumulate": 1, "lr": 5e-3, "ema": None, "label_smoothing": 0.0}
+    start = {"run": str(place / "teacher"), "every": 2}
+    return Recipe.model_validate(
+        {**whole, "model": {}, "start": start, "train": whole["train"] | settings | changes.pop("train", {}),
+         "distill": {"teacher": str(place / "teacher"), **changes}}
+    )  # fmt: skip
+
+
+def test_softened_is_the_divergence_at_a_temperature() -> None:
+    torch.manual_seed(0)
+    q, p = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
+    wanted = 0.0
+    for row in range(5):
+        a, b = (p[row] / 3).exp(), (q[row] / 3).exp()
+        a, b = a / a.sum(), b / b.sum()
+        wanted += float((a * (a / b).log()).sum()) * 9
+    assert float(softened(q, p, 3.0)) == pytest.approx(wanted, rel=1e-5)
+    assert float(softened(p, p, 3.0)) == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("weight", ["logits", "labels", "hidden"])
+def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> None:
+    recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
+    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    section = DistillSection(teacher=str(place / "teacher"), **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0}))
+    wrapped = distilled(task, section, teacher.tokenizer, 0.0)
+    model = build(teacher.config, seed=5)
+    batch = task.batch(task.plan(0)[0])
+    loss, asked = wrapped.loss(model, batch), batch.labels >= 0
+    with torch.no_grad():
+        f, g = (m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked] for m in (model, teacher.model))
+    log_p = model.head(f).log_softmax(-1)
+    nll = -log_p.gather(1, batch.labels[asked][:, None]).sum()
+    cosine = (f * g).sum(-1) / f.norm(dim=-1) / g.norm(dim=-1)
+    wanted = {
+        "labels": nll,
+        "logits": softened(model.head(f), teacher.model.head(g), 2.0),
+        "hidden": len(f) * (1 - cosine).mean(),
+    }[weight]
+    torch.testing.assert_close(loss.total, 2 * wanted, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(loss.nll, nll, rtol=1e-4, atol=1e-3)
+    loss.total.backward()
+    assert all(p.grad is None for p in wrapped.teacher.model.parameters())
+
+
+def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:
+    run, _ = run_training(student(place, "student", hidden=1.0), report=Notes())
+    teacher = ph.load(place / "teacher")
+    card = (place / "student/README.md").read_text()
+    sizes = [sum(p.numel() for p in one.model.parameters()) for one in (run, teacher)]
+    assert f"{sizes[0]:,}, the teacher's {sizes[1]:,}: {1 - sizes[0] / sizes[1]:.0%} smaller" in card
+    assert "times the teacher's on the validation text" in card
+    assert "valid loss beside the teacher's" in card
+    task = Translation.open(student(place, "unused"), teacher.tokenizer, Notes())
+    batch = task.batch(task.plan(0)[0])
+    begun = build(run.config, seed=1)
+    begin(begun, teacher, 2)
+    with torch.no_grad():
+        wanted, before, after = (task.scores(model.eval(), batch) for model in (teacher.model, begun, run.model))
+    far, near = (float(softened(said.logits, wanted.logits, 1.0)) for said in (before, after))
+    assert near < far / 4
+    cosines = [torch.cosine_similarity(said.hidden, wanted.hidden, dim=-1).mean() for said in (before, after)]
+    assert cosines[1] > cosines[0] + 0.2
+
+
+def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> None:
+    """Towards the teacher's probabilities, however wrong they are: those of one that learned nothing."""
+    recipe = student(place, "blind", labels=0.0)
+    teacher = ph.load(place / "teacher")
+    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    fool = build(teacher.config, seed=9)
+    wrapped = distilled(task, recipe.distill, teacher.tokenizer, 0.0)  # type: ignore[arg-type]
+    wrapped.teacher.model = fool.eval()
+    model = build(teacher.config, seed=10)
+    batch = task.batch(task.plan(0)[0])
+    before = float(wrapped.loss(model, batch).total.detach())
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        wrapped.loss(model, batch).total.backward()
+        optimizer.step()
+    assert float(wrapped.loss(model, batch).total.detach()) < before / 4
+
+
+def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: Path) -> None:
+    write_corpus(tmp_path)
+    run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())
+    with pytest.raises(UserError, match="another tokenizer"):
+        run_training(student(place, "no").model_copy(update={"distill": DistillSection(teacher=str(tmp_path / "other"))}), report=Notes())
+    small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 32}
+    plain = small_recipe(place, "narrow", model=small, tokenizer={"vocab_size": 280})
+    with pytest.raises(UserError, match="student has 16 features, the teacher 32"):
+        run_training(plain.model_copy(update={"distill": DistillSection(teacher=str(place / "teacher"), hidden=1.0)}), report=Notes())

@@ -1,0 +1,161 @@
+"""Beginning with trained weights: what is taken, what is new, what stays, and that a run of it goes on bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.conftest import Notes, Toy, equal, small_recipe, toy_model, write_corpus
+
+import polyhead as ph
+from polyhead.errors import UserError
+from polyhead.models import build
+from polyhead.nn.weights import weights
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.train.loop import update
+from polyhead.train.pipeline import run_training
+from polyhead.train.start import begin, scale_rates
+from polyhead.train.training import Training
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture(scope="module")
+def first(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four layers a side."""
+    place = tmp_path_factory.mktemp("start")
+    write_corpus(place)
+    run_training(small_recipe(place, "first", steps=7, model={"n_layers": 4}), report=Notes())
+    return place
+
+
+def tuned(place: Path, out: str, start: Any = None, **changes: Any) -> Recipe:
+    """A recipe that says of its model what is given and nothing else."""
+    whole = small_recipe(place, out).model_dump(mode="json")
+    del whole["tokenizer"]
+    model, train_keys = changes.pop("model", {}), changes
+    return Recipe.model_validate(
+        {**whole, "start": start or str(place / "first"), "model": model, "train": whole["train"] | {"steps": 7, **train_keys}}
+    )
+
+
+def test_a_run_begins_with_the_weights_tokenizer_and_model_of_another(first: Path) -> None:
+    origin, notes = ph.load(first / "first"), Notes()
+    run, _ = run_training(tuned(first, "second", lr=1e-12, model={"dropout": 0.0}, ema=None), report=notes)
+    assert run.config == origin.config.model_copy(update={"dropout": 0.0})
+    assert run.tokenizer.sha256 == origin.tokenizer.sha256
+    for name, tensor in weights(origin.model).items():
+        torch.testing.assert_close(weights(run.model)[name], tensor, rtol=0, atol=1e-9)
+    total = len(weights(origin.model))
+    assert f"begun with {total} of {total} weights" in notes.said
+    assert load_recipe(first / "second/recipe.yaml").model.n_layers == 4
+
+
+def test_every_second_layer_makes_a_student(first: Path) -> None:
+    origin = ph.load(first / "first")
+    recipe = tuned(first, "half", {"run": str(first / "first"), "every": 2}, lr=1e-12, ema=None)
+    run, _ = run_training(recipe, report=Notes())
+    assert (run.config.n_layers, run.config.decoder_layers) == (2, 2)
+    for mine, theirs in ((0, 0), (1, 2)):
+        for side in ("encoder", "decoder"):
+            a, b = (dict(m.get_submodule(f"{side}.layers.{n}").named_parameters()) for m, n in ((run.model, mine), (origin.model, theirs)))
+            assert a.keys() == b.keys()
+            for name, tensor in a.items():
+                torch.testing.assert_close(tensor, b[name], rtol=0, atol=1e-9)
+
+
+def test_frozen_parts_keep_their_bits_and_the_rest_learns(first: Path) -> None:
+    origin = ph.load(first / "first")
+    frozen = ["encoder_embedding", "encoder.layers.0"]
+    run, _ = run_training(tuned(first, "frozen", freeze=frozen, ema=None), report=Notes())
+    before, after = weights(origin.model), weights(run.model)
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith(("encoder_embedding.", "encoder.layers.0."))}
+
+
+def test_a_run_that_began_so_goes_on_bit_for_bit_even_without_its_start(first: Path, tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"freeze": ["encoder.layers.1"], "lr_factors": {"decoder.layers": 0.3}}
+    shutil.copytree(first, tmp_path / "it")
+    place = tmp_path / "it"
+    run_training(tuned(place, "cut", steps=7, schedule={"name": "constant"}, **parts), report=Notes())
+    run_training(tuned(place, "all", steps=14, schedule={"name": "constant"}, **parts), report=Notes())
+    shutil.rmtree(place / "first")
+    on, _ = run_training(load_recipe(place / "cut/recipe.yaml", ["train.steps=14"]), resume=True, report=Notes())
+    straight = ph.load(place / "all")
+    for name, tensor in weights(straight.model).items():
+        assert torch.equal(weights(on.model)[name], tensor), name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_a_factor_is_another_rate_and_nothing_else(optimizer: str) -> None:
+    """Factor 0.5 on everything at twice the rate changes nothing; of two that overlap, the longer name counts."""
+
+    def trained(lr: float, factors: dict[str, float], steps: int) -> Training:
+        config = TrainConfig(steps=10, lr=lr, lr_factors=factors, optimizer=optimizer, schedule={"name": "constant"})
+        training, task = Training(toy_model(), config, 8, 10), Toy()
+        for step in range(1, steps + 1):
+            training.progress.step = step
+            torch.manual_seed(step)
+            update(training, task, [task.batch(rows) for rows in task.plan(step)[:2]], config)
+        return training
+
+    assert equal(trained(1e-3, {}, 10), trained(2e-3, {"0": 0.5, "3": 0.5}, 10))
+    plain, mixed = trained(1e-3, {}, 1).model, trained(4e-3, {"0": 0.25, "0.bias": 0.5, "3": 0.25}, 1).model
+    for name, tensor in mixed.named_parameters():
+        same = torch.equal(tensor, plain.get_parameter(name))
+        assert same == (name != "0.bias")
+
+
+def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
+    sizes: dict[str, Any] = {"kind": "encoder", "d_model": 8, "n_heads": 2, "n_layers": 2, "vocab_size": 9}
+    teacher = build(ph.ModelConfig(**sizes), seed=1)
+    student = build(ph.ModelConfig(**sizes, labels=["a", "b"]), seed=2)
+
+    class Origin:
+        model, config = teacher, teacher.config
+
+    said = begin(student, Origin())  # type: ignore[arg-type]
+    for name, tensor in weights(student.encoder).items():
+        assert torch.equal(tensor, weights(teacher.encoder)[name])
+    assert "new: classifier.bias, classifier.weight, pooler.proj.bias, pooler.proj.weight" in said
+    assert "not taken: transform.bias, transform.weight, transform_norm.bias, transform_norm.weight" in said
+    other = build(ph.ModelConfig(**sizes, labels=["b", "a"]), seed=3)
+
+    class Labelled:
+        model, config = student, student.config
+
+    begin(other, Labelled())  # type: ignore[arg-type]
+    assert not torch.equal(other.classifier.weight, student.classifier.weight)  # they stand for other classes
+    assert torch.equal(other.pooler.proj.weight, student.pooler.proj.weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"d_model": 32}}, "do not fit.*wanted"),
+        ({"start": "nowhere"}, "no run directory 'nowhere'"),
+        ({"freeze": ["encodr"]}, "train.freeze: no part of the model is called 'encodr'.*encoder"),
+        ({"freeze": ["encoder", "decoder", "encoder_embedding"]}, "nothing is left to learn"),
+        ({"lr_factors": {"decodr": 2.0}}, "train.lr_factors: no part of the model is called 'decodr'.*decoder"),
+        ({"lr_factors": {"decoder": 0.0}}, "train.lr_factors: decoder is 0.0, wanted above 0"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_said(first: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        run_training(tuned(first, "never", **changes), report=Notes())
+
+
+def test_a_tokenizer_beside_a_start_is_refused(first: Path) -> None:
+    recipe = tuned(first, "never")
+    with pytest.raises(UserError, match=r"tokenizer: it comes with start\.run"):
+        run_training(Recipe.model_validate(recipe.model_dump(exclude_unset=True) | {"tokenizer": {"kind": "char"}}), report=Notes())
+
+
+def test_rates_of_nothing_are_left_alone() -> None:
+    training = Training(toy_model(), TrainConfig(steps=1), 8, 1)
+    groups = [len(group["params"]) for group in training.optimizers[0].param_groups]
+    scale_rates(training.model, training.optimizers, {})
+    assert [len(group["params"]) for group in training.optimizers[0].param_groups] == groups
