@@ -1,0 +1,252 @@
+"""A classifier from labelled text: it learns what there is, its batches are a function of the seed, and it resumes to the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.train.conftest import Notes
+from tests.train.test_resume import KILLED, Deadly, in_child, result
+
+import polyhead as ph
+from polyhead.analysis.class_metrics import class_measures
+from polyhead.analysis.classes import Classified, measure_classes
+from polyhead.data.labelled import read_labelled
+from polyhead.errors import UserError
+from polyhead.models import Classifier
+from polyhead.nn.loss import classification
+from polyhead.recipe import Recipe
+from polyhead.registry import TASK
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.train.pipeline import run_training
+from polyhead.train.tasks.classification import Classification, labelled_of
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
+
+WORDS = {"good": ["fine", "great", "lovely"], "bad": ["dull", "awful", "weak"], "odd": ["strange", "weird", "queer"]}
+FILLING = ["a", "film", "plot", "with", "some", "actors", "and", "music"]
+
+
+def recipe(place: Path, out: str, *, task: Any = "classification", **changes: Any) -> Recipe:
+    model = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.1, "max_len": 32, "norm_first": True, "pooling": "max"}
+    train = {
+        "steps": 24, "max_tokens": 160, "lr": 1e-2, "precision": "fp32", "seed": 3, "log_every": 1, "eval_every": 6,
+        "save_every": 5, "schedule": {"name": "cosine", "warmup": 4}, "metric": "accuracy",
+    }  # fmt: skip
+    data = {"root": place, "train": "train.tsv", "valid": "valid.tsv", "test": "test.tsv", "cache": place / "cache"}
+    return Recipe.model_validate(
+        {
+            "task": task,
+            "data": data | {"text": "text", "label": "label"} | changes.pop("data", {}),
+            "tokenizer": {"vocab_size": 300},
+            "model": model | changes.pop("model", {}),
+            "train": train | changes.pop("train", {}),
+            "out": place / out,
+        }
+    )  # fmt: skip
+
+
+def rows(rng: np.random.Generator, count: int) -> list[tuple[str, str, str]]:
+    """A text whose class one word tells, and a second text whose class says whether both are alike."""
+    out = []
+    for _ in range(count):
+        labels = [str(rng.choice(list(WORDS))) for _ in range(2)]
+        sides = []
+        for label in labels:
+            words = [*rng.choice(FILLING, int(rng.integers(1, 6))), rng.choice(WORDS[label])]
+            sides.append(" ".join(map(str, rng.permutation(words))))
+        out.append((labels[0], *sides))
+    return out
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("classes")
+    rng = np.random.default_rng(1)
+    for split, count in (("train", 300), ("valid", 40), ("test", 40)):
+        lines = "".join(f"{label}\t{a}\t{b}\n" for label, a, b in rows(rng, count))
+        (directory / f"{split}.tsv").write_text("label\ttext\tsecond\n" + lines)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def learned(unsynced: None, place: Path) -> tuple[Path, Notes]:
+    notes = Notes()
+    made = recipe(place, "learned", train={"steps": 150, "eval_every": 50, "save_every": 50, "log_every": 50})
+    run_training(made, report=notes)
+    return made.out, notes
+
+
+def test_it_learns_what_there_is_to_learn(learned: tuple[Path, Notes]) -> None:
+    out, notes = learned
+    assert notes.series("accuracy", "valid")[-1] >= 0.95
+    run = ph.load(out)
+    assert run.config.labels == ("bad", "good", "odd")
+    assert "3 classes: bad " in " ".join(notes.said)
+    found = run.classify(["a dull film", "lovely music and some actors", "queer plot"])
+    assert [one.label for one in found] == ["bad", "good", "odd"]
+    assert all(sum(one.probabilities.values()) == pytest.approx(1) for one in found)
+    assert run.classify([]) == []
+    readme = (out / "README.md").read_text()
+    assert "| test accuracy |" in readme and "| valid mcc |" in readme and "perplexity" not in readme
+    assert "polyhead classify . input.txt" in readme
+
+
+def test_measures_are_those_of_one_text_after_another(learned: tuple[Path, Notes]) -> None:
+    out, notes = learned
+    run = ph.load(out)
+    assert run.recipe is not None and isinstance(run.model, Classifier)
+    examples, _ = read_labelled(labelled_of(run.recipe, "valid"))
+    log_p = []
+    for example in examples:
+        ids = [run.tokenizer.bos_id, *run.tokenizer.encode(example.texts)[0], run.tokenizer.eos_id]
+        with torch.no_grad():
+            log_p.append(run.model(torch.tensor([ids]))[0].log_softmax(-1))
+    wanted = [run.config.labels.index(example.label) for example in examples]
+    naive = {"loss": -sum(float(row[w]) for row, w in zip(log_p, wanted, strict=True)) / len(wanted)}
+    naive |= class_measures([int(row.argmax()) for row in log_p], wanted, run.config.labels)
+    measured = measure_classes(run.model, run.tokenizer, examples, 256)
+    assert measured.measures == pytest.approx(naive, rel=1e-4)
+    best = max((row for row in notes.rows if row["split"] == "valid"), key=lambda row: (row["accuracy"], -row["step"]))
+    assert {name: best[name] for name in naive} == pytest.approx(naive, rel=1e-4)
+    each = run.classify([example.texts[0] for example in examples])
+    assert [[*one.probabilities.values()] for one in each] == [pytest.approx(row.exp().tolist(), rel=1e-4) for row in log_p]
+    assert run.classify([examples[0].texts[0]])[0].label == each[0].label
+    assert isinstance(each[0], Classified)
+
+
+def test_the_checkpoint_with_the_best_accuracy_is_the_result(place: Path) -> None:
+    notes = Notes()
+    made = recipe(place, "best", train={"steps": 30, "eval_every": 3, "lr": 3e-2})
+    run_training(made, report=notes)
+    valid = [row for row in notes.rows if row["split"] == "valid"]
+    best = max(row["accuracy"] for row in valid)
+    (first,) = [int(row["step"]) for row in valid if row["accuracy"] == best][:1]
+    assert f"| weights | checkpoint {first} |" in (made.out / "README.md").read_text()
+    assert f"| valid accuracy | {best:.4f} |" in (made.out / "README.md").read_text()
+
+
+def test_pairs_are_told_apart_by_segments(place: Path) -> None:
+    data = {"text": ["text", "second"]}
+    notes = Notes()
+    run, _ = run_training(recipe(place, "pairs", data=data, model={"segments": 2}, train={"steps": 60}), report=notes)
+    pairs = [("a dull film", "some music"), ("some music", "a dull film")]
+    forward, back = run.classify(pairs)
+    assert forward.probabilities != back.probabilities
+    ids = [run.tokenizer.encode([a, b]) for a, b in pairs[:1]][0]
+    t = run.tokenizer
+    tokens = torch.tensor([[t.bos_id, *ids[0], t.eos_id, *ids[1], t.eos_id]])
+    segments = (torch.arange(tokens.size(1)) >= len(ids[0]) + 2).long()[None]
+    with torch.no_grad():
+        wanted, without = (run.model(tokens, None, s).softmax(-1)[0].tolist() for s in (segments, None))
+    assert [*forward.probabilities.values()] == pytest.approx(wanted, rel=1e-4)
+    assert [*forward.probabilities.values()] != pytest.approx(without, rel=1e-4)
+    with pytest.raises(UserError, match="some texts are pairs and some are not"):
+        run.classify([("a", "b"), "c"])
+
+
+def task_of(place: Path, tmp_path: Path, **options: Any) -> tuple[Classification, Tokenizer]:
+    made = recipe(place, "unused", task={"name": "classification", **options}, data={"cache": tmp_path})
+    tokenizer = train_tokenizer(Classification.texts(made), made.tokenizer.kind, 300)
+    return TASK.get("classification").open(made, tokenizer, Notes()), tokenizer
+
+
+def test_every_text_is_in_one_batch_of_an_epoch_in_an_order_of_the_seed_alone(place: Path, tmp_path: Path) -> None:
+    task, _ = task_of(place, tmp_path)
+    epochs = [[batch.tolist() for batch in task.plan(epoch)] for epoch in (0, 1, 0)]
+    assert epochs[0] == epochs[2] != epochs[1]
+    for epoch in epochs:
+        assert sorted(row for batch in epoch for row in batch) == list(range(300))
+        for batch in epoch:
+            assert len(batch) * max(task.train.lengths[batch]) <= 160
+    assert task.count(task.batch(np.arange(7))) == 7
+
+
+def test_token_dropout_hides_tokens_of_the_text_alone(place: Path, tmp_path: Path) -> None:
+    task, tokenizer = task_of(place, tmp_path, token_dropout=0.25)
+    plain, _ = task_of(place, tmp_path)
+    hidden = counted = 0
+    torch.manual_seed(5)
+    for batch in task.plan(0):
+        found, wanted = task.batch(batch).given, plain.batch(batch).given
+        special = torch.isin(wanted.tokens, torch.tensor([tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id]))
+        changed = found.tokens != wanted.tokens
+        assert not (changed & special).any()
+        assert (found.tokens[changed] == tokenizer.mask_id).all()
+        hidden, counted = hidden + int(changed.sum()), counted + int((~special).sum())
+    assert hidden / counted == pytest.approx(0.25, abs=0.03)
+    torch.manual_seed(9)
+    first = task.batch(task.plan(0)[0]).given.tokens
+    torch.manual_seed(9)
+    assert torch.equal(first, task.batch(task.plan(0)[0]).given.tokens)
+    assert torch.equal(task.valid.batch(np.arange(5), 0)[0].tokens, plain.valid.batch(np.arange(5), 0)[0].tokens)
+
+
+def test_the_loss_is_smoothed_in_training_and_not_in_evaluation(place: Path, tmp_path: Path) -> None:
+    made = recipe(place, "unused", data={"cache": tmp_path}, train={"label_smoothing": 0.3})
+    tokenizer = train_tokenizer(Classification.texts(made), made.tokenizer.kind, 300)
+    task = TASK.get("classification").open(made, tokenizer, Notes())
+    model = ph.build(made.model.with_vocabulary(tokenizer.vocab_size, task.labels), 1).eval()
+    batch = task.batch(task.plan(0)[0])
+    logits = model(*batch.given.called(0))
+    loss = task.loss(model, batch)
+    reference = torch.nn.functional.cross_entropy(logits, batch.labels, label_smoothing=0.3, reduction="sum")
+    assert float(loss.total.detach()) == pytest.approx(float(reference.detach()), rel=1e-5)
+    assert float(loss.nll) == pytest.approx(float(classification(logits, batch.labels).total.detach()), rel=1e-5)
+    everything = torch.cat([model(*task.valid.batch([row], 0)[0].called(0)) for row in range(len(task.valid))])
+    mean = torch.nn.functional.cross_entropy(everything, torch.tensor(task.valid.labels, dtype=torch.int64))
+    assert task.evaluate(model)["loss"] == pytest.approx(float(mean.detach()), rel=1e-4)
+
+
+def test_a_killed_run_ends_with_the_same_bits(place: Path) -> None:
+    task, train = {"name": "classification", "token_dropout": 0.2}, {"ema": 0.9}
+    whole, killed = (recipe(place, out, task=task, train=dict(train)) for out in ("whole", "killed"))
+    assert in_child(lambda: run_training(whole, report=Notes())) == 0
+    assert in_child(lambda: run_training(killed, report=Deadly(13))) == KILLED
+    assert in_child(lambda: run_training(killed, resume=True, report=Notes())) == 0
+    assert result(killed) == result(whole)
+
+
+def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(place: Path) -> None:
+    rng = np.random.default_rng(8)
+    lines = [json.dumps({"text": a, "label": label}) for label, a, _ in rows(rng, 100)]
+    (place / "some.jsonl").write_text("\n".join([*lines, json.dumps({"text": "word " * 60, "label": "odd"})]) + "\n")
+    (place / "more.jsonl").write_text("\n".join([*lines[:20], json.dumps({"text": "x", "label": "goood"})]) + "\n")
+    data = {"train": "some.jsonl", "valid": None, "valid_share": 0.1, "test": None}
+    notes = Notes()
+    run_training(recipe(place, "share", data=data, train={"steps": 2}), report=notes)
+    assert "train: some.jsonl: 91 of 91 texts; cut 1 (first: line 101)" in notes.said
+    assert "valid: some.jsonl: 10 of 10 texts" in notes.said
+    run_training(recipe(place, "unknown", data={**data, "valid": "more.jsonl"}, train={"steps": 2}), report=notes)
+    assert "valid: more.jsonl: 20 of 21 texts; skipped 1 of an unknown label (first: line 21, 'goood', did you mean 'good'?)" in notes.said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"text": "txt"}}, "unknown column of train.tsv 'txt'; did you mean 'text'"),
+        ({"data": {"text": []}}, "data.text"),
+        ({"data": {"text": ["a", "b", "c"]}}, "data.text"),
+        ({"data": {"valid": None}}, "data.valid is missing: name files to measure progress on, or give data.valid_share"),
+        ({"data": {"valid": None, "valid_share": 0.001}}, "no usable text in train.tsv: 0 of 0 texts"),
+        ({"train": {"metric": "bleu"}}, "train.metric: task 'classification' does not measure 'bleu'; it has loss, accuracy, f1, mcc"),
+        ({"train": {"eval_bleu": True}}, "BLEU judges translations; a classifier has its accuracy"),
+        ({"model": {"kind": "decoder"}}, "task 'classification' trains a model of kind 'encoder', not 'decoder'"),
+        ({"task": {"name": "classification", "token_dropout": 1.0}}, "token_dropout of task 'classification' is a share from 0 "),
+        ({"train": {"max_tokens": 4}}, "max_tokens is 4, but row"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_training(recipe(place, "refused", **changes), report=Notes())
+    assert not (place / "refused" / "checkpoints").exists()
+
+
+def test_a_classifier_does_nothing_else_and_nothing_else_classifies(learned: tuple[Path, Notes]) -> None:
+    run = ph.load(learned[0])
+    with pytest.raises(UserError, match="this takes a language model, and the run is a classifier: use classify, eval or attend"):
+        run.generate(["a"])
