@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from polyhead.errors import UserError, nearest, show
@@ -30,8 +30,8 @@ HARMLESS = set(
 class Given:
     """The keys of a config.json; null counts as not given, as in the files of other tools."""
 
-    def __init__(self, values: Mapping[str, Any], where: object) -> None:
-        self.where = where
+    def __init__(self, values: Mapping[str, Any], where: object, tensors: Collection[str] | None = None) -> None:
+        self.where, self.tensors = where, tensors
         self.values = {key: value for key, value in values.items() if value is not None}
         self.nulls = values.keys() - self.values.keys()
         self.asked: set[str] = set()
@@ -42,6 +42,10 @@ class Given:
     def null(self, key: str) -> bool:
         """Whether the key is there and says null."""
         return key in self.nulls
+
+    def holds(self, tensor: str, default: bool) -> bool:
+        """Whether the files hold a tensor of that name, which some configs do not say; ``default`` without files."""
+        return default if self.tensors is None else tensor in self.tensors
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number above 0."""

@@ -60,8 +60,8 @@ def open_model(directory: Path) -> Model:
         known = ", ".join(map(repr, FAMILY.names()))
         raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded")
     family: Family = FAMILY.get(kind)
-    config = read_config(family, Given(given, where))
     found = _named(family, entries(directory))
+    config = read_config(family, Given(given, where, found.keys()))
     layers = max(config.n_layers, config.decoder_layers)
     if layers > len(found):
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")

@@ -45,6 +45,7 @@ class Row(NamedTuple):
     theirs: str
     ours: tuple[str, ...]
     step: AnyStep = SAME
+    where: Callable[[ModelConfig], bool] = lambda config: True  # which models have it
 
 
 class Held(NamedTuple):
@@ -55,9 +56,11 @@ class Held(NamedTuple):
     step: Step
 
 
-def one(theirs: str, *ours: str, step: AnyStep = SAME) -> list[Row]:
+def one(
+    theirs: str, *ours: str, step: AnyStep = SAME, where: Callable[[ModelConfig], bool] = lambda config: True
+) -> list[Row]:
     """A row of a table."""
-    return [Row(theirs, ours, step)]
+    return [Row(theirs, ours, step, where)]
 
 
 def both(theirs: str, *ours: str, weight: AnyStep = SAME, bias: AnyStep = SAME) -> list[Row]:
@@ -68,7 +71,7 @@ def both(theirs: str, *ours: str, weight: AnyStep = SAME, bias: AnyStep = SAME) 
 
 def rows(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) -> Iterator[Held]:
     """The rows for a model with these weights, layer by layer; what it lacks, such as biases or a head, has none."""
-    for row in table:
+    for row in filter(lambda row: row.where(config), table):
         step = row.step if isinstance(row.step, Step) else row.step(config)
         for n in range(max(config.n_layers, config.decoder_layers)) if "{n}" in row.theirs else [0]:
             names = tuple(name.replace("{n}", str(n)) for name in row.ours)
