@@ -18,18 +18,25 @@ VOCABULARY = 300
 Make = Callable[..., Any]
 
 
-def make(directory: Path, config: str, seed: int = 0, dtype: torch.dtype = torch.float32, **sizes: Any) -> Any:
+def make(
+    directory: Path,
+    config: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    auto: str = "AutoModelForCausalLM",
+    **sizes: Any,
+) -> Any:
     """The reference model of that config with every weight random, biases and norms too; saved with its tokenizer."""
     torch.manual_seed(seed)
-    built = getattr(transformers, config)(
-        vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, pad_token_id=None, **sizes
-    )
-    model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation="eager").eval()
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    built = getattr(transformers, config)(**{"vocab_size": VOCABULARY, **ids, **sizes})
+    model = getattr(transformers, auto).from_config(built, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model = model.to(dtype)
-    model.generation_config = transformers.GenerationConfig(eos_token_id=2, bos_token_id=1)
+    if model.can_generate():
+        model.generation_config = transformers.GenerationConfig(eos_token_id=2, bos_token_id=1)
     model.save_pretrained(directory)
     train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY).save(directory)
     return model

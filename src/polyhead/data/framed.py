@@ -20,7 +20,7 @@ class Framed(NamedTuple):
     """The tokens of a row, special ones included."""
 
     ids: list[int]
-    second: int  # where the second text begins; the length of the row if there is one text
+    second: int  # where the second segment begins; the length of the row if there is one alone
     cut: bool  # whether the end of a text did not fit
 
 
@@ -29,7 +29,7 @@ class FramedBatch(NamedTuple):
 
     tokens: Tensor  # (B, T) int64
     pos: Tensor | None  # (B, T) int64: 0, 1, ... and -1 at padding; None if no row is padded
-    segments: Tensor | None  # (B, T) int64: 1 from where the second text begins; None if no row has one
+    segments: Tensor | None  # (B, T) int64: 1 from where the second segment begins; None if no row has one
 
     def called(self, segments: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The arguments of a model that tells so many kinds of segments apart."""
@@ -37,26 +37,27 @@ class FramedBatch(NamedTuple):
 
 
 def framed(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -> Framed:
-    """``<s> text </s>`` or ``<s> text </s> second </s>`` of at most ``max_len`` tokens.
+    """``<s> text </s>`` or ``<s> text </s> second </s>``, as the tokenizer says, of at most ``max_len`` tokens.
 
     Of two texts that do not fit the longer one is cut first (Devlin et al., 2018, appendix A.2).
     """
     if not 1 <= len(texts) <= 2:
         raise UserError(f"an encoder reads one text or two together, got {len(texts)}")
-    room = max_len - 1 - len(texts)
+    before, between, after, apart = tokenizer.around(len(texts))
+    special = len(before) + len(between) + len(after)
+    room = max_len - special
     if room < len(texts):
-        raise UserError(f"max_len is {max_len}; {len(texts)} texts of a token each need {2 * len(texts) + 1}")
+        raise UserError(f"max_len is {max_len}; {len(texts)} texts of a token each need {special + len(texts)}")
     kept = [list(ids) for ids in texts]
     if len(kept) == 1:
-        kept = [kept[0][:room]]
+        kept = [kept[0][:room], []]
     else:
         a, b = kept
         first = min(len(a), max(room - len(b), (room + 1) // 2))
         kept = [a[:first], b[: room - first]]
-    ids = [tokenizer.bos_id]
-    for text in kept:
-        ids += [*text, tokenizer.eos_id]
-    return Framed(ids, len(kept[0]) + 2, sum(map(len, kept)) < sum(map(len, texts)))
+    ids = [*before, *kept[0], *between, *kept[1], *after]
+    second = len(before) + len(kept[0]) + len(between) if apart else len(ids)
+    return Framed(ids, second, sum(map(len, kept)) < sum(map(len, texts)))
 
 
 def collate_framed(rows: Sequence[Ints | Sequence[int]], seconds: Ints | Sequence[int], pad_id: int) -> FramedBatch:

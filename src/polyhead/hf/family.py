@@ -27,6 +27,7 @@ class Family(NamedTuple):
     tied: Mapping[str, str] = {}  # name -> the one it shares a tensor with, which some files hold under both
     own: Mapping[str, tuple[Row, ...]] = {}  # rows that one of our models alone has, beside the table
     renamed: Mapping[str, str] = {}  # how names in old files end -> how they end today
+    specials: Mapping[str, str] = {}  # which token plays which role where no file of the tokenizer says
 
     def rows(self, model: str) -> tuple[Row, ...]:
         """The table of one of our models."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.errors import UserError, show
+from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import inside, read_json
+from polyhead.text.specials import DECODERS
 from polyhead.text.tokenizer import Tokenizer, roles_of
 
 log = logging.getLogger(__name__)
@@ -29,9 +31,15 @@ def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         roles |= roles_of(read_json(directory, name) or {})
     vocabulary = Tokenizer.load(directory, {})
+    family: Family = FAMILY.get(config["model_type"])
+    known = vocabulary.tokens(vocabulary.special_ids)
+    roles = {role: token for role, token in family.specials.items() if token in known} | roles
     for role in ("bos_token", "eos_token", "pad_token"):
         if role not in roles and (ids := _ids(config, f"{role}_id")):
             roles[role] = _token(vocabulary, ids[0], f"{directory / 'config.json'}: {role}_id")
+    for role in DECODERS:
+        if ids := _ids(generation, f"{role}_id") or _ids(config, f"{role}_id"):
+            roles[role] = _token(vocabulary, ids[0], f"{directory}: {role}_id")
     ends = _ids(generation, "eos_token_id")
     names = [_token(vocabulary, i, f"{directory / 'generation_config.json'}: eos_token_id") for i in ends]
     if names and roles.get("eos_token") not in names:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
-from polyhead.text.specials import ROLES, sentinel
+from polyhead.text.frame import Around, ruled, with_rules
+from polyhead.text.sides import Sides
+from polyhead.text.specials import DECODERS, INSTEAD, ROLES, sentinel
 
 MAX_FILE = 64 * 1024 * 1024  # bytes of a tokenizer.json; larger ones are refused, not parsed
 MAX_TRAINING_CHARACTERS = 20_000  # of one text; what follows teaches the vocabulary nothing and may be garbage
@@ -55,13 +58,54 @@ class Tokenizer:
     @property
     def begin(self) -> list[int]:
         """What the rules of its file put before a text, such as the <s> of Llama; none where they put nothing."""
-        ruled, plain = (self._inner.encode("a", add_special_tokens=special).ids for special in (True, False))
-        places = (at for at in range(len(ruled)) if ruled[at : at + len(plain)] == plain)
-        return [int(i) for i in ruled[: next(places, 0)]]
+        return self._ruled[0].before
+
+    def around(self, texts: int) -> Around:
+        """What stands around one text or two as an encoder reads them.
+
+        It is what the rules of the file say. Where they put nothing before a text it is as encoders are trained here:
+        ``<s> text </s>`` and ``<s> text </s> second </s>``, the second text with its end in a segment of its own.
+        """
+        found = self._ruled[texts - 1]
+        if found.before:
+            return found
+        return Around([self.bos_id], [self.eos_id] * (texts - 1), [self.eos_id], texts > 1)
+
+    def for_encoders(self) -> Tokenizer:
+        """The same, with ``around`` in its rules, so that other tools put the same tokens around a text."""
+        if self._ruled[0].before:
+            return self
+        return Tokenizer(with_rules(self._inner, self.bos_id, self.eos_id), self._roles)
+
+    @cached_property
+    def sides(self) -> Sides:
+        """What stands around the two texts of an encoder-decoder.
+
+        Around a source it is what the rules of the file put there, its end where they put nothing. The decoder starts
+        with the role for that, or as any text begins, or with padding; its opening is the token that it is forced to
+        say first, such as a language, or else what the rules put before a text.
+        """
+        around, start, forced = self._ruled[0], self._ids.get("decoder_start_token"), self._ids.get("forced_bos_token")
+        if start is None:
+            start = self.bos_id if {"bos_token", "cls_token"} & set(self._ids) else self._id("pad_token")
+        after = around.after if around.before or around.after else [self.eos_id]
+        opening = tuple(around.before) if forced is None else (forced,)
+        return Sides(tuple(around.before), tuple(after), start, opening, forced is not None, self.eos_id)
+
+    @cached_property
+    def _ruled(self) -> tuple[Around, Around]:
+        return ruled(self._inner, 1), ruled(self._inner, 2)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The name of each id in the vocabulary, as attention maps label their axes."""
         return [self._inner.id_to_token(int(i)) or "" for i in ids]
+
+    def id_of(self, token: str) -> int:
+        """The id of a token by its name; one that is not there is a UserError."""
+        found = self._inner.token_to_id(token)
+        if found is None:
+            raise UserError(f"no token {token!r} in the vocabulary")
+        return int(found)
 
     @property
     def vocab_size(self) -> int:
@@ -155,9 +199,10 @@ class Tokenizer:
         return int(found)
 
     def _id(self, role: str) -> int:
-        if role not in self._ids:
+        found = self._ids.get(role, self._ids.get(INSTEAD.get(role, role)))
+        if found is None:
             raise UserError(f"this tokenizer has no {role}; name one in its tokenizer_config.json")
-        return self._ids[role]
+        return found
 
 
 def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, sentinels: int = 0) -> Tokenizer:
@@ -222,7 +267,7 @@ def _roles(path: Path) -> dict[str, str]:
 
 def roles_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Which token plays which role; Hugging Face writes a token as its text or as {"content": text}."""
-    found = {role: config.get(role) for role in ROLES}
+    found = {role: config.get(role) for role in (*ROLES, *INSTEAD.values(), *DECODERS)}
     texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()}
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 

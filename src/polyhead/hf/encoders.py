@@ -1,0 +1,78 @@
+"""What the families of encoders have in common: their three models, and classes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.hf.given import MAX_SIZE, Given
+from polyhead.registry import Choice
+
+ENCODER = "encoder"
+EMBEDDING = f"{ENCODER}.embedding"
+LAYER = f"{ENCODER}.stack.layers.{{n}}"
+GELU = Choice("gelu", tanh=False)
+OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # before 2019
+SPECIALS = {
+    "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "mask_token": "[MASK]",
+}  # fmt: skip
+
+
+def named(stem: str) -> dict[str, str]:
+    """Our three models of encoders and the classes of a family whose names begin so."""
+    return {
+        "MaskedLM": f"{stem}ForMaskedLM",
+        "Classifier": f"{stem}ForSequenceClassification",
+        "Embedder": f"{stem}Model",
+    }
+
+
+def model_of(given: Given, stem: str) -> str:
+    """Which of our models a file holds; where it does not say, the bare one, as AutoModel reads it.
+
+    The model that BERT was trained as has one more head, for whether a text follows another; it is passed over.
+    """
+    known = {theirs: ours for ours, theirs in named(stem).items()} | {f"{stem}ForPreTraining": "MaskedLM"}
+    names = given.names("architectures") or [f"{stem}Model"]
+    if names[0] not in known:
+        raise given.wrong("architectures", f"one of {', '.join(known)}")
+    return known[names[0]]
+
+
+def top(given: Given, model: str, *, pooled: Mapping[str, Any], bare: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Fields of what stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does."""
+    tied = given.flag("tie_word_embeddings", True)
+    if model == "MaskedLM":
+        return {"tie_embeddings": "all" if tied else "none", "head_bias": True}
+    if model == "Classifier":
+        return {"labels": labels(given), "pooling": dict(pooled)}
+    return {"head": False, "pooling": None if bare is None else dict(bare)}
+
+
+def labels(given: Given) -> list[str]:
+    """The classes in their order, from id2label; LABEL_0 and LABEL_1 are theirs where nothing is said."""
+    given.only("problem_type", "single_label_classification")
+    given.passed("_num_labels", "label2id")
+    names = given.values.get("id2label")
+    if names is None:
+        names = {str(i): f"LABEL_{i}" for i in range(min(given.size("num_labels", 2), MAX_SIZE >> 8))}
+    if not isinstance(names, dict) or set(names) != {str(i) for i in range(len(names))}:
+        raise given.wrong("id2label", 'an object of names with the keys "0", "1" and so on')
+    found = [names[str(i)] for i in range(len(names))]
+    if not all(isinstance(name, str) for name in found):
+        raise given.wrong("id2label", "names of classes")
+    if len(found) < 2:
+        raise UserError(f"{given.where}: id2label has {len(found)} labels: such a model gives a number, not classes")
+    return found
+
+
+def labels_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``labels``."""
+    if not config.labels:
+        return {}
+    return {
+        "id2label": {str(i): name for i, name in enumerate(config.labels)},
+        "label2id": {name: i for i, name in enumerate(config.labels)},
+    }

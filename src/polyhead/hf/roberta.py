@@ -1,0 +1,51 @@
+"""RoBERTa (Liu et al., 2019): BERT whose positions begin after that of padding, with another classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyhead.config import ModelConfig
+from polyhead.hf.bert import common, layers, said
+from polyhead.hf.encoders import OLD, named
+from polyhead.hf.family import FAMILY, HEAD, Family
+from polyhead.hf.given import Given
+from polyhead.hf.table import both, one
+from polyhead.text.specials import ROLES
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig. Of the table of positions the rows up to that of padding are never read."""
+    fields, pad = common(given, "Roberta"), given.values.get("pad_token_id", 1)
+    if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < fields["max_len"] - 1:
+        raise given.wrong("pad_token_id", "the id of the padding token, after which positions are counted")
+    return fields | {
+        "vocab_size": given.size("vocab_size", 50265),
+        "max_len": fields["max_len"] - pad - 1,
+        "position": {"name": "learned", "offset": pad + 1},
+    }
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Fields of ModelConfig -> config.json."""
+    offset = config.position.options.get("offset") or 1  # positions count from one after padding, so one at least
+    return said(config) | {"max_position_embeddings": config.max_len + offset, "pad_token_id": offset - 1}
+
+
+TABLE = (
+    *layers("roberta."),
+    *both("lm_head.dense", "transform"),
+    *both("lm_head.layer_norm", "transform_norm"),
+    *one("lm_head.bias", "head.bias"),
+    *one("lm_head.decoder.weight", HEAD),
+)
+OWN = {
+    "Classifier": (*both("classifier.dense", "pooler.proj"), *both("classifier.out_proj", "classifier")),
+    "Embedder": tuple(both("roberta.pooler.dense", "pooler.proj")),
+}
+BUFFERS = r"roberta\.embeddings\.(position|token_type)_ids|roberta\.pooler\.dense\..*"
+TIED = {
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
+ROBERTA = FAMILY.register("roberta")(Family(named("Roberta"), read, write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS))

@@ -1,0 +1,37 @@
+"""What stands around a text, or around two together, as the rules of a tokenizer's file say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+
+class Around(NamedTuple):
+    """Ids of the special tokens of a row."""
+
+    before: list[int]
+    between: list[int]  # of two texts; none if there is one
+    after: list[int]
+    apart: bool  # whether the second text, with what follows it, is another segment
+
+
+def ruled(inner: tokenizers.Tokenizer, texts: int) -> Around:
+    """What the rules put around one text or two, such as [CLS] text [SEP] second [SEP]; none where they put nothing."""
+    made = inner.encode(*"ab"[:texts])
+    of = made.sequence_ids  # the number of the text that each token is from
+    first, last = (int(text in of) and of.index(text) for text in (0, texts - 1))
+    end, stop = (len(of) - of[::-1].index(text) if text in of else first for text in (0, texts - 1))
+    between = made.ids[end:last] if texts > 1 else []
+    return Around(made.ids[:first], between, made.ids[stop:], texts > 1 and made.type_ids[last : last + 1] == [1])
+
+
+def with_rules(inner: tokenizers.Tokenizer, begin: int, end: int) -> tokenizers.Tokenizer:
+    """A copy whose rules put these ids around a text, and the second between two texts."""
+    made = tokenizers.Tokenizer.from_str(inner.to_str())
+    (a, z), pair = (made.id_to_token(i) for i in (begin, end)), [(made.id_to_token(i), i) for i in {begin, end}]
+    made.post_processor = TemplateProcessing(
+        single=f"{a} $A {z}", pair=f"{a}:0 $A:0 {z}:0 $B:1 {z}:1", special_tokens=pair
+    )
+    return made
