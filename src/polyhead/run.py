@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from polyhead.analysis.classes import Classified, Texts, classify
+from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, bleu, chrf
 from polyhead.analysis.perplexity import Perplexity, perplexity
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import display, pair_maps, self_maps
+from polyhead.analysis.vectors import embed
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
@@ -50,8 +52,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ABLE = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
     "decoder": ("a language model", "generate, eval, score or attend"),
-    "encoder": ("an encoder", "attend"),
-    "classifier": ("a classifier", "classify, eval or attend"),
+    "encoder": ("an encoder", "fill-mask, embed or attend"),
+    "classifier": ("a classifier", "classify, embed, eval or attend"),
 }
 """What a model of each kind is called, and the verbs that use it."""
 
@@ -177,6 +179,14 @@ class Run:
         Texts longer than the model's max_len are cut.
         """
         return classify(self._need("classifier"), self.tokenizer, texts, batch_tokens)
+
+    def fill_mask(self, texts: Sequence[str], top: int = 5) -> list[list[list[Fill]]]:
+        """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""
+        return fill_mask(self._need("encoder"), self.tokenizer, texts, top)
+
+    def embed(self, texts: Sequence[str], pooling: str = "mean") -> Tensor:
+        """One vector for each text (N, C): the "mean", "first" or "max" of its tokens' vectors, or the model's "own"."""
+        return embed(self._need("classifier" if self.config.labels else "encoder"), self.tokenizer, texts, pooling)
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""

@@ -23,6 +23,8 @@ VERBS = {
     "generate": ("generate", "Let a language model go on from a text."),
     "classify": ("classify", "Say which class texts, or pairs of texts, belong to."),
     "score": ("score", "Say how likely given translations are, or lines of text."),
+    "fill-mask": ("fill_mask", "Say what stands behind the masks of texts."),
+    "embed": ("embed", "Make one vector of each text."),
     "attend": ("attend", "Show what every head looks at: a page, and a map in the terminal."),
     "draw": ("draw", "Draw what positions do and where tokens lie: a page."),
     "import": ("import_", "Make a run of a published checkpoint, such as GPT-2."),

@@ -1,0 +1,47 @@
+"""One vector for each text, from an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from polyhead.analysis.reading import read
+from polyhead.data.framed import framed
+from polyhead.errors import UserError, unknown
+from polyhead.models import Classifier, Embedder, MaskedLM
+from polyhead.nn.pooling import first_token, largest_token, mean_token
+from polyhead.text.tokenizer import Tokenizer
+
+Pool = Callable[[Tensor, Tensor | None], Tensor]
+POOLS: dict[str, Pool] = {"mean": mean_token, "first": first_token, "max": largest_token}
+
+
+@torch.inference_mode()
+def embed(
+    model: MaskedLM | Classifier | Embedder, tokenizer: Tokenizer, texts: Sequence[str], pooling: str = "mean",
+    batch_tokens: int = 4096,
+) -> Tensor:
+    """(N, C) float32: the mean vector of each text's tokens, the first, the largest of each feature, or the model's own.
+
+    Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3). Texts longer than the model's max_len are cut.
+    ``pooling`` "own" is what the model was trained with, map and all.
+    """
+    pool = POOLS.get(pooling)
+    if pooling == "own":
+        pool = getattr(model, "pooler", None)
+        if pool is None:
+            raise UserError(f"this model has no pooling of its own; choose one of {', '.join(POOLS)}")
+    if pool is None:
+        raise unknown("pooling", pooling, (*POOLS, "own"))
+    rows = [framed([ids], tokenizer, model.config.max_len) for ids in tokenizer.encode(texts)]
+    out = torch.zeros(len(rows), model.config.d_model)
+    for numbers, vectors, pos in read(model.encoder, rows, tokenizer, model.config.segments, batch_tokens):
+        out[numbers] = pool(vectors, pos).float().cpu()
+    return out
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """a · b / (|a| |b|) of each row of a (N, C) with each of b (M, C): (N, M)."""
+    return torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T

@@ -1,0 +1,77 @@
+"""``polyhead embed``: texts to vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.cli.classify import is_file
+from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.errors import UserError
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained encoder")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input")
+    ] = "-",
+    pooling: Annotated[str, typer.Option(help="mean, first or max of the tokens' vectors, or the model's own")] = "mean",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write there: .npy, or .jsonl with the texts; else tabs on standard output")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="instead of vectors, how like this text each is: the cosine, and the text")
+    ] = None,
+    chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 512,
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")] = "fp32",
+) -> None:
+    """Make one vector of each text: a line of numbers for each line, parted by tabs.
+
+    Texts longer than the model's max_len are cut.
+
+    \b
+    polyhead embed runs/wikitext sentences.txt --output vectors.npy
+    polyhead embed runs/wikitext sentences.txt --like "a church in the north of England" | sort -rn | head
+    """
+    if output is not None and output.suffix not in (".npy", ".jsonl"):
+        raise UserError(f"--output {output}: wanted a name that ends with .npy or .jsonl")
+    if output is not None and like is not None:
+        raise UserError("--like prints how like the texts are; without it --output writes their vectors")
+    given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+    from polyhead.analysis.vectors import cosine
+    from polyhead.run import load
+
+    loaded, counter = load(directory, dtype=dtype, fast=True), Counter()
+    other = None if like is None else loaded.embed([like], pooling)
+    kept: list[tuple[str, list[float]]] = []
+    for texts in chunks(given, chunk_size(source, chunk)):
+        vectors = loaded.embed(texts, pooling)
+        if other is not None:
+            for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
+                print(f"{near:.4f}\t{one_line(text)}")
+        elif output is not None:
+            kept += zip(texts, vectors.tolist(), strict=True)
+        else:
+            for row in vectors.tolist():
+                print("\t".join(f"{value:.6g}" for value in row))
+        print(end="", flush=True)
+        counter.add(len(texts))
+    counter.close()
+    if output is not None:
+        write(output, kept)
+
+
+def write(path: Path, rows: Sequence[tuple[str, Iterable[float]]]) -> None:
+    """All vectors as one array (N, C) float32, or a JSON object a text."""
+    if path.suffix == ".npy":
+        import numpy as np
+
+        with path.open("wb") as file:
+            np.save(file, np.array([list(vector) for _, vector in rows], dtype=np.float32))
+        return
+    lines = [json.dumps({"text": text, "vector": list(vector)}, ensure_ascii=False) for text, vector in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

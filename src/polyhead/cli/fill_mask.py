@@ -1,0 +1,42 @@
+"""``polyhead fill-mask``: what stands behind the masks of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.cli.classify import is_file
+from polyhead.cli.lines import chunk_size, chunks, one_line, read_lines
+
+
+def run(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained masked language model")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input")
+    ] = "-",
+    top: Annotated[int, typer.Option(min=1, help="tokens shown for a mask, the likeliest first")] = 5,
+    chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 64,
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")] = "fp32",
+) -> None:
+    """Say what stands behind the masks of texts.
+
+    A mask is written as the tokenizer has it, or as <mask> or [MASK]; a text may have several. Prints a line for each
+    token: its probability, the token and the text with it, parted by tabs. An empty line ends each mask.
+
+    \b
+    polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
+    polyhead fill-mask runs/wikitext masked.txt --top 1
+    """
+    given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+    from polyhead.run import load
+
+    loaded = load(directory, dtype=dtype, fast=True)
+    for texts in chunks(given, chunk_size(source, chunk)):
+        for masks in loaded.fill_mask(texts, top):
+            for fills in masks:
+                for fill in fills:
+                    print(f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}")
+                print()
+        print(end="", flush=True)

@@ -1,0 +1,36 @@
+"""Texts in which a person has put masks for a model to fill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import tokenizers
+
+from polyhead.errors import UserError
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.text.words import words_of
+
+WRITTEN = ("<mask>", "[MASK]")  # understood besides what the tokenizer itself calls its mask
+
+
+def encode_masked(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Texts to ids, where the mask's name stands for the mask; other special tokens are only text.
+
+    Where tokens hold the blank before their word, the blank before a mask belongs to what is hidden.
+    """
+    tokenizer.encode(texts)  # whatever is no text is told here
+    (name,) = tokenizer.tokens([tokenizer.mask_id])
+    named = [text.replace(WRITTEN[0], name).replace(WRITTEN[1], name) for text in texts]
+    for number, text in enumerate(named, 1):
+        if name not in text:
+            raise UserError(f"text {number} has no mask; put {name} where a word is to be filled in")
+    rules = json.loads(tokenizer.rules)
+    kept = [token for token in rules["added_tokens"] if token["id"] != tokenizer.mask_id]
+    how = {"single_word": False, "lstrip": words_of(tokenizer).blank_before, "rstrip": False, "normalized": False, "special": False}
+    rules["added_tokens"] = sorted([*kept, {"id": tokenizer.mask_id, "content": name} | how], key=lambda token: int(token["id"]))
+    reading = tokenizers.Tokenizer.from_str(json.dumps(rules))
+    reading.no_padding()
+    reading.no_truncation()
+    reading.encode_special_tokens = True
+    return [encoding.ids for encoding in reading.encode_batch(named, add_special_tokens=False)]
