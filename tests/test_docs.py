@@ -132,6 +132,13 @@ def language_recipe() -> dict[str, Any]:
     return tree
 
 
+def classes_recipe() -> dict[str, Any]:
+    """The recipe of a classifier in the guide."""
+    (recipe,) = (f.text for f in fences((ROOT / "docs/guide.md").read_text()) if f.text.startswith("task: {name: classification"))
+    tree: dict[str, Any] = document.parse(recipe)
+    return tree
+
+
 def act(line: str) -> None:
     """Run a line for the shell: a call of polyhead, or an echo into one."""
     said = re.match(r'echo "(.*)" \| ', line)
@@ -177,7 +184,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / f"{split}.en").write_text(lines_of(rows))
         (home / f"{split}.de").write_text(lines_of([[words[w] for w in row] for row in rows]))
     (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in order))
-    for file, shrunk in (("mine.yaml", readme_recipe()), ("plays.yaml", language_recipe())):
+    reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in order]
+    (home / "reviews.tsv").write_text("label\tsentence\n" + "".join(reviews))
+    for file, shrunk in (("mine.yaml", readme_recipe()), ("plays.yaml", language_recipe()), ("reviews.yaml", classes_recipe())):
         for key, value in TINY.items():
             document.assign(shrunk, key.split("."), value, Recipe)
         (home / file).write_text(document.write(shrunk))
@@ -186,6 +195,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         assert main(["train", "mine.yaml"]) == 0
         assert main(["train", "plays.yaml"]) == 0
+        assert main(["train", "reviews.yaml"]) == 0
     finally:
         os.chdir(before)
     return home

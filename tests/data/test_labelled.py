@@ -92,7 +92,7 @@ def test_mistakes_are_told_in_a_line(write: Write, content: str, options: dict, 
 
 def test_labels_that_train_has_not_are_told_when_none_is_left(write: Write) -> None:
     found = open_labelled([write("a.tsv", "0\tx\n1\ty\n")], text=[1], label=0)
-    with pytest.raises(UserError, match="skipped 2 of an unknown label .first: line 1, '0'.; the labels are neg, pos"):
+    with pytest.raises(UserError, match=r"skipped 2 of an unknown label \(first: line 1, '0'\); the labels are neg, pos"):
         read_labelled(found, ["pos", "neg"])
 
 

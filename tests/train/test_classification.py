@@ -137,7 +137,7 @@ def test_pairs_are_told_apart_by_segments(place: Path) -> None:
     pairs = [("a dull film", "some music"), ("some music", "a dull film")]
     forward, back = run.classify(pairs)
     assert forward.probabilities != back.probabilities
-    ids = [run.tokenizer.encode([a, b]) for a, b in pairs[:1]][0]
+    ids = run.tokenizer.encode(list(pairs[0]))
     t = run.tokenizer
     tokens = torch.tensor([[t.bos_id, *ids[0], t.eos_id, *ids[1], t.eos_id]])
     segments = (torch.arange(tokens.size(1)) >= len(ids[0]) + 2).long()[None]
@@ -197,6 +197,9 @@ def test_the_loss_is_smoothed_in_training_and_not_in_evaluation(place: Path, tmp
     reference = torch.nn.functional.cross_entropy(logits, batch.labels, label_smoothing=0.3, reduction="sum")
     assert float(loss.total.detach()) == pytest.approx(float(reference.detach()), rel=1e-5)
     assert float(loss.nll) == pytest.approx(float(classification(logits, batch.labels).total.detach()), rel=1e-5)
+    scores = task.scores(model, batch)
+    assert torch.allclose(scores.logits, logits) and torch.equal(scores.labels, batch.labels)
+    assert len(scores.hidden) == int(task.train.lengths[task.plan(0)[0]].sum())
     everything = torch.cat([model(*task.valid.batch([row], 0)[0].called(0)) for row in range(len(task.valid))])
     mean = torch.nn.functional.cross_entropy(everything, torch.tensor(task.valid.labels, dtype=torch.int64))
     assert task.evaluate(model)["loss"] == pytest.approx(float(mean.detach()), rel=1e-4)

@@ -22,6 +22,7 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks.base import Scores
 
 
 class Examples(NamedTuple):
@@ -121,6 +122,14 @@ class Classification:
     def loss(self, model: nn.Module, batch: Examples) -> Loss:
         """Label-smoothed cross-entropy as sums."""
         return classification(_scores(model, batch.given), batch.labels, self.smoothing)
+
+    def scores(self, model: nn.Module, batch: Examples) -> Scores:
+        """Of every text."""
+        assert isinstance(model, Classifier)
+        given = batch.given.called(model.config.segments)
+        hidden, pos = model.encoder(*given), batch.given.pos
+        logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
+        return Scores(logits, batch.labels, hidden.flatten(0, 1) if pos is None else hidden[pos >= 0])
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the validation texts."""

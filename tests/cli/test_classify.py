@@ -1,0 +1,105 @@
+"""Classes from the shell: a text, a file, a pipe; measures of labelled files."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+import polyhead
+from polyhead import Choice, ModelConfig, build
+from polyhead.analysis.class_metrics import class_measures
+from polyhead.cli import main
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
+
+TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein rotes haus"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
+    config = ModelConfig(
+        kind="encoder", vocab_size=tokenizer.vocab_size, d_model=32, n_heads=4, n_layers=1, max_len=12, labels=("n", "y", "z"), segments=2
+    )
+    directory = tmp_path_factory.mktemp("runs") / "classifier"
+    Run(build(config, 3), tokenizer, GenerationConfig()).save(directory)
+    return directory
+
+
+def wanted(classifier: Path, *texts: str | tuple[str, str]) -> str:
+    found = polyhead.load(classifier).classify(list(texts))  # type: ignore[arg-type]
+    return "".join(f"{one.label}\t{one.probabilities[one.label]:.4f}\n" for one in found)
+
+
+def shell(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    return code, *capsys.readouterr()
+
+
+def test_a_text_a_file_and_a_pipe_have_the_same_classes(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for text in TEXTS))
+    everything = wanted(classifier, *TEXTS)
+    assert len(set(everything.split())) > 4  # not all alike
+    assert shell(capsys, "classify", classifier, TEXTS[0])[:2] == (0, wanted(classifier, TEXTS[0]))
+    assert shell(capsys, "classify", classifier, tmp_path / "texts", "--chunk", "4")[:2] == (0, everything)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "texts").read_bytes())))
+    assert shell(capsys, "classify", classifier)[:2] == (0, everything)
+
+
+def test_pairs_and_all_classes(classifier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ja\tnein\nkatze\thund\n")))
+    assert shell(capsys, "classify", classifier)[:2] == (0, wanted(classifier, ("ja", "nein"), ("katze", "hund")))
+    code, out, _ = shell(capsys, "classify", classifier, "ja", "--all")
+    (found,) = polyhead.load(classifier).classify(["ja"])
+    cells = out.strip().split("\t")
+    assert code == 0 and sorted(cells[::2]) == ["n", "y", "z"] and cells[0] == found.label
+    assert [float(cell) for cell in cells[1::2]] == pytest.approx(sorted(found.probabilities.values(), reverse=True), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a\tb\tc"], "line 1: 3 texts, parted by tabs; wanted one text or two"),
+        (["texts.txt"], "no file 'texts.txt'"),
+        (["mixed"], "line 2: 2 texts, parted by tabs; wanted 1 as before"),
+    ],
+)
+def test_mistakes_end_with_code_2_and_a_line(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mixed").write_text("a\nb\tc\n")
+    code, _, err = shell(capsys, "classify", classifier, *arguments)
+    assert (code, err) == (2, f"polyhead: {message}\n")
+
+
+def test_a_run_of_another_kind_says_what_it_can_do(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = shell(capsys, "classify", tiny, "a b")
+    assert code == 2 and "this takes a classifier, and the run is an encoder-decoder: use translate, eval" in err
+
+
+def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ["n", "y", "z", "n", "y", "n"]
+    lines = [f"{text}\t{label}\n" for text, label in zip(TEXTS, labels, strict=True)]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(lines) + "lang " * 40 + "\tz\nx\tunknown\n")
+    code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", tmp_path / "labels")
+    assert code == 0, err
+    assert "a.tsv: 7 of 8 texts; skipped 1 of an unknown label (first: line 9, 'unknown')" in err
+    assert "1 texts have more than 12 tokens and are cut" in err
+    run = polyhead.load(classifier)
+    found = run.classify([*TEXTS, "lang " * 40])
+    given = [run.config.labels.index(one.label) for one in found]
+    naive = class_measures(given, [run.config.labels.index(label) for label in [*labels, "z"]], run.config.labels)
+    shown = {line.split()[0]: float(line.split()[1]) for line in out.splitlines()}
+    assert {name: shown[name] for name in naive} == pytest.approx(naive, abs=1e-3)
+    assert (tmp_path / "labels").read_text().split() == [one.label for one in found]
+    code, _, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--beam-size", "3")
+    assert code == 2 and "--beam-size: of translations; this run is a classifier" in err
+    code, _, err = shell(capsys, "eval", classifier)
+    assert code == 2 and "names no test files" in err
