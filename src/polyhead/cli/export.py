@@ -43,6 +43,7 @@ def run(
     write_json(out / "config.json", content.config)
     if content.generation:
         write_json(out / "generation_config.json", content.generation)
-    made.tokenizer.save(out)
+    encoder = made.config.kind == "encoder"
+    (made.tokenizer.for_encoders() if encoder else made.tokenizer).save(out, segments=made.config.segments > 1)
     replace_file(out / "model.safetensors", weights_file(content.tensors, {"format": "pt"}))
     print(f"{out}: a checkpoint of the family {content.family!r}")

@@ -161,14 +161,19 @@ class Tokenizer:
         """SHA-256 of the tokenizer.json that ``save`` writes: two tokenizers with the same one are the same."""
         return hashlib.sha256(self._content()).hexdigest()
 
-    def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them."""
+    def save(self, directory: str | os.PathLike[str], segments: bool = False) -> None:
+        """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
+
+        ``segments`` tells them that the model wants to know which text a token is of.
+        """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._roles, "clean_up_tokenization_spaces": False,
                   "model_max_length": 10**30}
         if sentinels := self.sentinel_ids:
             config["additional_special_tokens"] = self.tokens(sentinels)
+        if segments:
+            config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         _replace(directory / "tokenizer.json", self._content())
         _replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
