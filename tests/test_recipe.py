@@ -135,7 +135,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("model.d_modle=3", "model.d_modle: unknown key; did you mean 'd_model'?"),
         ("modle.d_model=3", "modle.d_model: unknown key; did you mean 'model'?"),
         ("d_model=3", "d_model: unknown key; did you mean 'model.d_model'?"),
-        ("tokenizer.zzz=1", "tokenizer.zzz: unknown key; known: kind, vocab_size"),
+        ("tokenizer.zzz=1", "tokenizer.zzz: unknown key; known: kind, vocab_size, sentinels"),
         ("train.lr=fast", "train.lr: 'fast' is not a number"),
         ("train.lr=nan", "train.lr: 'nan' is not a finite number"),
         ("train.lr=.inf", "train.lr: inf is not a finite number"),

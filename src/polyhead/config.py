@@ -74,8 +74,8 @@ class LayerParts(BaseModel):
 class ModelSection(BaseModel):
     """Sizes and parts of one Transformer, all but its vocabulary: the `model` section of a recipe.
 
-    Defaults are the base model of Vaswani et al. (2017), table 3. ``preset`` (tiny, base, big) gives the sizes of
-    the literature in their place; what is given beside it still counts.
+    Defaults are the base model of Vaswani et al. (2017), table 3. ``preset`` (tiny, base, bert-base, gpt2, ...; ``polyhead sizes``)
+    gives those of another model of the literature in their place; what is given beside it still counts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

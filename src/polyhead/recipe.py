@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest, show
+from polyhead.presets import PRESETS
 from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Choice, Registry
 from polyhead.sections import DistillSection, Section, Start
 
@@ -136,9 +137,10 @@ class GenerationConfig(Section):
     n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
     min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
     max_length_ratio: float = Field(
-        2.0, gt=0, description="an output has at most ratio x source + extra tokens"
+        2.0, ge=0, description="an output has at most ratio x source + extra tokens"
     )
     max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
+    forbidden: tuple[str, ...] = Field((), description="translations: tokens that are never said, e.g. [<unk>]")
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     max_new_tokens: int = Field(200, ge=1, description="language models: longest output, in tokens")
     temperature: float = Field(1.0, ge=0, description="language models: below 1 safer, above 1 bolder, 0 the likeliest")
@@ -195,7 +197,7 @@ class Recipe(Section):
             return given
         task = TASK.get(Choice.read(given.get("task", "translation")).name)
         model, train = given.get("model", {}), given.get("train")
-        if isinstance(model, dict):
+        if isinstance(model, dict) and "kind" not in PRESETS.get(str(model.get("preset")), {}):
             given = given | {"model": {"kind": task.kind} | model}
         if isinstance(train, dict) and train.get("label_smoothing") is None:
             given = given | {"train": train | {"label_smoothing": task.label_smoothing}}

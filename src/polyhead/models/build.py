@@ -41,7 +41,7 @@ def build(config: ModelConfig, seed: int | None = None) -> Any:
 
 
 def preset(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    """The config of a preset (tiny, base, big), with changes."""
+    """The config of a model of the literature (``polyhead sizes`` lists them), with changes."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return ModelConfig.model_validate({"preset": name, "vocab_size": vocab_size, **changes})

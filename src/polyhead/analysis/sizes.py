@@ -1,0 +1,115 @@
+"""How many parameters a model has, and in which of its parts, without memory for any of them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+
+from polyhead.config import ModelConfig
+from polyhead.models import preset
+from polyhead.models.build import model_class
+from polyhead.presets import PUBLISHED
+
+LAYER = re.compile(r"\blayers\.\d+\.")
+SHORT = {"transform": "head", "transform_norm": "head", "classifier": "head"}  # what is counted with what
+FIRST = ("embedding", "layer", "final_norm", "pooler", "head")
+
+
+class Part(NamedTuple):
+    """Some of a model: what it is, how many of it there are, what one has, and by which formula where there is one."""
+
+    name: str
+    times: int
+    each: int
+    formula: str
+
+    @property
+    def total(self) -> int:
+        return self.times * self.each
+
+
+def count(config: ModelConfig) -> int:
+    """Parameters of the model that a config describes."""
+    return sum(part.total for part in parts(config))
+
+
+def parts(config: ModelConfig) -> list[Part]:
+    """Every parameter once, by part: embeddings, layers (all of a stack are alike), final norms, pooler, head.
+
+    H is d_model, F d_ff, V the vocabulary, T max_len; A stands for the width of all heads, n_heads x head_dim, and G for
+    that of all key/value heads.
+    """
+    with torch.device("meta"):
+        model = model_class(config)(config)
+    sizes: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        name = _part(name)
+        sizes[name] = sizes.get(name, 0) + parameter.numel()
+    depth = {"encoder layer": config.n_layers, "decoder layer": config.decoder_layers, "layer": config.n_layers}
+    found = []
+    for name, size in sizes.items():
+        times = depth.get(name, 1)
+        if size % times:
+            raise AssertionError(f"the layers of {name} are not alike")  # parts of a pattern with weights of their own
+        found.append(Part(name, times, size // times, formula(config, name, size // times)))
+    return sorted(found, key=lambda part: next(i for i, word in enumerate(FIRST) if word in part.name))
+
+
+def formula(config: ModelConfig, name: str, size: int) -> str:
+    """The closed form of a part's parameters, if it gives just as many."""
+    known = [(form, value) for form, value in _forms(config, name) if value == size]
+    return known[0][0] if known else ""
+
+
+def published(name: str) -> ModelConfig:
+    """The config of a preset as its paper counted it."""
+    given = PUBLISHED[name]
+    return preset(name, given.vocab_size, **({} if given.head else {"head": False}))
+
+
+def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
+    H, V, T = config.d_model, config.vocab_size, config.max_len
+    F = config.d_ff or 4 * H
+    shape = config.shape(causal=True)
+    A, G = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    if "layer" in name:
+        n = 2 if name == "decoder layer" and config.kind == "encoder-decoder" else 1  # attentions
+        return [
+            (f"{4 * n + 8}H² + {4 * n + 5 + 2 * (n + 1)}H", (4 * n + 8) * H * H + (4 * n + 5 + 2 * (n + 1)) * H),
+            (f"{4 * n}H² + {4 * n}H + 2HF + F + H + {2 * (n + 1)}H", n * (4 * H * H + 4 * H) + 2 * H * F + F + H + 2 * (n + 1) * H),
+            (f"{4 * n}HA + {3 * n}A + {n if n > 1 else ''}H + 2HF + F + H + {2 * (n + 1)}H",
+             n * (4 * H * A + 3 * A + H) + 2 * H * F + F + H + 2 * (n + 1) * H),
+            (f"{4 * n}HA + 2HF + {n + 1}H", n * 4 * H * A + 2 * H * F + (n + 1) * H),
+            (f"{2 * n}HA + {2 * n}HG + 3HF + {n + 1}H", n * (2 * H * A + 2 * H * G) + 3 * H * F + (n + 1) * H),
+        ]  # fmt: skip
+    offset = config.position.options.get("offset", 0)
+    norm = [("2H", 2 * H), ("H", H)]
+    return {
+        "token": [("VH", V * H)],
+        "position": [("TH", T * H), (f"(T + {offset})H", (T + offset) * H),
+                     ("buckets x n_heads", config.position.options.get("buckets", 0) * config.n_heads)],
+        "segment": [(f"{config.segments}H", config.segments * H)],
+        "norm": norm,
+        "final_norm": norm,
+        "pooler": [("H² + H", H * H + H)],
+        "head": [("V", V), ("H² + H + 2H + V", H * H + 3 * H + V), ("H² + H + 2H", H * H + 3 * H), ("VH", V * H)],
+    }.get(name.removesuffix(" embedding").split(" ")[-1].split(".")[-1], [])  # fmt: skip
+
+
+def _part(name: str) -> str:
+    """The part that a parameter belongs to: encoder.stack.layers.3.attn.q_proj.weight -> layer."""
+    words = name.removeprefix("encoder.embedding.").split(".") if name.startswith("encoder.embedding.") else name.split(".")
+    if LAYER.search(name):
+        side = "" if "stack" in words else f"{words[0]} "
+        return f"{side}layer"
+    if words[-2] == "final_norm":
+        return "final_norm" if "stack" in words else f"{words[0]}.final_norm"
+    if words[0] in ("pooler", "head", *SHORT):
+        return SHORT.get(words[0], words[0])
+    own = name.split("embedding.")[-1].split(".")[0]
+    side = words[0].removesuffix("embedding").replace("_", " ") if words[0].endswith("_embedding") else ""
+    if own == "norm":
+        return f"{side}embedding norm"
+    return f"{side}{own} embedding" if own != "token" or side == "decoder " else "token embedding"
