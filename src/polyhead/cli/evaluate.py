@@ -109,7 +109,7 @@ def show(name: str, value: float, remark: str) -> None:
 def show_language(run: Run, files: Sequence[str], split: Literal["test", "valid"]) -> None:
     """The table of a language model."""
     from polyhead.data.text import open_text
-    from polyhead.train.tasks.language import text_of
+    from polyhead.train.tasks.plain_text import text_of
 
     if run.recipe and not files:
         if split == "test" and not run.recipe.data.test:

@@ -21,7 +21,8 @@ from polyhead.models import CausalLM
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
-from polyhead.train.tasks.language import LanguageModel, text_of
+from polyhead.train.tasks.language import LanguageModel
+from polyhead.train.tasks.plain_text import text_of
 
 PROMPTS, LONGEST = (
     32,

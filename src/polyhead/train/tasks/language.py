@@ -8,7 +8,7 @@ from torch import nn
 
 from polyhead.analysis.perplexity import perplexity
 from polyhead.data.rows import Ints, Rows, collate_rows, plan_rows
-from polyhead.data.text import Text, open_text, texts
+from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
@@ -19,6 +19,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
+from polyhead.train.tasks.plain_text import open_stores, text_of
 
 
 @TASK.register("language-model")
@@ -71,15 +72,8 @@ class LanguageModel:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LanguageModel:
         """With its token stores made or found."""
-        if recipe.data.max_len > recipe.model.max_len:
-            raise UserError(
-                f"data.max_len is {recipe.data.max_len}, more than model.max_len={recipe.model.max_len}: rows do not fit"
-            )
-        cache = recipe.data.cache or recipe.out / "data"
-        stores = [TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid")]
-        for split, store in zip(("train", "valid"), stores, strict=True):
-            report.say(f"{split}: {store.report}, {len(store):,} tokens")
-        return cls(stores[0], stores[1], recipe.data, recipe.train)
+        train, valid = open_stores(recipe, tokenizer, report)
+        return cls(train, valid, recipe.data, recipe.train)
 
     def plan(self, epoch: int) -> Sequence[Ints]:
         """The first tokens of the rows of every batch of an epoch, in order."""
@@ -129,14 +123,3 @@ class LanguageModel:
         of = perplexity(model, store, self.width, self.rows)
         bits = of.bits_per_character
         return {"loss": of.loss, "ppl": of.per_token, "word_ppl": of.per_word, "bits_per_char": bits}
-
-
-def text_of(recipe: Recipe, split: str) -> Text:
-    """The files of a split as the recipe says they are read; validation may be the end of the training text."""
-    data = recipe.data
-    held = data.valid_share if not data.valid else 0.0
-    if split == "valid" and not data.valid:
-        if not held:
-            raise UserError("data.valid: give files to measure progress on, or data.valid_share=0.1 of the training text")
-        return open_text(data.paths("train"), data.documents, (1.0 - held, 1.0))
-    return open_text(data.paths(split), data.documents, (0.0, 1.0 - held) if split == "train" else (0.0, 1.0))
