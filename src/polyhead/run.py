@@ -25,9 +25,9 @@ from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError, nearest, unknown
 from polyhead.fast.pack import packed
 from polyhead.generate.frame import Frame, frame
-from polyhead.generate.search import Hypothesis, in_order, search
-from polyhead.generate.settings import DRAWN, SEARCHED, changed
-from polyhead.generate.text import Said, continuations
+from polyhead.generate.search import Hypothesis, continued, in_order, search
+from polyhead.generate.settings import DRAWN, SEARCHED, UNSEARCHED, changed
+from polyhead.generate.text import Said, continuations, likeliest_continuations
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models import Model, build
@@ -99,7 +99,8 @@ class Run:
         """What a language model says after each prompt, or ``n`` such continuations of each.
 
         ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig,
-        such as max_new_tokens=50, temperature=0.8 and top_p=0.95.
+        such as max_new_tokens=50, temperature=0.8 and top_p=0.95. With beam_size=5 nothing is drawn: these are the
+        likeliest texts that beam search finds, best first.
         """
         said = [""] * (n or 1) * len(prompts)
         for new in self.stream(prompts, n=n or 1, **changes):
@@ -110,10 +111,19 @@ class Run:
         self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: str | Sequence[str] = (), **changes: Any
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, config = self._need("decoder"), changed(self.generation, changes, SEARCHED, "drawn text")
-        read = [self._frame.prompt(ids) for ids in self.tokenizer.encode(prompts)]
-        stop, most = [stop] if isinstance(stop, str) else stop, self.config.max_len
-        return continuations(model, self.tokenizer, config, read, max_len=most, n=n, seed=seed, stop=stop)
+        model, most, stop = self._need("decoder"), self.config.max_len, [stop] if isinstance(stop, str) else stop
+        if "beam_size" not in changes:
+            config = changed(self.generation, changes, SEARCHED, "drawn text")
+            read = self._read(prompts)
+            return continuations(model, self.tokenizer, config, read, max_len=most, n=n, seed=seed, stop=stop)
+        if "n_best" in changes:
+            raise UserError("n says how many continuations there are, not n_best")
+        config = changed(self.generation, changes | {"n_best": n}, UNSEARCHED, "the likeliest texts")
+        return likeliest_continuations(model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop)
+
+    def _read(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The tokens after which a language model goes on."""
+        return [self._frame.prompt(ids) for ids in self.tokenizer.encode(prompts)]
 
     @property
     def _frame(self) -> Frame:
@@ -128,15 +138,22 @@ class Run:
         progress: Callable[[int], None] | None = None,
         **changes: Any,
     ) -> list[list[Hypothesis]]:
-        """The n best outputs of each text as tokens with scores; ``changes`` are fields of GenerationConfig."""
-        tokenizer = self.tokenizer
+        """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
+
+        ``changes`` are fields of GenerationConfig.
+        """
+        tokenizer, eos_id, pad_id = self.tokenizer, self.tokenizer.eos_id, self.tokenizer.pad_id
+        if self.config.kind == "decoder":
+            config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
+            rest = {"eos_id": eos_id, "pad_id": pad_id, "max_len": self.config.max_len}
+            return in_order(continued(self._need("decoder"), self._read(texts), config, **rest), len(texts), progress)
         found = search(
             self._need("encoder-decoder"),
             tokenizer.encode(texts),
             changed(self.generation, changes, DRAWN, "translations"),
             bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
+            eos_id=eos_id,
+            pad_id=pad_id,
             max_len=self.config.max_len,
             truncate=truncate,
         )

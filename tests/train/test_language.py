@@ -149,10 +149,35 @@ def test_label_smoothing_is_the_tasks_own_where_none_is_given() -> None:
 
 def test_options_without_effect_are_refused(learned: tuple[Path, Notes]) -> None:
     run = ph.load(learned[0])
-    with pytest.raises(UserError, match="beam_size has no effect on drawn text; these have: batch_tokens, cache, max_new_tokens"):
-        run.generate(["a"], beam_size=3)
+    with pytest.raises(UserError, match="length_penalty has no effect on drawn text; these have: batch_tokens, cache, max_new_tokens"):
+        run.generate(["a"], length_penalty=2.0)
+    with pytest.raises(UserError, match="top_p has no effect on the likeliest texts; these have: batch_tokens, beam_size"):
+        run.generate(["a"], beam_size=3, top_p=0.5)
+    with pytest.raises(UserError, match="n says how many continuations there are, not n_best"):
+        run.generate(["a"], beam_size=3, n_best=2)
+    with pytest.raises(UserError, match=r"n_best \(4\) is more than beam_size \(3\)"):
+        run.generate(["a"], n=4, beam_size=3)
     with pytest.raises(UserError, match="unknown key; did you mean 'temperature'"):
         run.generate(["a"], temprature=3)
+
+
+def test_beams_give_the_likeliest_texts(learned: tuple[Path, Notes], capsys: pytest.CaptureFixture[str]) -> None:
+    """Best first, each no less likely than what greedy decoding says, and cut where a stop string begins."""
+    run = ph.load(learned[0])
+    prompts, options = ["the ", "a dog "], {"beam_size": 4, "max_new_tokens": 12}
+    found, hypotheses = run.generate(prompts, n=3, **options), run.hypotheses(prompts, n_best=3, **options)
+    greedy = run.hypotheses(prompts, beam_size=1, max_new_tokens=12)
+    for texts, best, (likely,), begin in zip(found, hypotheses, greedy, run.tokenizer.encode(prompts), strict=True):
+        (known, *whole) = run.tokenizer.decode([begin, *([*begin, *h.tokens] for h in best)])
+        assert [known + text for text in texts] == whole
+        assert best[0].score >= likely.score - 1e-6
+        assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
+    assert run.generate(prompts, **options) == [texts[0] for texts in found]
+    assert run.generate(prompts, beam_size=1, max_new_tokens=12) == run.generate(prompts, temperature=0, max_new_tokens=12)
+    stop = found[0][0][3:5]
+    assert run.generate(prompts[:1], stop=stop, **options) == [found[0][0][: found[0][0].index(stop)]]
+    code, out, _ = shell(capsys, learned[0], "the ", "--beam-size", "4", "--max-new-tokens", "12")
+    assert (code, out) == (0, f"the {found[0][0]}\n")
 
 
 def shell(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:

@@ -36,6 +36,12 @@ def run(
     repetition_penalty: Annotated[
         float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
     ] = None,
+    beam_size: Annotated[
+        int | None, typer.Option(help="draw nothing: the likeliest text found with so many hypotheses", show_default="none")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="with beams: above 0 favours longer texts", show_default=AS_TRAINED)
+    ] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
@@ -52,6 +58,7 @@ def run(
     \b
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
     polyhead generate runs/shakespeare "To be" -n 3 --seed 7
+    polyhead generate runs/shakespeare "To be" --beam-size 5 --max-new-tokens 40
     """
     typed: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -60,6 +67,8 @@ def run(
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
         "cache": None if cache is None else parse(cache),
     }
     changes = {name: value for name, value in typed.items() if value is not None} | {"seed": seed, "stop": stop or []}

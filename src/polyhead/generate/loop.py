@@ -9,7 +9,7 @@ import torch
 
 from polyhead.errors import UserError
 from polyhead.generate.sampling import Chance, Sampling
-from polyhead.generate.search import pad
+from polyhead.generate.search import check_prompts, pad
 from polyhead.generate.state import Decoder, Rules, State, to_host
 from polyhead.registry import Choice
 
@@ -50,13 +50,7 @@ def generate(
         raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
     if seed < 0:
         raise UserError(f"seed is {seed}, wanted 0 or more")
-    for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise UserError(f"prompt {first // n + i + 1} has no token; a language model goes on from one at least")
-        if max_len is not None and len(prompt) > max_len:
-            raise UserError(
-                f"prompt {first // n + i + 1} has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
-            )
+    check_prompts(prompts, max_len, first // n + 1)
     if not prompts:
         return
     seen = [list(prompt) for prompt in prompts for _ in range(n)]

@@ -14,7 +14,7 @@ from polyhead.generate.greedy import greedy
 from polyhead.generate.state import Decoder, Hypothesis
 from polyhead.recipe import GenerationConfig
 
-__all__ = ["Hypothesis", "in_order", "limit", "pad", "search"]
+__all__ = ["Hypothesis", "check_prompts", "continued", "in_order", "limit", "pad", "search"]
 
 EMPTY = Hypothesis([], 0.0, 0.0)
 
@@ -62,6 +62,32 @@ def search(
         )
 
 
+def continued(
+    model: Decoder, prompts: Sequence[Sequence[int]], config: GenerationConfig, *, eos_id: int, pad_id: int, max_len: int
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """The ``n_best`` continuations of each prompt by beam search, as (prompt from 0, best first), batch after batch.
+
+    Length and score are those of the new tokens alone, ``max_new_tokens`` at most; prompt and output together have no
+    more than ``max_len``, the model's greatest length.
+    """
+    check_prompts(prompts, max_len)
+    limits = [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts]
+    lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
+    for rows in _batches(lengths, config.batch_tokens // config.beam_size):
+        tokens, pos = pad([prompts[row] for row in rows], pad_id, model.cache_shape.device)
+        most = [limits[row] for row in rows]
+        yield from zip(rows, _decode(model, tokens, pos, config, None, eos_id, most, [()] * len(rows)), strict=True)
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number: int = 1) -> None:
+    """A UserError names the first prompt that is empty or too long; they are counted from ``number``."""
+    for i, prompt in enumerate(prompts, number):
+        if not prompt:
+            raise UserError(f"prompt {i} has no token; a language model goes on from one at least")
+        if max_len is not None and len(prompt) > max_len:
+            raise UserError(f"prompt {i} has {len(prompt)} tokens; this model takes {max_len} at most: give its end")
+
+
 def in_order(
     found: Iterable[tuple[int, list[Hypothesis]]], n: int, progress: Callable[[int], None] | None = None
 ) -> list[list[Hypothesis]]:
@@ -95,7 +121,7 @@ def _decode(
     source: Tensor,
     source_pos: Tensor | None,
     config: GenerationConfig,
-    bos_id: int,
+    bos_id: int | None,
     eos_id: int,
     limits: list[int],
     prefix: Sequence[Sequence[int]],

@@ -12,6 +12,8 @@ from polyhead.recipe import GenerationConfig
 DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
 """Keys of generation that shape what a language model says, and those that shape translations."""
+UNSEARCHED = DRAWN - {"max_new_tokens"} | {"max_length_ratio", "max_length_extra"}
+"""Keys without effect on the likeliest continuations, which a language model finds by beam search."""
 
 
 def changed(config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str) -> GenerationConfig:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
+from polyhead.generate.search import continued
 from polyhead.generate.state import Decoder
 from polyhead.generate.stream import TextStream
 from polyhead.recipe import GenerationConfig
@@ -62,6 +63,26 @@ def continuations(
             text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
             enough = {token.row} if stream.stopped and not token.last else None
             yield Said(token.row, text, token.last or stream.stopped)
+
+
+def likeliest_continuations(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    config: GenerationConfig,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_len: int,
+    stop: Sequence[str] = (),
+) -> Iterator[Said]:
+    """The ``config.n_best`` likeliest texts after each prompt, best first and numbered as by ``continuations``.
+
+    Each comes whole: which one is the best is known at its end.
+    """
+    eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
+    for i, best in continued(model, prompts, config, eos_id=eos_id, pad_id=pad_id, max_len=max_len):
+        for row, hypothesis in enumerate(best, i * config.n_best):
+            stream = TextStream(lambda ids: tokenizer.decode([ids])[0], stop, prompts[i])
+            yield Said(row, "".join(map(stream.feed, hypothesis.tokens)) + stream.end(), True)
 
 
 def _batches(
