@@ -155,10 +155,9 @@ class Classification:
         """(B, T) with a share of the tokens of the texts replaced by the mask, drawn from torch's generator."""
         if not self.token_dropout:
             return tokens
-        t = self.tokenizer
-        special = torch.tensor(sorted({t.pad_id, t.bos_id, t.eos_id}))
-        hidden = (torch.rand(tokens.shape) < self.token_dropout) & ~torch.isin(tokens, special)
-        return tokens.masked_fill(hidden, t.mask_id)
+        special = torch.isin(tokens, torch.tensor(self.tokenizer.special_ids))
+        hidden = (torch.rand(tokens.shape) < self.token_dropout) & ~special
+        return tokens.masked_fill(hidden, self.tokenizer.mask_id)
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray]) -> dict[str, float]:
