@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,8 @@ import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.errors import UserError
+from polyhead.hf import writing
+from polyhead.hf.family import FAMILY
 from polyhead.hf.reading import open_model
 from polyhead.hf.writing import fitting
 from polyhead.recipe import GenerationConfig
@@ -140,7 +141,7 @@ def test_numbers_are_those_of_the_reference(case: Case, tmp_path: Path) -> None:
             torch.testing.assert_close(ours(tokens, None, segments), wanted, rtol=1e-5, atol=1e-5)
             assert not torch.allclose(wanted, out(theirs, tokens), atol=1e-3)
         if case.auto == BARE and case.config in ("BertConfig", "RobertaConfig"):
-            pooled = ours.pooler(ours(tokens))
+            pooled = ours.get_submodule("pooler")(ours(tokens))
             torch.testing.assert_close(pooled, theirs(tokens).pooler_output, rtol=1e-5, atol=1e-5)
 
 
@@ -202,3 +203,245 @@ def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> 
         assert after(text)["input_ids"] == before(text)["input_ids"]
         assert dict(after(text, TEXTS[0])) == dict(before(text, TEXTS[0]))
     assert ("token_type_ids" in before("a")) == has_segments(case)
+
+
+def of(name: str, number: int) -> Case:
+    return CASES[name][number]
+
+
+TEXT_CASES = [("bert", 0), ("roberta", 0), ("distilbert", 0), ("modernbert", 0)]
+
+
+@pytest.mark.parametrize(("name", "number"), TEXT_CASES)
+def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
+    published(of(name, number), tmp_path / "a")
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    theirs: Any = transformers.pipeline("fill-mask", model=str(tmp_path / "a"))
+    mask, there = theirs.tokenizer.mask_token, range(len(theirs.tokenizer))
+    offered = [w for w in theirs(f"the {mask} of the sea", top_k=VOCABULARY) if w["token"] in there]
+    offered = [w for w in offered if w["token"] not in theirs.tokenizer.all_special_ids][:30]
+    for run in (ph.load(tmp_path / "a"), ph.load(tmp_path / "run")):
+        (found,) = run.fill_mask([f"the {mask} of the sea"], top=30)[0]
+        assert [fill.probability for fill in found] == pytest.approx([w["score"] for w in offered], abs=1e-6, rel=1e-5)
+        if name != "roberta":  # whose tokens are bytes, mostly no characters
+            assert [fill.token for fill in found] == [w["token_str"].replace(" ", "␣") for w in offered]
+
+
+@pytest.mark.parametrize(("name", "number"), [("bert", 3), ("roberta", 3), ("distilbert", 3), ("modernbert", 4), ("bert", 2)])
+def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
+    theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*TEXTS, "sea"]
+    for row, text in enumerate(texts):
+        with torch.no_grad():
+            wanted = theirs.base_model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        torch.testing.assert_close(run.embed(texts)[row], wanted.mean(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(texts, "first")[row], wanted[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "number"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("modernbert", 3)])
+def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
+    theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
+    for given in (TEXTS, pairs):
+        for text, found in zip(given, run.classify(given), strict=True):
+            with torch.no_grad():
+                sides = (text,) if isinstance(text, str) else text
+                wanted = theirs(**tokenizer(*sides, return_tensors="pt")).logits[0].softmax(-1)
+            names = [theirs.config.id2label[i] for i in range(len(wanted))]
+            assert list(found.probabilities) == names
+            assert list(found.probabilities.values()) == pytest.approx(wanted.tolist(), abs=1e-5)
+            assert found.label == names[int(wanted.argmax())]
+
+
+def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    found = load_file(directory / "model.safetensors")
+    change(found)
+    save_file(found, directory / "model.safetensors")
+
+
+def edited(path: Path, without: tuple[str, ...] = (), **values: Any) -> None:
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in found.items() if key not in without} | values))
+
+
+def as_published_in_2018(tensors: dict[str, Tensor]) -> None:
+    """As the file of bert-base: gamma and beta, both heads, a pooler, ids of positions, tied tensors twice."""
+    ends = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for name in [name for name in tensors if name.endswith(tuple(ends))]:
+        end = next(end for end in ends if name.endswith(end))
+        tensors[name.removesuffix(end) + ends[end]] = tensors.pop(name)
+    tensors["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].clone()
+    tensors |= {"bert.pooler.dense.weight": torch.ones(24, 24), "bert.pooler.dense.bias": torch.ones(24)}
+    tensors |= {"cls.seq_relationship.weight": torch.ones(2, 24), "cls.seq_relationship.bias": torch.ones(2)}
+
+
+@pytest.mark.parametrize("architectures", [["BertForMaskedLM"], ["BertForPreTraining"]])
+def test_files_as_bert_was_published_are_the_same(architectures: list[str], tmp_path: Path) -> None:
+    theirs, tokens = published(of("bert", 0), tmp_path), torch.randint(5, VOCABULARY, (2, 9))
+    rewritten(tmp_path, as_published_in_2018)
+    more: dict[str, Any] = {"pooler_type": "first_token_transform", "directionality": "bidi", "position_embedding_type": "absolute"}
+    edited(tmp_path / "config.json", architectures=architectures, **more)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):  # theirs says nothing of roles
+        (tmp_path / name).write_text('{"do_lower_case": true, "model_max_length": 512}')
+    run = ph.load(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(run.model(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    assert run.tokenizer.ids == {"pad_token": 0, "unk_token": 1, "cls_token": 2, "sep_token": 3, "mask_token": 4}
+    assert (run.tokenizer.bos_id, run.tokenizer.eos_id) == (2, 3)
+
+
+def test_the_roles_of_roberta_are_known_where_its_files_say_nothing(tmp_path: Path) -> None:
+    published(of("roberta", 0), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    found = ph.load(tmp_path).tokenizer
+    assert (found.bos_id, found.pad_id, found.eos_id, found.unk_id, found.mask_id) == (0, 1, 2, 3, 4)
+
+
+def test_a_tied_bias_that_differs_is_refused(tmp_path: Path) -> None:
+    published(of("bert", 0), tmp_path)
+    rewritten(tmp_path, as_published_in_2018)
+    rewritten(tmp_path, lambda tensors: tensors["cls.predictions.decoder.bias"].add_(1))
+    with pytest.raises(UserError, match=r"cls\.predictions\.decoder\.bias is not cls\.predictions\.bias"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 9])
+def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: Path) -> None:
+    kinds = ["sliding_attention" if i % every else "full_attention" for i in range(4)]
+    case = Case("ModernBertConfig", MLM, {**MODERN, "layer_types": kinds, "rope_parameters": THETAS})
+    theirs, tokens = published(case, tmp_path), torch.randint(5, VOCABULARY, (2, 19))
+    now = open_model(tmp_path).config
+    old = {"global_attn_every_n_layers": every, "global_rope_theta": 500.0, "local_rope_theta": 50.0, "layer_norm_eps": 1e-5,
+           "position_embedding_type": "absolute", "reference_compile": None, "repad_logits_with_grad": False}  # fmt: skip
+    edited(tmp_path / "config.json", ("layer_types", "rope_parameters"), **old)
+    found = open_model(tmp_path)
+    assert found.config == now
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+        again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()(tokens).logits
+        torch.testing.assert_close(found(tokens), again, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "values", "message"),
+    [
+        ("bert", 0, {"architectures": ["BertForTokenClassification"]}, "architectures is ['BertForTokenClassification'], wanted one"),
+        ("bert", 0, {"hidden_act": "relu"}, "hidden_act is 'relu', wanted 'gelu', which is all that is built in the head"),
+        ("bert", 0, {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', wanted 'absolute'"),
+        ("bert", 0, {"is_decoder": True}, "is_decoder is true, wanted false"),
+        ("bert", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
+        ("bert", 2, {"id2label": {"0": "a", "2": "b"}}, "id2label is {'0': 'a', '2': 'b'}, wanted an object of names"),
+        ("bert", 2, {"id2label": {"0": "score"}}, "id2label has 1 labels: such a model gives a number"),
+        ("bert", 2, {"id2label": {"0": "a", "1": "a"}}, "two of the labels are the same"),
+        ("bert", 2, {"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification', wanted"),
+        ("distilbert", 0, {"activation": "relu"}, "activation is 'relu', wanted 'gelu'"),
+        ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
+        ("modernbert", 0, {"classifier_bias": True}, "classifier_bias is true, wanted false, as mlp_bias"),
+        ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
+        ("modernbert", 0, {"classifier_activation": "relu"}, "classifier_activation is 'relu', wanted one of gelu"),
+        ("modernbert", 0, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn', wanted one of default"),
+    ],
+)  # fmt: skip
+def test_what_is_not_built_is_refused(name: str, number: int, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    published(of(name, number), tmp_path)
+    edited(tmp_path / "config.json", **values)
+    with pytest.raises(UserError) as error:
+        open_model(tmp_path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+LIKE_BERT = {
+    "kind": "encoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "position": "learned", "segments": 2,
+    "embedding_norm": True, "feed_forward": "gelu", "scale_embedding": False, "head_bias": True,
+}  # fmt: skip
+WINDOWED = {"attention": {"name": "softmax", "bias": False, "window": 4}, "position": {"name": "rope", "theta": 100.0}}
+LIKE_MODERNBERT = {
+    "kind": "encoder", "d_model": 24, "n_heads": 3, "n_layers": 3, "max_len": 32, "position": "rope", "pattern": [{}, WINDOWED],
+    "attention": {"name": "softmax", "bias": False}, "embedding_norm": "first", "norm": {"name": "layernorm", "bias": False},
+    "norm_first": True, "feed_forward": "geglu", "scale_embedding": False,
+}  # fmt: skip
+OWN = [
+    ("bert", MLM, LIKE_BERT),
+    ("bert", CLASSES, LIKE_BERT | {"labels": ("a", "b", "c"), "head_bias": False}),
+    ("bert", BARE, LIKE_BERT | {"head": False, "pooling": "first"}),
+    ("roberta", MLM, LIKE_BERT | {"position": {"name": "learned", "offset": 1}}),
+    ("distilbert", MLM, LIKE_BERT | {"segments": 0, "norm": {"name": "layernorm", "eps": 1e-12}, "tie_embeddings": "none"}),
+    ("modernbert", MLM, LIKE_MODERNBERT),
+    ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
+                                               "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),
+]  # fmt: skip
+
+
+def own(**changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate({"vocab_size": VOCABULARY, **changes})
+
+
+@pytest.mark.parametrize(("family", "auto", "parts"), OWN)
+def test_an_encoder_trained_here_is_opened_by_the_reference(family: str, auto: str, parts: dict[str, Any], tmp_path: Path) -> None:
+    model = build(own(**parts), seed=1)
+    assert fitting(model.config) == family
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()).save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    theirs, info = getattr(transformers, auto).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
+    run, tokenizer = ph.load(tmp_path / "run"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    given = tokenizer(TEXTS[0], TEXTS[1], return_tensors="pt")  # the same tokens stand around texts there and here
+    encoded = run.tokenizer.encode(TEXTS[:2])
+    assert given["input_ids"][0].tolist() == [1, *encoded[0], 2, *encoded[1], 2]
+    segments = given.get("token_type_ids")
+    assert (segments is None) == (run.config.segments == 0)
+    assert segments is None or segments[0].tolist() == [0] * (len(encoded[0]) + 2) + [1] * (len(encoded[1]) + 1)
+    with torch.no_grad():
+        found = model.eval()(given["input_ids"], None, segments)
+        torch.testing.assert_close(found, out(theirs.eval(), **given), rtol=1e-5, atol=1e-5)
+    if run.config.labels:
+        assert tuple(theirs.config.id2label.values()) == run.config.labels
+        there = ph.load(tmp_path / "out").classify([(TEXTS[0], TEXTS[1])])[0].probabilities
+        assert there == pytest.approx(run.classify([(TEXTS[0], TEXTS[1])])[0].probabilities, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_first": True}, "norm_first is true, there false"),
+        ({"segments": 0}, "segments is 0, there 1"),
+        ({"head_bias": False}, "head_bias is false, there true"),
+        ({"tie_embeddings": "none"}, "tie_word_embeddings is false, wanted true"),
+        ({"feed_forward": "relu"}, "hidden_act is 'relu', wanted 'gelu', which is all that is built in the head"),
+        ({"embedding_norm": False}, "embedding_norm is false, there true"),
+        ({"position": {"name": "learned", "offset": 1}}, "offset of position 'learned' is 1, there 0"),
+        ({"labels": ("a", "b"), "pooling": "mean"}, "pooling is 'mean', there 'first'"),
+        ({"head": False}, "pooling is null, there "),
+        ({"kind": "decoder", "pooling": None}, "its model is CausalLM, there MaskedLM or Classifier or Embedder"),
+    ],
+)
+def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        fitting(own(**(LIKE_BERT | changes)), "bert")
+    assert message in str(error.value)
+
+
+def test_a_window_that_modernbert_has_not_is_named() -> None:
+    sink = {"attention": {"name": "softmax", "bias": False, "window": 4, "sink": 1}, "position": "rope"}
+    with pytest.raises(UserError, match="sink of attention 'softmax' is 1, there 0"):
+        fitting(own(**(LIKE_MODERNBERT | {"pattern": [{}, sink]})), "modernbert")
+
+
+def test_roberta_counts_positions_from_its_padding_token(tmp_path: Path) -> None:
+    model = build(own(**LIKE_BERT | {"position": {"name": "learned", "offset": 2}}), seed=1)
+    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()).save(tmp_path / "run")
+    with pytest.raises(UserError, match="'roberta': its pad_token_id is 0, there 1"):
+        writing.published(model, ph.load(tmp_path / "run").tokenizer, GenerationConfig())
+
+
+def test_every_family_of_encoders_has_three_shapes() -> None:
+    assert CASES.keys() == {name for name in FAMILY.names() if "MaskedLM" in FAMILY.get(name).architectures}
+    assert all(len(cases) >= 3 and {case.auto for case in cases} == {MLM, CLASSES, BARE} for cases in CASES.values())
