@@ -27,8 +27,10 @@ def run(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; choose another place for the new run")
     from polyhead.run import load
+    from polyhead.train.files import whole_directory
 
     made = load(directory)
-    made.save(out, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
+    with whole_directory(out) as place:
+        made.save(place, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
     parameters = sum(p.numel() for p in made.model.parameters())
     print(f"{out}: {parameters:,} parameters, {made.tokenizer.vocab_size:,} tokens")

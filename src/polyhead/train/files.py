@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -86,6 +87,25 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         with Writer(temporary) as out:
             out.write(data)
+        os.rename(temporary, path)
+    except BaseException:
+        remove_quietly(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A directory to fill, which gets the name ``path`` when all is in it; where that fails there is nothing.
+
+    An empty directory of that name gives way.
+    """
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.tmp")
+    remove(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
         os.rename(temporary, path)
     except BaseException:
         remove_quietly(temporary)
