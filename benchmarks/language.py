@@ -1,0 +1,196 @@
+"""Training steps of a small language model on the same rows: Polyhead, torch.nn and Hugging Face GPT-2 in turns.
+
+The setting is nanoGPT's for a CPU: 4 layers, 4 heads, d_model 128, rows of 64 characters, 12 rows a step, no biases, no
+dropout, AdamW with (0.9, 0.99) and weight decay 0.1 on matrices, gradients clipped at 1. All begin with the same weights.
+
+python benchmarks/language.py --text tinyshakespeare/input.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from timing import interleaved, ratio, table
+from torch import Tensor, nn
+
+from polyhead.fast.memory import tune_memory
+from polyhead.models import CausalLM, build
+from polyhead.nn.loss import cross_entropy
+from polyhead.recipe import TrainConfig
+from polyhead.train.loop import update
+from polyhead.train.training import Training
+
+WIDTH, ROWS, STEPS = 64, 12, 20  # of a step; STEPS make a round
+LR, CLIP = 1e-3, 1.0
+
+
+class TorchLanguageModel(nn.Module):
+    """The same model of torch's own layers, with the weights of ours."""
+
+    def __init__(self, ours: CausalLM) -> None:
+        super().__init__()
+        c = ours.config
+        layer = nn.TransformerEncoderLayer(
+            c.d_model, c.n_heads, c.d_ff or 0, 0.0, "gelu", batch_first=True, norm_first=True, bias=False
+        )
+        self.token, self.position = nn.Embedding(c.vocab_size, c.d_model), nn.Embedding(c.max_len, c.d_model)
+        self.layers = nn.TransformerEncoder(
+            layer, c.n_layers, nn.LayerNorm(c.d_model, bias=False), enable_nested_tensor=False
+        )
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(WIDTH))
+        self.mask: Tensor
+        with torch.no_grad():
+            self.token.weight.copy_(ours.embedding.token.weight)
+            self.position.weight.copy_(ours.embedding.position.weight)
+            self.layers.norm.weight.copy_(ours.stack.final_norm.weight)  # type: ignore[union-attr, arg-type]
+            for theirs, block in zip(self.layers.layers, ours.stack.layers, strict=True):
+                attn = block.attn
+                theirs.self_attn.in_proj_weight.copy_(torch.cat([p.weight for p in (attn.q_proj, attn.k_proj, attn.v_proj)]))  # type: ignore[union-attr]
+                theirs.self_attn.out_proj.weight.copy_(attn.o_proj.weight)
+                theirs.linear1.weight.copy_(block.ffn.up_proj.weight)
+                theirs.linear2.weight.copy_(block.ffn.down_proj.weight)
+                theirs.norm1.weight.copy_(block.attn_residual.norm.weight)
+                theirs.norm2.weight.copy_(block.ffn_residual.norm.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, V)."""
+        x = self.token(tokens) + self.position.weight[: tokens.size(1)]
+        return F.linear(self.layers(x, self.mask, is_causal=True), self.token.weight)
+
+
+class Rows:
+    """A task of the training loop: rows of a text at random places."""
+
+    def __init__(self, text: Tensor) -> None:
+        self.text = text
+
+    def batch(self, seed: int) -> tuple[Tensor, Tensor]:
+        at = torch.randint(0, len(self.text) - WIDTH - 1, (ROWS, 1), generator=torch.Generator().manual_seed(seed))
+        cells = self.text[at + torch.arange(WIDTH + 1)]
+        return cells[:, :-1], cells[:, 1:]
+
+    def count(self, batch: tuple[Tensor, Tensor]) -> int:
+        return batch[1].numel()
+
+    def loss(self, model: CausalLM, batch: tuple[Tensor, Tensor]) -> object:
+        return cross_entropy(model.features(batch[0]), model.head, batch[1])
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    options = parser.parse_args()
+    tune_memory()  # as the command line does; the peers of this process have it too
+    torch.set_num_threads(options.threads)
+    characters = options.text.read_text()
+    known = {c: i for i, c in enumerate(sorted(set(characters)))}
+    rows = Rows(torch.tensor([known[c] for c in characters]))
+    model = _model(len(known))
+    contestants = {
+        "Polyhead": _ours(model, rows, options.precision),
+        "torch.nn": _plain(TorchLanguageModel(model), rows, lambda peer, x: peer(x), options.precision),
+        "Hugging Face GPT-2": _plain(_hugging_face(model), rows, lambda peer, x: peer(x).logits, options.precision),
+    }
+    first = {name: step() for name, step in contestants.items()}
+    assert max(first.values()) - min(first.values()) < 2e-3, f"these are not the same model: {first}"
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {ROWS} rows of {WIDTH} a step, {options.precision}, "
+          f"{options.threads} threads, medians of {options.rounds} interleaved rounds of {STEPS} steps")  # fmt: skip
+    seconds = interleaved({n: lambda step=step: [step() for _ in range(STEPS)] for n, step in contestants.items()}, options.rounds)
+    cells = [["system", "ms a step", "minutes for 2,000 steps", "Polyhead is faster by"]]
+    for name, times in seconds.items():
+        each = statistics.median(times) / STEPS
+        cells.append([name, f"{1e3 * each:.1f}", f"{2000 * each / 60:.1f}", f"{ratio(times, seconds['Polyhead']):.2f}"])
+    print(table(cells))
+
+
+def _model(vocab_size: int) -> CausalLM:
+    from polyhead import ModelConfig
+
+    bare = {"bias": False}
+    config = ModelConfig(
+        kind="decoder", vocab_size=vocab_size, d_model=128, n_layers=4, n_heads=4, max_len=WIDTH, dropout=0.0, norm_first=True,
+        position="learned", norm={"name": "layernorm", **bare}, attention={"name": "softmax", **bare}, init="normal",
+        feed_forward={"name": "gelu", **bare}, scale_embedding=False,
+    )  # fmt: skip
+    model = build(config, seed=1)
+    assert isinstance(model, CausalLM)
+    return model
+
+
+def _ours(model: CausalLM, rows: Rows, precision: str) -> Callable[[], float]:
+    """Steps of our own training loop, all that it does at each but reporting."""
+    config = TrainConfig(
+        steps=10**6, lr=LR, clip_norm=CLIP, precision=precision, schedule={"name": "constant", "warmup": 0},
+        optimizer={"name": "adamw", "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1},
+    )  # fmt: skip
+    training = Training(model.train(), config, 128, 10**6)
+    seeds = iter(range(10**9))
+
+    def step() -> float:
+        training.progress.step += 1
+        before = training.progress.sums
+        update(training, rows, [rows.batch(next(seeds))], config)  # type: ignore[arg-type]
+        return (training.progress.sums.nll - before.nll) / (ROWS * WIDTH)
+
+    return step
+
+
+def _hugging_face(ours: CausalLM) -> nn.Module:
+    """GPT-2 of transformers with the weights of ours and biases of zero that do not learn."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from polyhead.hf.gpt2 import GPT2
+    from polyhead.hf.table import joined
+    from polyhead.nn.weights import weights
+
+    c = ours.config
+    theirs = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads,
+            activation_function="gelu", bos_token_id=None, eos_token_id=None, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        )
+    )  # fmt: skip
+    own = weights(ours)
+    biases = {name.replace("weight", "bias"): t.new_zeros(len(t)) for name, t in own.items() if "layers" in name or "norm" in name}
+    given = joined(GPT2.table, own | biases, c)
+    theirs.load_state_dict(given | {"lm_head.weight": given["transformer.wte.weight"]})
+    for name, parameter in theirs.named_parameters():
+        parameter.requires_grad_(not name.endswith("bias"))
+    return theirs
+
+
+def _plain(peer: nn.Module, rows: Rows, forward: Callable[[nn.Module, Tensor], Tensor], precision: str) -> Callable[[], float]:
+    """Steps as anybody writes them."""
+    learned = [p for p in peer.train().parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in learned if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.99), eps=1e-8, fused=True)
+    seeds = iter(range(10**9))
+
+    def step() -> float:
+        tokens, labels = rows.batch(next(seeds))
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = forward(peer, tokens)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(learned, CLIP)
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
