@@ -4,9 +4,10 @@ import torch
 from polyhead.errors import UserError
 from polyhead.generate.search import _batches, in_order, limit, pad, search
 from polyhead.recipe import GenerationConfig
+from polyhead.text.sides import Sides
 
 EOS, BOS, PAD = 0, 4, 9
-GIVEN = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "max_len": 12}
+GIVEN = {"sides": Sides((), (EOS,), BOS, (), False, EOS), "pad_id": PAD, "max_len": 12}
 SOURCES = [[1, 2], [3], [], [2, 2, 1, 3], [1, 2], [], [3, 1, 2]]
 
 
@@ -57,7 +58,7 @@ def test_a_line_longer_than_the_model_is_named_or_cut_when_asked(table, plain, l
     if length <= 11:
         assert search_all(table(2), sources, config) == cut
     else:
-        with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* 12 at most.*first 11 tokens"):
+        with pytest.raises(UserError, match=rf"line 2 has {length} tokens.* 11 at most.*first 11 tokens"):
             search_all(table(2), sources, config)
 
 

@@ -55,7 +55,7 @@ def test_what_is_forbidden_is_gone_and_the_rest_keeps_its_probability():
         kept = wanted[row, forced[row]].item()
         wanted[row] = -torch.inf
         wanted[row, forced[row]] = kept
-    values, ids = likeliest(logits, 5, banned=3, forced=forced)
+    values, ids = likeliest(logits, 5, banned=[3], forced=forced)
     torch.testing.assert_close(values.double(), wanted.topk(5).values, rtol=0, atol=1e-5)
     assert ids[0, 0] == 7
     assert ids[600, 0] == 999

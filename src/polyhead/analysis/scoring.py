@@ -33,14 +33,18 @@ def score_pairs(
 ) -> list[PairScore]:
     """log p(target | source) of each pair, teacher forced."""
     pairs = list(zip(t.encode(sources), t.encode(targets), strict=True))
-    lengths = [np.array([len(pair[side]) + 1 for pair in pairs], dtype=np.int64) for side in (0, 1)]
+    sides = t.sides
+    around = len(sides.before) + len(sides.after), len(sides.opening) + 1
+    lengths = [np.array([len(pair[side]) + around[side] for pair in pairs], dtype=np.int64) for side in (0, 1)]
     _check("pair", np.maximum(*lengths), model.config.max_len)
     device = model.head.weight.device
 
     def batch(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
-        source, source_pos = pad([[*source, t.eos_id] for source, _ in pairs], t.pad_id, device)
-        target, _ = pad([[t.bos_id, *target] for _, target in pairs], t.pad_id, device)
-        labels, _ = pad([[*target, t.eos_id] for _, target in pairs], IGNORED, device)
+        source, source_pos = pad([sides.source(source) for source, _ in pairs], t.pad_id, device)
+        target, _ = pad([sides.read(target) for _, target in pairs], t.pad_id, device)
+        labels, _ = pad([sides.said(target) for _, target in pairs], IGNORED, device)
+        if sides.forced:
+            labels[:, : len(sides.opening)] = IGNORED
         return _sums(model(source, target, source_pos), labels)
 
     return _batched(pairs, lengths[0], lengths[1], batch_tokens, batch)

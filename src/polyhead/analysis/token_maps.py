@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -21,11 +23,14 @@ def pair_maps(
     A row of the decoder is the token that is predicted there; its columns are the tokens read by then, of which the
     first is the begin.
     """
-    read, written = (labels(tokenizer, ids) for ids in (source, target))
-    columns = {"cross": [*read, END], "encoder": [*read, END], "decoder": [BEGIN, *written]}
-    rows = {"cross": [*written, END], "encoder": [*read, END], "decoder": [*written, END]}
+    sides = tokenizer.sides
+    before, read, after, written = (labels(tokenizer, ids) for ids in (sides.before, source, sides.after, target))
+    around = [*before, *read, *(END if i == sides.end else name for i, name in zip(sides.after, after, strict=True))]
+    written = [*labels(tokenizer, sides.opening), *written]
+    columns = {"cross": around, "encoder": around, "decoder": [BEGIN, *written]}
+    rows = {"cross": [*written, END], "encoder": around, "decoder": [*written, END]}
     device = next(model.parameters()).device
-    given = ([[*source, tokenizer.eos_id]], [[tokenizer.bos_id, *target]])
+    given = ([sides.source(source)], [sides.read(target)])
     found = pair_attention(model, *(torch.tensor(ids, device=device) for ids in given))
     return {kind: AttentionMap(columns[kind], rows[kind], weights, KINDS[kind], title) for kind, weights in found.items()}
 
@@ -37,7 +42,7 @@ def self_maps(model: nn.Module, tokenizer: Tokenizer, ids: list[int], title: str
     return {} if weights is None else {"self": AttentionMap(tokens, tokens, weights, KINDS["self"], title)}
 
 
-def labels(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Tokens for an axis: blanks are blanks, for the page has its own way to draw them."""
     return [display(tokenizer, i).replace("␣", " ") for i in ids]
 

@@ -20,10 +20,10 @@ IGNORED = -100  # the label of padding: cross entropy leaves it out
 class Batch(NamedTuple):
     """What one step of training reads."""
 
-    source: Tensor  # (B, S) int64: ids and the end
+    source: Tensor  # (B, S) int64: ids and the end, or what else stands around a source
     source_pos: Tensor | None  # (B, S) int64: 0, 1, ... and -1 at padding; None if no row is padded
-    target: Tensor  # (B, T) int64: the start and ids, what the decoder reads
-    labels: Tensor  # (B, T) int64: ids and the end, what it must say; -100 at padding
+    target: Tensor  # (B, T) int64: the start, its opening if it has one and ids, what the decoder reads
+    labels: Tensor  # (B, T) int64: the opening, ids and the end, what it must say; -100 at padding
     n_tokens: int  # labels that count
 
     @property
@@ -46,20 +46,25 @@ def collate_pairs(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[i
 
 
 def collate_sources(sources: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None]:
-    """Sources alone, as translation reads them: ids and the end (B, S), and their positions or None."""
-    ids, lengths = _join(sources)
-    source = torch.from_numpy(_fill(ids, lengths, tokenizer.pad_id, end=tokenizer.eos_id))
-    return source, _positions(lengths + 1)
+    """Sources alone, as translation reads them: ids and what stands around them (B, S), and their positions or None."""
+    return _sources(_join(sources), tokenizer)
+
+
+def _sources(sources: tuple[Ints, Ints], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None]:
+    sides = tokenizer.sides
+    rows = _fill(*sources, tokenizer.pad_id, sides.before, sides.after)
+    return torch.from_numpy(rows), _positions(sources[1] + len(sides.before) + len(sides.after))
 
 
 def _batch(sources: tuple[Ints, Ints], targets: tuple[Ints, Ints], tokenizer: Tokenizer) -> Batch:
-    pad, (ids, lengths) = tokenizer.pad_id, targets
+    sides, (ids, lengths) = tokenizer.sides, targets
+    source, source_pos = _sources(sources, tokenizer)
     return Batch(
-        source=torch.from_numpy(_fill(*sources, pad, end=tokenizer.eos_id)),
-        source_pos=_positions(sources[1] + 1),
-        target=torch.from_numpy(_fill(ids, lengths, pad, start=tokenizer.bos_id)),
-        labels=torch.from_numpy(_fill(ids, lengths, IGNORED, end=tokenizer.eos_id)),
-        n_tokens=int(lengths.sum()) + len(lengths),
+        source=source,
+        source_pos=source_pos,
+        target=torch.from_numpy(_fill(ids, lengths, tokenizer.pad_id, (sides.start, *sides.opening), ())),
+        labels=torch.from_numpy(_fill(ids, lengths, IGNORED, sides.opening, (sides.end,))),
+        n_tokens=int(lengths.sum()) + len(lengths) * (len(sides.opening) + 1),
     )
 
 
@@ -75,17 +80,16 @@ def _join(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     return flat, np.array([len(row) for row in rows], dtype=np.int64)
 
 
-def _fill(ids: Ints, lengths: Ints, padding: int, *, start: int | None = None, end: int | None = None) -> NDArray[np.int64]:
-    """Rows of equal width from ids one after another: [start] ids [end] padding ..."""
-    width = int(lengths.max(initial=0)) + 1
+def _fill(ids: Ints, lengths: Ints, padding: int, before: Sequence[int], after: Sequence[int]) -> NDArray[np.int64]:
+    """Rows of equal width from ids one after another: before ids after padding ..."""
+    shift = len(before)
+    width = int(lengths.max(initial=0)) + shift + len(after)
     out = np.full((len(lengths), width), padding, dtype=np.int64)
-    shift = int(start is not None)
     columns = np.arange(width) - shift
     out[(columns >= 0) & (columns < lengths[:, None])] = ids  # cells in row order, which is the order of the ids
-    if start is not None:
-        out[:, 0] = start
-    if end is not None:
-        out[np.arange(len(lengths)), lengths + shift] = end
+    out[:, :shift] = before
+    for place, token in enumerate(after, shift):
+        out[np.arange(len(lengths)), lengths + place] = token
     return out
 
 

@@ -33,6 +33,8 @@ def beam_search(
     min_new_tokens: int = 0,
     early_stopping: EarlyStopping = False,
     prefix: Sequence[Sequence[int]] | None = None,
+    certain: int = 0,
+    forbidden: Sequence[int] = (),
     cache: Choice | None = None,
 ) -> list[list[Hypothesis]]:
     """The ``n_best`` outputs y of each source sentence (B, S) by log P(y | x) / |y| ** length_penalty, best first.
@@ -49,10 +51,10 @@ def beam_search(
       (the present one if length_penalty is negative).
 
     These are the rules of Hugging Face ``generate``. ``prefix`` is the forced beginning of each output; it is part
-    of y, in tokens, score and length. ``min_new_tokens`` are wanted before the end of the sentence. A sentence gets
-    the same result in any batch.
+    of y, in tokens, score and length, but its first ``certain`` tokens cost nothing. ``min_new_tokens`` are wanted
+    before the end of the sentence, and ``forbidden`` tokens never come. A sentence gets the same result in any batch.
     """
-    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix)
+    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix, certain, forbidden)
     rules.check(len(source))
     if not 1 <= n_best <= beam_size:
         raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")

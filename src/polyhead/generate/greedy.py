@@ -24,13 +24,15 @@ def greedy(
     length_penalty: float = 1.0,
     min_new_tokens: int = 0,
     prefix: Sequence[Sequence[int]] | None = None,
+    certain: int = 0,
+    forbidden: Sequence[int] = (),
     cache: Choice | None = None,
 ) -> list[Hypothesis]:
     """One output for each source sentence (B, S): the likeliest token at each step, as beam search with one beam.
 
-    Scores, ``prefix``, ``min_new_tokens`` and ``max_new_tokens`` mean what they mean for ``beam_search``.
+    Scores, ``prefix``, ``certain``, ``forbidden``, ``min_new_tokens`` and ``max_new_tokens`` mean what they mean for ``beam_search``.
     """
-    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix)
+    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix, certain, forbidden)
     rules.check(len(source))
     if not len(source):
         return []

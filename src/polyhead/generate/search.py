@@ -13,6 +13,7 @@ from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
 from polyhead.generate.state import Decoder, Hypothesis
 from polyhead.recipe import GenerationConfig
+from polyhead.text.sides import Sides
 
 __all__ = ["Hypothesis", "check_prompts", "continued", "in_order", "limit", "pad", "search"]
 
@@ -24,14 +25,14 @@ def search(
     sources: Sequence[Sequence[int]],
     config: GenerationConfig,
     *,
-    bos_id: int,
-    eos_id: int,
+    sides: Sides,
     pad_id: int,
     max_len: int,
     truncate: bool = False,
     prefix: Sequence[Sequence[int]] | None = None,
+    forbidden: Sequence[int] = (),
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Outputs of encoded source lines (without end of sentence), as (line from 0, best first), batch after batch.
+    """Outputs of encoded source lines (without what stands around them), as (line from 0, best first), batch after batch.
 
     The longest come first, so that what does not fit into memory fails at once. An output has at most
     ``max_length_ratio`` x source tokens + ``max_length_extra`` tokens, and never more than ``max_len``, the model's
@@ -39,7 +40,7 @@ def search(
     is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
     output of each line, where the line is not empty. One beam is greedy search.
     """
-    lines = _fitting(sources, max_len, truncate)
+    lines = _fitting(sources, max_len - len(sides.source(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
     if len(prefix) != len(lines):
         raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: one each is wanted")
@@ -48,17 +49,19 @@ def search(
             raise UserError(
                 f"the prefix of line {i + 1} has {len(given)} tokens; the model's greatest length is {max_len}"
             )
-        if eos_id in given:
-            raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {eos_id}")
+        if sides.end in given:
+            raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {sides.end}")
+    told = sides.opening if sides.forced else ()
     for rows in _batches([len(line) for line in lines], config.batch_tokens // config.beam_size):
         if not lines[rows[0]]:
             yield from ((row, [EMPTY]) for row in rows)
             continue
-        source, source_pos = pad([[*lines[row], eos_id] for row in rows], pad_id, model.cache_shape.device)
-        forced = [prefix[row] for row in rows]
-        limits = [min(max_len, max(limit(len(lines[row]), config), len(prefix[row]) + 1)) for row in rows]
+        source, source_pos = pad([sides.source(lines[row]) for row in rows], pad_id, model.cache_shape.device)
+        forced = [[*told, *prefix[row]] for row in rows]
+        limits = [min(max_len, max(limit(len(lines[row]), config), len(told) + len(prefix[row]) + 1)) for row in rows]
+        rest = limits, forced, sides.start, len(told), forbidden
         yield from zip(
-            rows, _decode(model, source, source_pos, config, bos_id, eos_id, limits, forced), strict=True
+            rows, _plain(sides, _decode(model, source, source_pos, config, sides.end, *rest)), strict=True
         )
 
 
@@ -76,7 +79,7 @@ def continued(
     for rows in _batches(lengths, config.batch_tokens // config.beam_size):
         tokens, pos = pad([prompts[row] for row in rows], pad_id, model.cache_shape.device)
         most = [limits[row] for row in rows]
-        yield from zip(rows, _decode(model, tokens, pos, config, None, eos_id, most, [()] * len(rows)), strict=True)
+        yield from zip(rows, _decode(model, tokens, pos, config, eos_id, most, [()] * len(rows)), strict=True)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number: int = 1) -> None:
@@ -121,10 +124,12 @@ def _decode(
     source: Tensor,
     source_pos: Tensor | None,
     config: GenerationConfig,
-    bos_id: int | None,
     eos_id: int,
     limits: list[int],
     prefix: Sequence[Sequence[int]],
+    bos_id: int | None = None,
+    certain: int = 0,
+    forbidden: Sequence[int] = (),
 ) -> list[list[Hypothesis]]:
     """One batch by greedy or beam search."""
     if config.beam_size == 1:
@@ -136,6 +141,8 @@ def _decode(
             eos_id=eos_id,
             max_new_tokens=limits,
             prefix=prefix,
+            certain=certain,
+            forbidden=forbidden,
             length_penalty=config.length_penalty,
             min_new_tokens=config.min_new_tokens,
             cache=config.cache,
@@ -149,6 +156,8 @@ def _decode(
         eos_id=eos_id,
         max_new_tokens=limits,
         prefix=prefix,
+        certain=certain,
+        forbidden=forbidden,
         beam_size=config.beam_size,
         n_best=config.n_best,
         early_stopping=config.early_stopping,
@@ -158,15 +167,20 @@ def _decode(
     )
 
 
-def _fitting(sources: Sequence[Sequence[int]], max_len: int, truncate: bool) -> list[Sequence[int]]:
-    """The lines, each short enough to be followed by the end of sentence within ``max_len``."""
+def _plain(sides: Sides, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """Hypotheses without what every target begins with."""
+    return [[h._replace(tokens=sides.plain(h.tokens)) for h in best] for best in found] if sides.opening else found
+
+
+def _fitting(sources: Sequence[Sequence[int]], room: int, truncate: bool) -> list[Sequence[int]]:
+    """The lines, each of ``room`` tokens at most."""
     for i, line in enumerate(sources):
-        if len(line) >= max_len and not truncate:
+        if len(line) > room and not truncate:
             raise UserError(
-                f"line {i + 1} has {len(line)} tokens; with the end of sentence the model takes {max_len} "
-                f"at most. Split the line, or ask for truncation to its first {max_len - 1} tokens"
+                f"line {i + 1} has {len(line)} tokens; the model takes {room} at most beside the special ones. Split the "
+                f"line, or ask for truncation to its first {room} tokens"
             )
-    return [line[: max_len - 1] for line in sources]
+    return [line[:room] for line in sources]
 
 
 def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

@@ -50,6 +50,8 @@ class Rules(NamedTuple):
     max_new_tokens: Sequence[int]  # the end of the sentence included
     min_new_tokens: int  # before the end of the sentence
     prefix: Sequence[Sequence[int]]  # how the output must begin
+    certain: int = 0  # so many tokens of each prefix cost nothing: the model was told them
+    forbidden: Sequence[int] = ()  # tokens that are never said
 
     def check(self, n: int) -> None:
         """A UserError names the first of n sentences where the rules make no sense."""
@@ -127,10 +129,12 @@ class State:
     def extend(self, tokens: Ints, k: int) -> tuple[Floats, Ints]:
         """The newest token of each row (N,) in; the k likeliest next ones out, log-probabilities and ids (N, k)."""
         rules, width = self.rules, len(tokens) // len(self.rules.prefix)
-        banned = rules.eos_id if self.step < rules.min_new_tokens else None
+        banned = [*rules.forbidden, *([rules.eos_id] if self.step < rules.min_new_tokens else [])]
+        certain = self.step < rules.certain
         forced = forced_tokens(rules.prefix, self.step, width, self.device)
         values, ids = likeliest(self.logits(tokens), k, banned, forced)
-        return to_host(values), ids.cpu().numpy()
+        host = to_host(values)
+        return np.where(np.isfinite(host), 0.0, host) if certain else host, ids.cpu().numpy()
 
     def logits(self, tokens: Ints) -> Tensor:
         """The newest token of each row (N,) in; logits (N, V) of the next out."""

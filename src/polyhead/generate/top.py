@@ -13,11 +13,11 @@ CHUNK = 2**19  # log-probabilities computed together: they stay inside the proce
 
 
 def likeliest(
-    logits: Tensor, k: int, banned: int | None = None, forced: Tensor | None = None
+    logits: Tensor, k: int, banned: Sequence[int] = (), forced: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k best next tokens of each row, (N, V) -> log-probabilities (N, k), best first, and ids (N, k).
 
-    ``banned`` is a token that may not come. ``forced`` (N,) is the token that must come, -1 for any. What is
+    ``banned`` are tokens that may not come. ``forced`` (N,) is the token that must come, -1 for any. What is
     forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back. Logits may
     be of any precision; probabilities are fp32.
     """
@@ -25,8 +25,8 @@ def likeliest(
     found = []
     for start in range(0, len(logits), rows):
         log_probs = logits[start : start + rows].log_softmax(-1, dtype=torch.float32)
-        if banned is not None:
-            log_probs[:, banned] = float("-inf")
+        if banned:
+            log_probs[:, list(banned)] = float("-inf")
         if forced is not None:
             _force(log_probs, forced[start : start + rows])
         found.append(top(log_probs, k))

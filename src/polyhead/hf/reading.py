@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 SHOWN = 8  # names of one kind that an error lists
 
@@ -45,10 +48,14 @@ def model_type(directory: Path) -> str | None:
 
 def open_checkpoint(directory: Path) -> Opened:
     """Model, tokenizer and settings of decoding; every way in which they cannot be read is a UserError of one line."""
-    generation = read_json(directory, "generation_config.json") or {}
+    config, generation = _config(directory), read_json(directory, "generation_config.json")
+    where = directory / ("config.json" if generation is None else "generation_config.json")
     model = open_model(directory)
-    tokenizer = open_tokenizer(directory, _config(directory), generation)
-    return Opened(model, tokenizer, decoding(generation, directory / "generation_config.json"))
+    tokenizer = open_tokenizer(directory, config, generation or {})
+    generation = config if generation is None else generation  # as before there were two files
+    if model.config.kind == "encoder-decoder":
+        return Opened(model, tokenizer, searching(generation, tokenizer, where))
+    return Opened(model, tokenizer, decoding(generation, where))
 
 
 def open_model(directory: Path) -> Model:
@@ -92,6 +99,25 @@ def read_config(family: Family, given: Given) -> ModelConfig:
         raise explain(error, ModelConfig, str(given.where)) from None
     except UserError as error:
         raise UserError(f"{given.where}: {error}") from None
+
+
+def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> GenerationConfig:
+    """How translations are searched for, in our words. Their lengths count the start of an output as well."""
+    counts = {key: value for key, value in given.items() if isinstance(value, int) and not isinstance(value, bool)}
+    values: dict[str, Any] = {"beam_size": counts.get("num_beams", 1), "n_best": counts.get("num_return_sequences", 1)}
+    values |= {key: given[key] for key in ("length_penalty", "early_stopping") if given.get(key) is not None}
+    if most := counts.get("max_new_tokens", counts.get("max_length", 1) - 1):
+        values |= {"max_length_ratio": 0, "max_length_extra": most}
+    values["min_new_tokens"] = max(0, counts.get("min_new_tokens", counts.get("min_length", 1) - 1))
+    never = [ids[0] for ids in given.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
+    values["forbidden"] = tokenizer.tokens([i for i in never if i in range(tokenizer.vocab_size)])
+    for key in ("do_sample", "no_repeat_ngram_size", "repetition_penalty", "num_beam_groups"):
+        if given.get(key) not in (None, False, 0, 1):
+            log.warning("%s: %s is %s, and translations are searched for without it", where, key, given[key])
+    try:
+        return GenerationConfig.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, GenerationConfig, str(where)) from None
 
 
 def decoding(given: Mapping[str, Any], where: Path) -> GenerationConfig:

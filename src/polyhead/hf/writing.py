@@ -19,8 +19,10 @@ from polyhead.recipe import GenerationConfig
 from polyhead.registry import POOLING, Choice
 from polyhead.text.tokenizer import Tokenizer
 
-# what counts in training alone, or in other kinds of models
-PASSED = {"init", "dropout", "n_decoder_layers", "decoder_block", "decoder_attention", "cross_attention", "pattern"}
+# what counts in training alone, or is compared layer by layer
+PASSED = {"init", "dropout", "pattern"}
+# parts of a decoder that reads an encoder -> what stands in for one that is not given
+CROSSING = {"n_decoder_layers": "n_layers", "decoder_block": "block", "decoder_attention": "attention", "cross_attention": "attention"}
 LAYERED = LayerParts.model_fields  # what a pattern may change from layer to layer
 # what a model of that class has no use for
 OF_HEAD = {"head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
@@ -48,6 +50,8 @@ def published(
     chosen: Family = FAMILY.get(name)
     said, ids = described(model.config, name), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
     ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
+    if model.config.kind == "encoder-decoder":
+        ids["decoder_start_token_id"] = tokenizer.sides.start
     for key in said.keys() & ids.keys():
         if said[key] != ids[key]:
             raise UserError(f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}")
@@ -56,7 +60,7 @@ def published(
     return Published(
         name,
         said | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
-        {} if model.config.kind == "encoder" else _decoding(generation) | ids,
+        _decoding(model.config, generation, tokenizer) | ids,
         {name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()},
     )
 
@@ -90,11 +94,14 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
     except UserError as error:
         return [str(error)]
     found: list[str] = []
-    passed = PASSED | UNREAD.get(model_class(config).__name__, set())
+    crossing = config.kind == "encoder-decoder"
+    passed = PASSED | UNREAD.get(model_class(config).__name__, set()) | (set() if crossing else CROSSING.keys())
     for field in type(config).model_fields:
         ours, theirs = getattr(config, field), getattr(back, field)
-        if field == "tie_embeddings":
-            ours, theirs = ours == "none", theirs == "none"
+        if field == "tie_embeddings" and not crossing:
+            ours, theirs = ours in ("inputs", "none"), theirs in ("inputs", "none")
+        if field in CROSSING:
+            ours, theirs = (given or getattr(one, CROSSING[field]) for given, one in ((ours, config), (theirs, back)))
         if field == "pooling" and config.labels:
             ours = ours or POOLING.check(Choice("first"))  # as the classifier itself
         if field in LAYERED:
@@ -131,10 +138,32 @@ def _between(field: str, ours: Choice, theirs: Choice) -> list[str]:
     ]
 
 
-def _decoding(config: GenerationConfig) -> dict[str, Any]:
-    """generation_config.json; temperature 0 is what they call not to sample."""
-    common = {"repetition_penalty": config.repetition_penalty, "max_new_tokens": config.max_new_tokens}
-    if config.temperature == 0:
+def _decoding(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """generation_config.json; temperature 0 is what they call not to sample. An encoder says nothing."""
+    if config.kind == "encoder":
+        return {}
+    if config.kind == "encoder-decoder":
+        return _searching(config, settings, tokenizer)
+    common = {"repetition_penalty": settings.repetition_penalty, "max_new_tokens": settings.max_new_tokens}
+    if settings.temperature == 0:
         return common | {"do_sample": False}
     keys = ("temperature", "top_k", "top_p", "min_p")
-    return common | {"do_sample": True} | {key: getattr(config, key) for key in keys}
+    return common | {"do_sample": True} | {key: getattr(settings, key) for key in keys}
+
+
+def _searching(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Theirs has one greatest length for all sources, which counts the start of an output."""
+    most = config.max_len if settings.max_length_ratio else min(config.max_len, settings.max_length_extra)
+    found: dict[str, Any] = {
+        "num_beams": settings.beam_size,
+        "num_return_sequences": settings.n_best,
+        "length_penalty": settings.length_penalty,
+        "early_stopping": settings.early_stopping,
+        "max_length": most + 1,
+        "do_sample": False,
+    }
+    if settings.min_new_tokens:
+        found["min_length"] = settings.min_new_tokens + 1
+    if settings.forbidden:
+        found["bad_words_ids"] = [[tokenizer.id_of(token)] for token in settings.forbidden]
+    return found
