@@ -89,7 +89,7 @@ class Denoising:
     ) -> None:
         self.train, self.valid, self.tokenizer, self.config = train, valid, tokenizer, config
         self.noise, self.share, self.span = noise, SHARES[noise] if share is None else share, span
-        self.room = data.max_len - 1  # a side has one special token
+        self.room = data.max_len - tokenizer.sides.most
         self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.ends = words_of(tokenizer).ends_sentence if permute else None
         self.sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
