@@ -147,13 +147,14 @@ class Run:
             config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
             rest = {"eos_id": eos_id, "pad_id": pad_id, "max_len": self.config.max_len}
             return in_order(continued(self._need("decoder"), self._read(texts), config, **rest), len(texts), progress)
+        config = changed(self.generation, changes, DRAWN, "translations")
         found = search(
             self._need("encoder-decoder"),
             tokenizer.encode(texts),
-            changed(self.generation, changes, DRAWN, "translations"),
-            bos_id=tokenizer.bos_id,
-            eos_id=eos_id,
+            config,
+            sides=tokenizer.sides,
             pad_id=pad_id,
+            forbidden=[tokenizer.id_of(token) for token in config.forbidden],
             max_len=self.config.max_len,
             truncate=truncate,
         )
@@ -240,8 +241,9 @@ class Run:
         return pair_maps(self._need("encoder-decoder"), self.tokenizer, ids, out, source)
 
     def _check_length(self, name: str, tokens: list[int]) -> None:
-        if len(tokens) >= self.config.max_len:
-            raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {self.config.max_len - 1} at most")
+        most = self.config.max_len - (self.tokenizer.sides.most if self.config.kind == "encoder-decoder" else 1)
+        if len(tokens) > most:
+            raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {most} at most")
 
     def display(self, token: int) -> str:
         """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
@@ -274,6 +276,8 @@ class Run:
         t = self.tokenizer
         roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
         ids = {name: t.ids[role] for name, role in roles if role in t.ids}
+        if self.config.kind == "encoder-decoder":
+            ids["decoder_start_token_id"] = t.sides.start
         described = {
             "model_type": MODEL_TYPE,
             "architectures": [type(self.model).__name__],
