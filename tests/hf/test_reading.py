@@ -281,6 +281,70 @@ def test_what_is_not_built_is_refused(spoil: Callable[[Path], Any], message: str
     assert "\n" not in str(error.value)
 
 
+PHI = ("Phi3Config", {**LLAMA})
+NEOX = ("GPTNeoXConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20})
+OPT = ("OPTConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 20})
+BLOOM = ("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4})
+GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (PHI, {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+         "rope_parameters asks for longrope, which is not built; checkpoints for short texts, such as Phi-3-mini-4k"),
+        (PHI, {"rope_parameters": None, "rope_scaling": {"type": "su"}}, "rope_scaling asks for longrope, which is not built"),
+        (PHI, {"rope_parameters": {"partial_rotary_factor": 0.4}}, "fraction 0.4 of head_dim 8 is 3 features"),
+        (NEOX, {"attention_bias": False}, ": the weights do not fit config.json; unused: gpt_neox.layers.0.attention.dense.bias"),
+        (OPT, {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16, wanted 32, all that is built"),
+        (OPT, {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, wanted false, all that is built"),
+        (OPT, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false, wanted true"),
+        (BLOOM, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm is true, wanted"),
+        (BLOOM, {"n_inner": 100}, "n_inner is 100, wanted 128, all that is built"),
+        (GEMMA, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted sliding_attention or full_"),
+        (GEMMA, {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types is ["),
+        (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention is true, wanted false"),
+        (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, wanted a number above 0"),
+    ],
+)  # fmt: skip
+def test_what_a_family_has_and_is_not_built_is_refused(
+    model: tuple[str, dict[str, Any]], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make(tmp_path, model[0], **model[1])
+    edited("config.json", **changes)(tmp_path)
+    with pytest.raises(UserError) as error:
+        ph.load(tmp_path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "new", "old"),
+    [
+        (PHI, ["rope_parameters"], {"rope_theta": 10000.0, "rope_scaling": None, "embd_pdrop": 0.0,
+                                    "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}),
+        (NEOX, ["rope_parameters"], {"rotary_pct": 0.25, "rotary_emb_base": 10000, "hidden_dropout_prob": 0}),
+        (BLOOM, ["hidden_size", "n_head", "n_layer"], {"n_embed": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
+                                                       "seq_length": 2048, "attention_softmax_in_fp32": True}),
+        (GEMMA, ["layer_types", "rope_parameters"], {"hidden_act": "gelu", "rope_theta": 10000.0, "cache_implementation": "hybrid"}),
+    ],
+)  # fmt: skip
+def test_older_files_of_a_family_say_the_same(
+    model: tuple[str, dict[str, Any]], new: list[str], old: dict[str, Any], tmp_path: Path
+) -> None:
+    """The keys of today are taken out, those of the files that were published stand in; the reference reads both."""
+    theirs, tokens = make(tmp_path, model[0], **model[1]), torch.randint(5, 300, (2, 9))
+    before, path = ph.load(tmp_path).config, tmp_path / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key not in new}
+    path.write_text(json.dumps(config | old))
+    run = ph.load(tmp_path)
+    assert run.config == before
+    with torch.no_grad():
+        torch.testing.assert_close(run.model(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False)
+        torch.testing.assert_close(run.model(tokens), again.eval()(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
 def test_configs_of_older_writers_say_the_same(tmp_path: Path) -> None:
     parameters = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
     make(tmp_path, "LlamaConfig", **LLAMA, rope_parameters=parameters)

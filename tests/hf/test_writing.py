@@ -37,6 +37,12 @@ def saved(directory: Path, **changes: Any) -> Any:
 
 LIKE_LLAMA = {"position": "rope", "norm": "rmsnorm", "feed_forward": "swiglu", "attention": {"name": "softmax", "bias": False}}
 LLAMA3 = {"name": "rope", "scaling": "llama3", "factor": 4.0, "original_len": 16, "theta": 100.0}
+WINDOWED = {"name": "softmax", "bias": False, "window": 4, "softcap": 20.0}
+LIKE_GEMMA = {
+    "position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "scale_embedding": True,
+    "feed_forward": {"name": "geglu", "tanh": True}, "attention": {**WINDOWED, "window": None},
+    "pattern": [{"attention": WINDOWED}, {}], "logit_softcap": 30.0,
+}  # fmt: skip
 FITTING = [
     ("gpt2", {}),
     ("gpt2", {"feed_forward": "relu", "tie_embeddings": "none"}),
@@ -45,6 +51,13 @@ FITTING = [
     ("mistral", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "window": 4}}),
     ("qwen2", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": "qkv"}}),
     ("qwen3", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}, "head_dim": 10}),
+    ("phi3", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}, "n_kv_heads": 1}),
+    ("gpt_neox", {"block": "parallel", "position": {"name": "rope", "fraction": 0.5}, "tie_embeddings": "none"}),
+    ("gpt_neox", {"position": "rope"}),
+    ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
+    ("bloom", {"position": "alibi", "embedding_norm": True}),
+    ("gemma2", LIKE_GEMMA),
+    ("gemma2", LIKE_GEMMA | {"n_layers": 3, "pattern": [{}, {"attention": WINDOWED}, {"attention": {**WINDOWED, "window": None}}]}),
 ]
 
 
@@ -85,6 +98,29 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
         fitting(config(**ntk))
     with pytest.raises(UserError, match=r"qwen3: rms_norm_eps is 0.001, wanted 1e-06, all that is built"):
         fitting(config(**(LIKE_LLAMA | {"norm": {"name": "rmsnorm", "eps": 1e-3}})), "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("phi3", LIKE_LLAMA | {"position": LLAMA3}, "phi3: rope_parameters asks for 'llama3', which this family does not have"),
+        ("gpt_neox", {"position": "rope", "n_kv_heads": 1}, "n_kv_heads is 1, there 3"),
+        ("opt", {}, "offset of position 'learned' is 0, there 2"),
+        ("opt", {"position": {"name": "learned", "offset": 2}, "norm": {"name": "layernorm", "eps": 1e-3}}, "eps of norm"),
+        ("bloom", {"position": "alibi", "embedding_norm": True, "d_ff": 95}, "d_ff is 95, there 96"),
+        ("bloom", {"position": "alibi"}, "embedding_norm is false, there true"),
+        ("gemma2", LIKE_GEMMA | {"norm": "rmsnorm"}, "around_one of norm 'rmsnorm' is false, there true"),
+        ("gemma2", LIKE_GEMMA | {"pattern": [{"attention": WINDOWED}, {"attention": {**WINDOWED, "window": 7}}]},
+         "window of attention 'softmax' is 7, there 4"),
+        ("gemma2", LIKE_GEMMA | {"pattern": [{}, {"position": {"name": "rope", "theta": 100.0}}]},
+         "theta of position 'rope' is 100.0, there 10000.0"),
+        ("llama", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}}, "fraction of position 'rope' is 0.5, there 1.0"),
+    ],
+)  # fmt: skip
+def test_what_other_families_cannot_say_is_named(family: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        fitting(config(**changes), family)
+    assert message in str(error.value)
 
 
 def test_the_nearest_family_is_named_where_none_fits() -> None:
