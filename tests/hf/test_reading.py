@@ -321,12 +321,13 @@ def test_what_a_family_has_and_is_not_built_is_refused(
 @pytest.mark.parametrize(
     ("model", "new", "old"),
     [
-        (PHI, ["rope_parameters"], {"rope_theta": 10000.0, "rope_scaling": None, "embd_pdrop": 0.0,
+        (PHI, ["rope_parameters"], {"rope_theta": 10000.0, "rope_scaling": None, "embd_pdrop": 0.0, "attention_bias": False,
                                     "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}),
         (NEOX, ["rope_parameters"], {"rotary_pct": 0.25, "rotary_emb_base": 10000, "hidden_dropout_prob": 0}),
         (BLOOM, ["hidden_size", "n_head", "n_layer"], {"n_embed": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
                                                        "seq_length": 2048, "attention_softmax_in_fp32": True}),
-        (GEMMA, ["layer_types", "rope_parameters"], {"hidden_act": "gelu", "rope_theta": 10000.0, "cache_implementation": "hybrid"}),
+        (GEMMA, ["layer_types", "rope_parameters"], {"hidden_act": "gelu", "rope_theta": 10000.0, "cache_implementation": "hybrid",
+                                                      "sliding_window_size": 9}),
     ],
 )  # fmt: skip
 def test_older_files_of_a_family_say_the_same(

@@ -15,6 +15,8 @@ from polyhead.hf.table import FUSED, one
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
     given.passed("embd_pdrop", "original_max_position_embeddings")
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        given.only(key, False)
     given.passed("auto_map")  # published files name a copy of the code of this very family
     for key in ("rope_parameters", "rope_scaling"):
         section = given.section(key)
