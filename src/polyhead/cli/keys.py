@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from polyhead.cli.words import type_name, yaml_word
+from polyhead.config import LayerParts
 from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 
@@ -17,15 +19,23 @@ def keys(section: type[BaseModel] = Recipe, under: str = "") -> Iterator[str]:
     """A line for each key: ``train.lr: float = 0.001  peak learning rate``."""
     for name, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from keys(kind, f"{under}{name}.")
+        if inner := _section(kind):
+            yield from keys(inner, f"{under}{name}.")
         else:
             yield f"{under}{name}: {type_name(kind)}{default(field)}{meaning(field)}"
 
 
+def _section(kind: Any) -> type[BaseModel] | None:
+    """The section that a key opens, be it always there or not."""
+    for one in (kind, *(a for arg in typing.get_args(kind) for a in (arg, *typing.get_args(arg)))):
+        if isinstance(one, type) and issubclass(one, BaseModel) and one is not LayerParts:
+            return one
+    return None
+
+
 def default(field: FieldInfo) -> str:
     """`` = 0.001``, or nothing where there is none."""
-    value: Any = field.default
+    value: Any = field.get_default(call_default_factory=True)
     if field.is_required():
         return ""
     return f" = {yaml_word(value.written() if isinstance(value, Choice) else value)}"
