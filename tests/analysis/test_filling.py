@@ -79,7 +79,9 @@ def test_fills_are_the_likeliest_tokens(run: Run) -> None:
             assert [fill.probability for fill in fills] == pytest.approx(best.values.tolist(), rel=1e-4)
             assert [fill.token for fill in fills] == [run.display(i) for i in best.indices.tolist()]
     (first, second), _, _ = found
-    for fill in first:
+    whole = [fill for fill in first if "\ufffd" not in fill.text]  # others are a part of a character
+    assert whole
+    for fill in whole:
         assert fill.text == f"the{fill.token} sat on{second[0].token} mat".replace("␣", " ")
 
 
