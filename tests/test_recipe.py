@@ -125,6 +125,15 @@ def test_a_new_part_drops_the_options_of_the_old(tmp_path: Path) -> None:
     assert load_recipe(path, ["model.position.theta=7"]).model.position == POSITION.check(Choice("rope", theta=7.0))
 
 
+def test_sections_that_may_be_absent_are_changed_key_by_key(recipe: Path) -> None:
+    got = load_recipe(recipe, ["start=runs/a", "start.every=2", "distill.teacher=runs/b", "train.lr_factors.head=5"])
+    assert got.start is not None
+    assert got.distill is not None
+    assert (got.start.run, got.start.every, got.distill.teacher, got.train.lr_factors) == ("runs/a", 2, "runs/b", {"head": 5.0})
+    with pytest.raises(UserError, match=r"every.*start\.every"):
+        load_recipe(recipe, ["every=2"])
+
+
 def test_the_last_of_two_changes_wins(recipe: Path) -> None:
     assert load_recipe(recipe, ["train.lr=0.5", "train.lr=0.25"]).train.lr == 0.25
 

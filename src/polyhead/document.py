@@ -6,6 +6,7 @@ The schema is YAML 1.2's: ``no`` is Norwegian and not false, ``1e-3`` is a numbe
 from __future__ import annotations
 
 import re
+import types
 import typing
 from collections.abc import Hashable, Iterable
 from pathlib import Path
@@ -140,22 +141,34 @@ def assign(tree: Tree, keys: list[str], value: Any, root: type[BaseModel]) -> No
             part = Choice.read(tree.get(key) or field.default)
             keep = {} if keys[depth] == "name" else part.options
             tree[key] = {"name": part.name, **keep}
-        inner = tree.get(key)
+        inner, model = tree.get(key), section(field.annotation) if field else None
+        if isinstance(inner, str) and (word := getattr(model, "shorthand", None)):
+            inner = tree[key] = {word: inner}
         if inner is None:
             inner = tree[key] = {}
-        annotation = field.annotation if field else None
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-        if not isinstance(inner, dict) or (field and not model and "name" not in inner):
+        mapping = field is not None and typing.get_origin(field.annotation) is dict
+        if not isinstance(inner, dict) or (field and not model and not mapping and "name" not in inner):
             raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is one value, it has no keys")
         tree = inner
     tree[keys[-1]] = value
 
 
+def section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key opens, be it always there or not; None for a key that is a value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) is typing.Annotated:
+        return section(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((found for part in typing.get_args(annotation) if (found := section(part))), None)
+    return None
+
+
 def _home(key: str, root: type[BaseModel]) -> str:
     """``; did you mean 'model.d_model'?`` when the key lives in a section."""
     for name, field in root.model_fields.items():
-        inside = field.annotation
-        if isinstance(inside, type) and issubclass(inside, BaseModel) and key in inside.model_fields:
+        inside = section(field.annotation)
+        if inside and key in inside.model_fields:
             return f"; did you mean '{name}.{key}'?"
     return ""
 

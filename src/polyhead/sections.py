@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -19,6 +19,8 @@ class StartSection(Section):
     The tokenizer and the model come with them; what the recipe says of the model is changed.
     """
 
+    shorthand: ClassVar[str] = "run"  # the key that is meant where the section is one word
+
     run: str = Field(description="a run, a published checkpoint, or owner/name on a hub")
     every: int = Field(1, gt=0, description="of its layers the first and every n-th after; 2 halves the depth")
 
@@ -34,7 +36,7 @@ class DistillSection(Section):
 
 
 def _start(given: Any) -> Any:
-    return {"run": given} if isinstance(given, str) else given
+    return {StartSection.shorthand: given} if isinstance(given, str) else given
 
 
 Start = Annotated[StartSection, BeforeValidator(_start)]

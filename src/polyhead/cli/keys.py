@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,27 +9,19 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from polyhead.cli.words import type_name, yaml_word
-from polyhead.config import LayerParts
+from polyhead.document import section
 from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 
 
-def keys(section: type[BaseModel] = Recipe, under: str = "") -> Iterator[str]:
+def keys(root: type[BaseModel] = Recipe, under: str = "") -> Iterator[str]:
     """A line for each key: ``train.lr: float = 0.001  peak learning rate``."""
-    for name, field in section.model_fields.items():
+    for name, field in root.model_fields.items():
         kind = field.annotation
-        if inner := _section(kind):
+        if inner := section(kind):
             yield from keys(inner, f"{under}{name}.")
         else:
             yield f"{under}{name}: {type_name(kind)}{default(field)}{meaning(field)}"
-
-
-def _section(kind: Any) -> type[BaseModel] | None:
-    """The section that a key opens, be it always there or not."""
-    for one in (kind, *(a for arg in typing.get_args(kind) for a in (arg, *typing.get_args(arg)))):
-        if isinstance(one, type) and issubclass(one, BaseModel) and one is not LayerParts:
-            return one
-    return None
 
 
 def default(field: FieldInfo) -> str:
