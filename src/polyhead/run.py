@@ -43,6 +43,7 @@ from polyhead.run_files import (
     weights_file,
     write_json,
 )
+from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.files import replace_file
 
@@ -136,11 +137,14 @@ class Run:
         *,
         truncate: bool = False,
         progress: Callable[[int], None] | None = None,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
         **changes: Any,
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
 
-        ``changes`` are fields of GenerationConfig.
+        ``changes`` are fields of GenerationConfig. A model of many languages translates from and into those that its
+        files say, if they are not given.
         """
         tokenizer, eos_id, pad_id = self.tokenizer, self.tokenizer.eos_id, self.tokenizer.pad_id
         if self.config.kind == "decoder":
@@ -152,7 +156,7 @@ class Run:
             self._need("encoder-decoder"),
             tokenizer.encode(texts),
             config,
-            sides=tokenizer.sides,
+            sides=between(tokenizer, source_lang, target_lang),
             pad_id=pad_id,
             forbidden=[tokenizer.id_of(token) for token in config.forbidden],
             max_len=self.config.max_len,
@@ -169,7 +173,8 @@ class Run:
     ) -> list[str] | list[list[str]]:
         """The best translation of each text, or the ``n_best`` of each.
 
-        ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0.
+        ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; for a model of many
+        languages also source_lang="en" and target_lang="de".
         """
         found = self.hypotheses(texts, n_best=n_best or 1, **changes)
         if n_best is None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.hf.conftest import TEXTS, VOCABULARY, make
 from tokenizers import Tokenizer as Inner
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
+from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
+from polyhead.data.collate import IGNORED, collate_pairs
+from polyhead.errors import UserError
 from polyhead.hf.family import FAMILY
 from polyhead.hf.reading import open_model
+from polyhead.hf.writing import fitting
+from polyhead.hf.writing import published as export
+from polyhead.nn.weights import weights
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
 
 PAD, BOS, EOS, LANGUAGE = 0, 1, 2, 4  # <mask> plays a language
 
@@ -87,7 +97,7 @@ def published(directory: Path, case: Case, seed: int = 0, dtype: torch.dtype = t
             model.final_logits_bias.normal_(std=0.3)
             model.final_logits_bias[0, EOS] = 2.0  # so that outputs end
         else:
-            model.get_output_embeddings().weight[EOS] *= 4  # now very likely, now very unlikely
+            model.get_output_embeddings().weight[EOS] *= 8  # now very likely, now very unlikely
     model.generation_config = transformers.GenerationConfig(
         eos_token_id=EOS, bos_token_id=BOS, pad_token_id=PAD, decoder_start_token_id=sizes["decoder_start_token_id"],
         max_length=24, num_beams=3, length_penalty=0.6, early_stopping=True, **said,
@@ -161,6 +171,7 @@ def test_translations_and_scores_are_those_of_the_reference(case: Case, beams: i
             wanted = theirs.generate(
                 **{k: v for k, v in reader(text, return_tensors="pt").items() if k != "token_type_ids"}, num_beams=beams,
                 num_return_sequences=beams, return_dict_in_generate=True, output_scores=True, do_sample=False,
+                use_cache=False,  # theirs has one layer of memory for every encoder layer of T5
             )  # fmt: skip
             said += [words(sequence, start) for sequence in wanted.sequences.tolist()]
             opening = list(run.tokenizer.sides.opening)
@@ -203,3 +214,209 @@ def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> 
     assert again.config.decoder_start_token_id == theirs.config.decoder_start_token_id
     before, after = (transformers.AutoTokenizer.from_pretrained(tmp_path / place) for place in "ab")
     assert [after(text)["input_ids"] for text in TEXTS] == [before(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_training_and_scores_are_framed_as_the_reference_was_trained(case: Case, tmp_path: Path) -> None:
+    theirs, run = published(tmp_path, case), ph.load(tmp_path)
+    sides, targets = run.tokenizer.sides, ["a dog barks", "the sea", "two", "a king of kings"]
+    pairs = run.tokenizer.encode(SOURCES), run.tokenizer.encode(targets)
+    batch, start = collate_pairs(*pairs, run.tokenizer), case.sizes["decoder_start_token_id"]
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    whole = [reader(text)["input_ids"] for text in SOURCES]
+    assert [row[: len(ids)] for row, ids in zip(batch.source.tolist(), whole, strict=True)] == whole
+    before = {"BartConfig": [BOS], "MBartConfig": [LANGUAGE], "M2M100Config": [LANGUAGE]}.get(case.config, [])
+    if not case.sizes.get("framed", ([], []))[0]:
+        before = []
+    losses = []
+    for row, (source, target) in enumerate(zip(whole, pairs[1], strict=True)):
+        labels = [*before, *target, EOS]
+        assert batch.target[row, : len(labels)].tolist() == [start, *labels[:-1]]
+        assert batch.labels[row, : len(labels)].tolist() == labels
+        assert set(batch.labels[row, len(labels) :].tolist()) <= {IGNORED}
+        asked = torch.tensor([labels])
+        if sides.forced:
+            asked[:, : len(before)] = IGNORED
+        with torch.no_grad():
+            logits = theirs(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *labels[:-1]]])).logits
+        losses.append(-float(torch.nn.functional.cross_entropy(logits[0], asked[0], reduction="sum")))
+    scores = run.score(SOURCES, targets)
+    assert [s.log_prob for s in scores] == pytest.approx(losses, rel=1e-5)
+    assert [s.tokens for s in scores] == [len(ids) + 1 + (len(before) and not sides.forced) for ids in pairs[1]]
+    tokens, rows, cross = run.attention(SOURCES[0], targets[0])
+    assert cross.shape[-2:] == (len(rows), len(tokens)) == (len(before) + len(pairs[1][0]) + 1, len(whole[0]))
+
+
+def test_languages_may_be_chosen(tmp_path: Path) -> None:
+    case = CASES["m2m_100"][0]
+    theirs, path = published(tmp_path, case), tmp_path / "tokenizer.json"
+    inner = Inner.from_file(str(path))
+    inner.add_special_tokens(["__en__", "de_DE"])
+    inner.post_processor = TemplateProcessing(
+        single="<unk> $A </s>", pair="$A $B", special_tokens=[("<unk>", 3), ("</s>", 2)]
+    )
+    assert (inner.token_to_id("__en__"), inner.token_to_id("de_DE")) == (VOCABULARY, VOCABULARY + 1)
+    theirs.resize_token_embeddings(VOCABULARY + 2)
+    theirs.save_pretrained(tmp_path)
+    inner.save(str(path))
+    run = ph.load(tmp_path)
+    for source, before in ((None, [3]), ("en", [VOCABULARY, 3])):
+        found = run.hypotheses(SOURCES, source_lang=source, target_lang="de")
+        for text, (best,) in zip(SOURCES, found, strict=True):
+            read = torch.tensor([[*before, *run.tokenizer.encode([text])[0], EOS]])
+            said = theirs.generate(read, forced_bos_token_id=VOCABULARY + 1, use_cache=False)[0].tolist()
+            assert best.tokens == words(said, 2)
+    with pytest.raises(UserError, match="language 'fr': no token of this model names it"):
+        run.translate(SOURCES, target_lang="fr")
+
+
+def changed(directory: Path, **values: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({k: v for k, v in (json.loads(path.read_text()) | values).items() if v != "gone"}))
+
+
+def rewritten(directory: Path, found: dict[str, torch.Tensor]) -> None:
+    save_file({name: tensor.clone() for name, tensor in found.items()}, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_older_files_hold_copies_and_buffers(case: Case, tmp_path: Path) -> None:
+    published(tmp_path, case)
+    before, found = ph.load(tmp_path), load_file(tmp_path / "model.safetensors")
+    prefix = "" if case.config == "T5Config" else "model."
+    shared = found[f"{prefix}shared.weight"]
+    found |= {f"{prefix}{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
+    found["lm_head.weight"] = shared
+    if case.config == "T5Config":
+        name = "decoder.block.0.layer.{}.{}Attention.relative_attention_bias.weight"
+        found[name.format(1, "EncDec")] = found[name.format(0, "Self")]
+    if case.config in ("MarianConfig", "M2M100Config"):
+        end = "weight" if case.config == "MarianConfig" else "weights"
+        found |= {f"model.{side}.embed_positions.{end}": torch.randn(64, 18) for side in ("encoder", "decoder")}
+    rewritten(tmp_path, found)
+    after = ph.load(tmp_path)
+    assert after.config == before.config
+    assert all(torch.equal(tensor, weights(after.model)[name]) for name, tensor in weights(before.model).items())
+    found["lm_head.weight"] = shared + 1
+    rewritten(tmp_path, found)
+    with pytest.raises(UserError, match=r"lm_head.weight is not (model\.)?shared.weight, and config.json says that they are one"):
+        ph.load(tmp_path)
+
+
+def test_a_bare_bart_has_no_bias_of_scores(tmp_path: Path) -> None:
+    theirs = published(tmp_path, CASES["bart"][0])
+    theirs.model.save_pretrained(tmp_path)
+    ours, (source, target) = open_model(tmp_path), (ids(2, 9), ids(2, 7))
+    assert not ours.config.head_bias
+    theirs.final_logits_bias.zero_()
+    with torch.no_grad():
+        close(ours(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
+
+
+def test_a_t5_of_before_scale_decoder_outputs_is_the_same(tmp_path: Path) -> None:
+    published(tmp_path, CASES["t5"][1])
+    before = ph.load(tmp_path).config
+    changed(tmp_path, scale_decoder_outputs="gone", tie_word_embeddings=False, is_gated_act="gone", dense_act_fn="gone")
+    assert ph.load(tmp_path).config == before
+    assert (before.tie_embeddings, before.scale_output) == ("inputs", False)
+
+
+def test_settings_of_before_generation_config_are_in_config_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    published(tmp_path, CASES["bart"][0])
+    wanted = ph.load(tmp_path).generation
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").unlink()
+    changed(tmp_path, **{key: settings[key] for key in ("max_length", "num_beams", "length_penalty", "early_stopping")})
+    assert ph.load(tmp_path).generation == wanted
+    assert (wanted.max_length_ratio, wanted.max_length_extra) == (0, 23)
+    assert not caplog.messages
+    changed(tmp_path, no_repeat_ngram_size=3)
+    ph.load(tmp_path)
+    assert caplog.messages == [
+        f"{tmp_path / 'config.json'}: no_repeat_ngram_size is 3, and translations are searched for without it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads is 2, wanted 3, all that is built"),
+        ("marian", {"decoder_ffn_dim": 21}, "decoder_ffn_dim is 21, wanted 20, all that is built"),
+        ("marian", {"decoder_vocab_size": 200}, "decoder_vocab_size is 200, wanted 300, all that is built"),
+        ("bart", {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true, all that is built"),
+        ("bart", {"normalize_before": True}, "normalize_before is true, wanted false, all that is built"),
+        ("mbart", {"activation_function": "quick_gelu"}, "activation_function is 'quick_gelu', wanted one of"),
+        ("t5", {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj is 'gated-gelu-new', wanted one of"),
+        ("t5", {"relative_attention_num_buckets": 7}, "buckets of t5 is 7; two sides want an even number"),
+    ],
+)
+def test_what_is_not_built_is_refused(name: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    published(tmp_path, CASES[name][0])
+    changed(tmp_path, **values)
+    with pytest.raises(UserError, match=message) as error:
+        ph.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+OWN = {"d_model": 24, "n_heads": 3, "n_layers": 1, "n_decoder_layers": 2, "max_len": 32, "dropout": 0.0}
+HALVES = {"name": "sinusoidal", "layout": "halves"}
+PRE = {"norm_first": True}
+LIKE_T5 = PRE | {"position": "t5", "norm": {"name": "rmsnorm", "eps": 1e-6}, "attention": {"name": "softmax", "scale": 1.0, "bias": False},
+                 "feed_forward": {"name": "relu", "bias": False}, "scale_embedding": False, "scale_output": True}  # fmt: skip
+TRAINED = [
+    ("marian", {"position": HALVES, "head_bias": True, "feed_forward": "silu"}),
+    ("marian", {"position": HALVES, "tie_embeddings": "target"}),
+    ("m2m_100", {"position": HALVES | {"endpoint": True, "offset": 1}} | PRE),
+    ("bart", {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "head_bias": True}),
+    ("mbart", {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "head_bias": True} | PRE),
+    ("t5", LIKE_T5),
+    ("t5", LIKE_T5 | {"head_dim": 5, "feed_forward": "geglu", "scale_output": False, "tie_embeddings": "inputs"} |
+     {"feed_forward": {"name": "geglu", "tanh": True}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "changes"), TRAINED)
+def test_a_translator_trained_here_is_opened_by_the_reference(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    ours = build(ModelConfig(vocab_size=VOCABULARY, **OWN, **changes), seed=1)
+    with torch.no_grad():
+        for tensor in weights(ours).values():
+            tensor.add_(torch.randn_like(tensor) * 0.1)
+    run = Run(ours, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig(beam_size=3, length_penalty=0.6))
+    run.save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
+    assert theirs.config.model_type == family
+    source, target = ids(2, 9), ids(2, 7)
+    with torch.no_grad():
+        close(ours.eval()(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
+    reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text, (best,) in zip(SOURCES, run.hypotheses(SOURCES, max_length_ratio=0, max_length_extra=12), strict=True):
+        read = torch.tensor([reader(text)["input_ids"]])
+        assert best.tokens == words(theirs.generate(read, max_length=13, use_cache=False)[0].tolist(), 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("marian", {"head_bias": True}, "layout of position 'sinusoidal' is 'interleaved', there 'halves'"),
+        ("marian", {"position": HALVES, "head_bias": True, "norm_first": True}, "norm_first is true, there false"),
+        ("marian", {"position": HALVES, "head_bias": True, "tie_embeddings": "none"}, "tie_embeddings is 'none', there 'target'"),
+        ("bart", {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "head_bias": True,
+                  "cross_attention": {"name": "softmax", "scale": 1.0}}, "scale of cross_attention 'softmax' is 1.0, there null"),
+        ("mbart", {"norm_first": True}, "position is 'sinusoidal', there 'learned'; embedding_norm is false, there true"),
+        ("t5", LIKE_T5 | {"feed_forward": {"name": "geglu", "tanh": False}}, "tanh of feed_forward 'geglu' is false, there true"),
+        ("m2m_100", PRE | {"position": "rope"}, "position is 'rope', there 'sinusoidal'"),
+        ("t5", LIKE_T5 | {"decoder_block": "lstm"}, "decoder_block is 'lstm', there 'transformer'"),
+    ],
+)  # fmt: skip
+def test_what_stands_in_the_way_is_named(family: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        fitting(ModelConfig(vocab_size=VOCABULARY, **OWN, **changes), family)
+    assert str(error.value) == f"this model is none of that family: {message}"
+
+
+def test_positions_of_m2m100_begin_after_the_padding(tmp_path: Path) -> None:
+    config = ModelConfig(vocab_size=VOCABULARY, **OWN, **PRE, position=HALVES | {"endpoint": True, "offset": 2})
+    run = Run(build(config, seed=1), train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig())
+    with pytest.raises(UserError, match="none of the family 'm2m_100': its pad_token_id is 0, there 1"):
+        export(run.model, run.tokenizer, run.generation)

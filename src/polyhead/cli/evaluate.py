@@ -169,11 +169,12 @@ def show_classes(
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
     """The line of the perplexity, over the pairs that the model can hold whole."""
     sides = zip(run.tokenizer.encode(sources), run.tokenizer.encode(references), strict=True)
-    fits = [max(map(len, pair)) < run.config.max_len for pair in sides]
+    most = run.config.max_len - run.tokenizer.sides.most
+    fits = [max(map(len, pair)) <= most for pair in sides]
     kept = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]
     if long := len(fits) - len(kept):
         print(
-            f"polyhead: {long:,} pairs have more than {run.config.max_len - 1} tokens a side: translated from "
+            f"polyhead: {long:,} pairs have more than {most} tokens a side: translated from "
             "their beginning, and left out of the perplexity",
             file=sys.stderr,
         )

@@ -36,6 +36,10 @@ def run(
     early_stopping: Annotated[
         str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
     ] = None,
+    source_lang: Annotated[
+        str | None, typer.Option(help="of models of many languages, e.g. en or en_XX", show_default=AS_TRAINED)
+    ] = None,
+    target_lang: Annotated[str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)] = None,
     cache: Annotated[
         str | None,
         typer.Option(help="KV cache, e.g. static or '{name: static, chunk: 64}'", show_default=AS_TRAINED),
@@ -72,6 +76,8 @@ def run(
         "early_stopping": early_stopping,
         "cache": None if cache is None else parse(cache),
         "batch_tokens": batch_tokens,
+        "source_lang": source_lang,
+        "target_lang": target_lang,
     }
     changes = {name: value for name, value in typed.items() if value is not None}
     lines = read_lines(source)
@@ -112,7 +118,7 @@ def translations(
 
 def refuse_long(run: Run, texts: list[str], first: int) -> None:
     """A UserError that names the first line with more tokens than the model takes."""
-    most = run.config.max_len - 1  # the end of sentence needs a place
+    most = run.config.max_len - run.tokenizer.sides.most  # the end of sentence needs a place
     for number, tokens in enumerate(run.tokenizer.encode(texts), first):
         if len(tokens) > most:
             raise UserError(

@@ -63,8 +63,7 @@ GATED = {
 
 
 def activation_of(choice: Choice, known: dict[str, Choice]) -> str:
-    """The published name of a feed-forward's activation; the first of all where it has none."""
-    for name, other in known.items():
-        if choice.name == other.name and choice.options.get("tanh") == other.options.get("tanh"):
-            return name
-    return next(iter(known))
+    """The published name of a feed-forward's activation; where it has none, of one like it, or the first of all."""
+    same = [name for name, other in known.items() if choice.name == other.name]
+    exact = [name for name in same if choice.options.get("tanh") == known[name].options.get("tanh")]
+    return (exact or same or list(known))[0]

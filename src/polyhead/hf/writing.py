@@ -27,7 +27,7 @@ LAYERED = LayerParts.model_fields  # what a pattern may change from layer to lay
 # what a model of that class has no use for
 OF_HEAD = {"head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
 UNREAD = {"Classifier": OF_HEAD | {"head"}, "Embedder": OF_HEAD, "MaskedLM": {"pooling"}}
-IDS, MORE_IDS = ("bos_token", "eos_token", "pad_token"), ("cls_token", "sep_token")  # null if absent, left out if absent
+IDS, MORE_IDS = ("bos_token", "eos_token", "pad_token"), ("cls_token", "sep_token", "forced_bos_token")  # null if absent, left out if absent
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -90,7 +90,7 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
     """What the family cannot say: it is told, read again, and what has become another part or size is in the way."""
     chosen: Family = FAMILY.get(family)
     try:
-        back = read_config(chosen, Given(described(config, family), family))
+        back = read_config(chosen, Given(described(config, family), family, _heads(config, chosen)))
     except UserError as error:
         return [str(error)]
     found: list[str] = []
@@ -113,6 +113,12 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
         else:
             found.append(f"{field} is {show(getattr(config, field))}, there {show(getattr(back, field))}")
     return found
+
+
+def _heads(config: ModelConfig, family: Family) -> set[str]:
+    """What the files hold of a head, which configs do not say."""
+    there = {"head.bias": config.head_bias, "head.weight": config.tie_embeddings in ("inputs", "none")}
+    return {row.theirs for row in family.rows(model_class(config).__name__) if there.get(row.ours[0])}
 
 
 def _in_layers(field: str, config: ModelConfig, back: ModelConfig) -> list[str]:

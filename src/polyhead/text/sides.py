@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from polyhead.errors import UserError, nearest
+from polyhead.text.specials import DECODERS
+
+if TYPE_CHECKING:
+    from polyhead.text.tokenizer import Tokenizer
 
 
 class Sides(NamedTuple):
@@ -40,3 +46,31 @@ class Sides(NamedTuple):
     def most(self) -> int:
         """How many tokens a text has in addition, on the longer side."""
         return max(len(self.before) + len(self.after), 1 + len(self.opening))
+
+
+def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sides:
+    """The sides of a tokenizer whose special tokens name languages, with those two where its file has others.
+
+    The language of a source stands where another one stood, or before the text. That of a target is what the decoder
+    starts with, where that is a language, or what it is made to say first.
+    """
+    sides, roles = tokenizer.sides, {i for role, i in tokenizer.ids.items() if role not in DECODERS}
+    languages = {i: tokenizer.tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
+    if source is not None:
+        i, there = _language(source, languages), languages.keys() & {*sides.before, *sides.after}
+        before, after = (tuple(i if x in there else x for x in around) for around in (sides.before, sides.after))
+        sides = sides._replace(before=before if there else (i, *before), after=after)
+    if target is not None:
+        i = _language(target, languages)
+        sides = sides._replace(start=i, opening=()) if sides.start in languages else sides._replace(opening=(i,), forced=True)
+    return sides
+
+
+def _language(name: str, languages: dict[int, str]) -> int:
+    """The token of a language: de, __de__ or one that goes on as de_DE does."""
+    exact = [i for i, token in languages.items() if token in (name, f"__{name}__")]
+    found = exact or [i for i, token in languages.items() if token.startswith(f"{name}_")]
+    if len(found) != 1:
+        what = f"{len(found)} languages of this model begin with it" if found else "no token of this model names it"
+        raise UserError(f"language {name!r}: {what}{nearest(name, languages.values())}")
+    return found[0]

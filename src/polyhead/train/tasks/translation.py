@@ -68,7 +68,7 @@ class Translation:
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
         """With its token stores made or found."""
         cache = recipe.data.cache or recipe.out / "data"
-        max_len = min(recipe.data.max_len, recipe.model.max_len)
+        max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.sides.most
         stores = [
             PairStore.open_or_build(corpus_of(recipe, split), tokenizer, cache, max_len=max_len)
             for split in ("train", "valid")
