@@ -19,7 +19,8 @@ def run(
     """Make a run directory of a published checkpoint: its config, weights (fp32), tokenizer and settings of decoding.
 
     Only JSON and safetensors are read; nothing of a checkpoint is executed. Language models: gpt2, llama, mistral, qwen2,
-    qwen3, phi3, gemma2, gpt_neox, opt, bloom. Encoders: bert, roberta, distilbert, modernbert.
+    qwen3, phi3, gemma2, gpt_neox, opt, bloom. Encoders: bert, roberta, xlm-roberta,
+    distilbert, modernbert.
 
     \b
     polyhead import openai-community/gpt2 runs/gpt2

@@ -1,7 +1,11 @@
-"""RoBERTa (Liu et al., 2019): BERT whose positions begin after that of padding, with another classifier."""
+"""RoBERTa (Liu et al., 2019): BERT whose positions begin after that of padding, with another classifier.
+
+XLM-RoBERTa (Conneau et al., 2019) is the same with a vocabulary of a hundred languages.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from polyhead.config import ModelConfig
@@ -13,9 +17,9 @@ from polyhead.hf.table import both, one
 from polyhead.text.specials import ROLES
 
 
-def read(given: Given) -> dict[str, Any]:
+def read(given: Given, stem: str = "Roberta") -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Of the table of positions the rows up to that of padding are never read."""
-    fields, pad = common(given, "Roberta"), given.values.get("pad_token_id", 1)
+    fields, pad = common(given, stem), given.values.get("pad_token_id", 1)
     if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < fields["max_len"] - 1:
         raise given.wrong("pad_token_id", "the id of the padding token, after which positions are counted")
     return fields | {
@@ -49,3 +53,7 @@ TIED = {
 }
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
 ROBERTA = FAMILY.register("roberta")(Family(named("Roberta"), read, write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS))
+XLM = "XLMRoberta"
+XLM_ROBERTA = FAMILY.register("xlm-roberta")(
+    Family(named(XLM), partial(read, stem=XLM), write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS)
+)
