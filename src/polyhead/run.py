@@ -176,6 +176,7 @@ class Run:
         ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; for a model of many
         languages also source_lang="en" and target_lang="de".
         """
+        self._need("encoder-decoder")
         found = self.hypotheses(texts, n_best=n_best or 1, **changes)
         if n_best is None:
             return self.tokenizer.decode([best[0].tokens for best in found])

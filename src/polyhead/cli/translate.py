@@ -88,7 +88,7 @@ def run(
     translator = load(directory, dtype=dtype, fast=True)
     counter, done = Counter(), 0
     changes |= {"truncate": truncate, "progress": counter.at}
-    translator.hypotheses([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
+    translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     for texts in chunks(lines, chunk_size(source, chunk)):
         if not truncate:
             refuse_long(translator, texts, first=done + 1)
