@@ -324,6 +324,7 @@ def test_what_a_family_has_and_is_not_built_is_refused(
         (PHI, ["rope_parameters"], {"rope_theta": 10000.0, "rope_scaling": None, "embd_pdrop": 0.0, "attention_bias": False,
                                     "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}),
         (NEOX, ["rope_parameters"], {"rotary_pct": 0.25, "rotary_emb_base": 10000, "hidden_dropout_prob": 0}),
+        (NEOX, ["rope_parameters", "layer_norm_eps", "use_parallel_residual"], {}),
         (BLOOM, ["hidden_size", "n_head", "n_layer"], {"n_embed": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
                                                        "seq_length": 2048, "attention_softmax_in_fp32": True}),
         (GEMMA, ["layer_types", "rope_parameters"], {"hidden_act": "gelu", "rope_theta": 10000.0, "cache_implementation": "hybrid",
