@@ -110,6 +110,13 @@ def test_words_are_asked_for_whole(ids: list[int], share: float, seed: int) -> N
     assert all(len(asked) + size > wanted for size in left)
 
 
+def test_what_is_not_askable_parts_words() -> None:
+    """Two tokens, one that may not be asked for, two more: never three places, and either pair."""
+    askable, begins = np.array([1, 1, 0, 1, 1], bool), np.array([1, 0, 0, 0, 0], bool)
+    seen = {tuple(choose_words(askable, begins, 0.5, drawn([i])).tolist()) for i in range(50)}
+    assert seen == {(0, 1), (3, 4)}
+
+
 def test_words_of_one_token_are_asked_for_as_tokens_are() -> None:
     """A word of one token each: the number is exact, and every place alike."""
     ids = np.arange(5, 45)
