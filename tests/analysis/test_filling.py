@@ -85,6 +85,18 @@ def test_fills_are_the_likeliest_tokens(run: Run) -> None:
         assert fill.text == f"the{fill.token} sat on{second[0].token} mat".replace("␣", " ")
 
 
+def test_special_tokens_and_spare_rows_are_not_offered() -> None:
+    """Though they were the likeliest by far; what is left of the probability is said as it is."""
+    run = made(head_bias=True)
+    t = run.tokenizer
+    with torch.no_grad():
+        run.model.head.bias[t.special_ids] += 20
+        run.model.head.bias[t.vocab_size :] += 20
+    ((fills,),) = run.fill_mask(["the <mask> sat"], top=20)
+    assert not {fill.token for fill in fills} & {run.display(i) for i in t.special_ids}
+    assert all(0 < fill.probability < 1e-6 for fill in fills)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_vectors_are_those_of_a_text_alone(run: Run, pooling: str) -> None:
     t, texts = run.tokenizer, ["the dog", "a cat runs; it is tired.", "", "the dog sat " * 20]
