@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyhead.config import ModelConfig as ModelConfig
+    from polyhead.loading import load as load
     from polyhead.models import build as build
     from polyhead.registry import Choice as Choice
-    from polyhead.run import load as load
 
 __version__ = "0.1.0"
 _HOMES = {
     "ModelConfig": "polyhead.config",
     "Choice": "polyhead.registry",
     "build": "polyhead.models",
-    "load": "polyhead.run",
+    "load": "polyhead.loading",
 }
 __all__ = ["Choice", "ModelConfig", "__version__", "build", "load"]
 

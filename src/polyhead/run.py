@@ -22,33 +22,18 @@ from polyhead.analysis.vectors import embed
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
-from polyhead.errors import UserError, nearest, unknown
-from polyhead.fast.pack import packed
+from polyhead.errors import UserError
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import Hypothesis, continued, in_order, search
 from polyhead.generate.settings import DRAWN, SEARCHED, UNSEARCHED, changed
 from polyhead.generate.text import Said, continuations, likeliest_continuations
-from polyhead.hf.hub import fetch, is_name
-from polyhead.hf.reading import model_type, open_checkpoint
-from polyhead.models import Model, build
+from polyhead.models import Model
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig, Recipe, load_recipe
-from polyhead.run_files import (
-    DIGEST,
-    MODEL_TYPE,
-    SPECIAL_IDS,
-    put_weights,
-    read_config,
-    read_generation,
-    weights_file,
-    write_json,
-)
+from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.run_files import DIGEST, MODEL_TYPE, SPECIAL_IDS, weights_file, write_json
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.files import replace_file
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 ABLE = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
@@ -295,37 +280,3 @@ class Run:
         t.save(directory)
         if self.recipe:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())
-
-
-def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> Run:
-    """Open a run directory, or a published checkpoint: its directory, or owner/name on a hub.
-
-    Every way in which it cannot be one is a UserError of one line.
-
-    ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
-    weights out for inference on this CPU, after which the model cannot be trained or saved.
-    """
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    if not Path(directory).is_dir() and is_name(str(directory)):
-        directory = fetch(str(directory))
-    directory = Path(directory)
-    if not directory.is_dir():
-        there = (
-            [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
-        )
-        raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
-    run = _own(directory) if model_type(directory) in (None, MODEL_TYPE) else Run(*open_checkpoint(directory))
-    run.model = run.model.to(DTYPES[dtype]).eval()
-    if fast:
-        packed(run.model)
-    return run
-
-
-def _own(directory: Path) -> Run:
-    config = read_config(directory)
-    tokenizer = Tokenizer.load(directory)
-    model = build(config)
-    put_weights(model, directory, tokenizer)
-    recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
-    return Run(model, tokenizer, read_generation(directory), recipe)

@@ -21,9 +21,10 @@ from polyhead.compare.results import rows_of
 from polyhead.compare.run import tokenizer_of
 from polyhead.compare.tasks.language import LanguageModels, going_on
 from polyhead.data.text import open_text
+from polyhead.loading import load
 from polyhead.models import CausalLM, build
 from polyhead.recipe import Recipe, load_recipe
-from polyhead.run import Run, load
+from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train.reporting import Reporters
 from polyhead.train.tasks.language import LanguageModel

@@ -13,7 +13,7 @@ from polyhead.analysis.metrics import bleu, chrf
 from polyhead.cli import main
 from polyhead.compare import run
 from polyhead.compare.process import Stop
-from polyhead.run import load
+from polyhead.loading import load
 from polyhead.train.checkpoint import steps
 
 COMMAND = ["compare", "toy.yaml", "--budget", "4steps", "--vary", "norm=layernorm,rmsnorm"]

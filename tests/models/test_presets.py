@@ -6,7 +6,6 @@ import torch
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.models import Seq2Seq, preset
-from polyhead.presets import PRESETS
 
 
 def count(config):

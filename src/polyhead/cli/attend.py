@@ -54,7 +54,7 @@ def run(
             raise UserError(f"{name} is empty: there is nothing to look at")
     from polyhead.analysis.attention_page import attention_page
     from polyhead.analysis.heat_map import attention_text
-    from polyhead.run import load
+    from polyhead.loading import load
 
     loaded = load(directory)
     maps = loaded.attention_maps(source, target)

@@ -32,7 +32,7 @@ def run(
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
-    from polyhead.run import load
+    from polyhead.loading import load
 
     classifier = load(directory, dtype=dtype, fast=True)
     counter = Counter()

@@ -40,8 +40,9 @@ def run(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; choose another place for the new run")
+    from polyhead.loading import load
     from polyhead.models.convert import pool_heads
-    from polyhead.run import Run, load
+    from polyhead.run import Run
 
     old = load(directory)
     model = pool_heads(old.model, kv_heads)

@@ -51,7 +51,7 @@ def run(
     """
     from polyhead.analysis.draw_page import draw_page
     from polyhead.analysis.page import write
-    from polyhead.run import load
+    from polyhead.loading import load
 
     loaded = load(directory)
     if loaded.config.position.name == "learned":

@@ -43,7 +43,7 @@ def run(
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.analysis.vectors import cosine
-    from polyhead.run import load
+    from polyhead.loading import load
 
     loaded, counter = load(directory, dtype=dtype, fast=True), Counter()
     other = None if like is None else loaded.embed([like], pooling)

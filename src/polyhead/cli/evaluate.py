@@ -61,7 +61,7 @@ def run(
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     """
     from polyhead.fast.memory import tune_memory
-    from polyhead.run import load
+    from polyhead.loading import load
 
     tune_memory()
 

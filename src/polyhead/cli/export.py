@@ -37,7 +37,7 @@ def run(
     from polyhead.hf.files import INDEX
     from polyhead.hf.shards import bytes_of, index_of, shards
     from polyhead.hf.writing import published
-    from polyhead.run import load
+    from polyhead.loading import load
     from polyhead.run_files import weights_file, write_json
     from polyhead.train.files import replace_file, whole_directory
 

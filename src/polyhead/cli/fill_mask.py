@@ -30,7 +30,7 @@ def run(
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
-    from polyhead.run import load
+    from polyhead.loading import load
 
     loaded = load(directory, dtype=dtype, fast=True)
     for texts in chunks(given, chunk_size(source, chunk)):

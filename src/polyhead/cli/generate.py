@@ -74,7 +74,7 @@ def run(
     changes = {name: value for name, value in typed.items() if value is not None} | {"seed": seed, "stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     from polyhead.fast.memory import tune_memory
-    from polyhead.run import load
+    from polyhead.loading import load
 
     tune_memory()
     model = load(directory, dtype=dtype, fast=True)

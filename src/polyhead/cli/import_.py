@@ -29,7 +29,7 @@ def run(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; choose another place for the new run")
-    from polyhead.run import load
+    from polyhead.loading import load
     from polyhead.train.files import whole_directory
 
     made = load(directory)

@@ -39,7 +39,7 @@ def run(
     polyhead score runs/shakespeare lines.txt
     """
     given: Iterator[Any] = read_lines(source) if target is None else parallel_pairs(source, target)
-    from polyhead.run import load
+    from polyhead.loading import load
 
     scorer = load(directory)
     alone = scorer.config.kind == "decoder"

@@ -66,8 +66,8 @@ def layers(config: ModelConfig) -> str:
 def _config(name: str, vocab_size: int | None) -> ModelConfig:
     """Of a preset as its paper counted it, or of a run."""
     from polyhead.analysis.sizes import published
+    from polyhead.loading import load
     from polyhead.models import preset
-    from polyhead.run import load
 
     if name in PUBLISHED and vocab_size in (None, PUBLISHED[name].vocab_size):
         return published(name)

@@ -82,7 +82,7 @@ def run(
     changes = {name: value for name, value in typed.items() if value is not None}
     lines = read_lines(source)
     from polyhead.fast.memory import tune_memory
-    from polyhead.run import load
+    from polyhead.loading import load
 
     tune_memory()
     translator = load(directory, dtype=dtype, fast=True)

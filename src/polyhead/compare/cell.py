@@ -25,10 +25,11 @@ from polyhead.compare.steps import steps_for
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
+from polyhead.loading import load
 from polyhead.models import build
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
-from polyhead.run import Run, load
+from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.lock import RunLock

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.errors import UserError
+from polyhead.loading import load
 from polyhead.nn.loss import Loss, classification
-from polyhead.run import Run, load
+from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.tasks.base import RunTask, Scores

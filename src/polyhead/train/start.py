@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest
+from polyhead.loading import load
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
-from polyhead.run import Run, load
+from polyhead.run import Run
 
 LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
 INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")  # what may not be new in a model that was begun with
