@@ -96,6 +96,8 @@ def published(directory: Path, case: Case, seed: int = 0, dtype: torch.dtype = t
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.normal_(std=0.3)
             model.final_logits_bias[0, EOS] = 2.0  # so that outputs end
+            if "bad_words_ids" in said:
+                model.final_logits_bias[0, PAD] = 3.0  # it would be said if it were not forbidden
         else:
             model.get_output_embeddings().weight[EOS] *= 8  # now very likely, now very unlikely
     model.generation_config = transformers.GenerationConfig(
