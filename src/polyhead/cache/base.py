@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from polyhead.nn.kv import KV, Watcher
+from polyhead.nn.kv import KV, Watcher, Window
 
 
 class CacheShape(NamedTuple):
@@ -26,6 +26,24 @@ class CacheShape(NamedTuple):
     device: torch.device
     state: tuple[tuple[int, ...], ...] | None = None
     """What a row of a layer keeps instead of keys and values, if it does: a constant number of numbers."""
+    windows: tuple[Window | None, ...] = ()
+    """How far back each layer's queries see, where the model says so; empty: as far as there is anything."""
+    distances: bool = False
+    """Whether scores depend on how far query and slot are apart (alibi, t5, shaw)."""
+
+
+class Memory(NamedTuple):
+    """Bytes of a cache: of its storage, of the part that holds tokens, and of the greatest storage so far."""
+
+    reserved: int
+    used: int
+    peak: int
+    shared: int = 0  # of those used, what a row would need of its own if it shared nothing
+
+    @property
+    def wasted(self) -> int:
+        """Bytes held that hold nothing."""
+        return self.reserved - self.used
 
 
 class LayerCache(Protocol):
@@ -52,7 +70,15 @@ class LayerCache(Protocol):
 
 
 class Cache(Protocol):
-    """What all layers remember of some sequences, a row each."""
+    """What all layers remember of some sequences, a row each.
+
+    A kind of cache states its laws as attributes of its class: ``lossless``, whether decoding gives what it gives
+    without a cache, and ``rewinds``, whether a position already held may be written over, as guesses that were
+    wrong are. What a kind cannot serve at all it refuses when it is made, with the reason.
+    """
+
+    lossless: bool
+    rewinds: bool
 
     @property
     def layers(self) -> Sequence[LayerCache]:
@@ -64,10 +90,15 @@ class Cache(Protocol):
         """Bytes of storage held by all layers."""
         ...
 
+    def memory(self) -> Memory:
+        """Bytes held, those of them that hold tokens, and the most that were held."""
+        ...
+
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         """Once a step, before any layer: make room for row ``rows[i]`` at positions ``pos[i]``, (B, T) int64.
 
-        A position of -1 is padding and is never seen. A position already held is written over.
+        A position of -1 is padding and is never seen. A position already held is written over, where the cache rewinds;
+        in others a row's tokens come in the order of their positions, each once.
         """
         ...
 

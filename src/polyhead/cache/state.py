@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import CacheShape
+from polyhead.cache.base import CacheShape, Memory
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher
 from polyhead.registry import CACHE
@@ -26,6 +26,8 @@ class StateCache:
     Recipe: generation: {cache: state}
     """
 
+    lossless, rewinds = True, False
+
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
         if shape.state is None:
             raise UserError(
@@ -33,10 +35,16 @@ class StateCache:
             )
         self.lengths, self.device = [0] * n_rows, shape.device
         self.layers = [StateLayer(shape, n_rows) for _ in range(shape.n_layers)]
+        self.peak = self.nbytes
 
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self.layers)
+
+    def memory(self) -> Memory:
+        """A state is used whole by a row that has begun."""
+        begun, rows = sum(length > 0 for length in self.lengths), max(1, len(self.lengths))
+        return Memory(self.nbytes, self.nbytes // rows * begun, self.peak)
 
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.cpu()
@@ -77,6 +85,7 @@ class StateCache:
         index = torch.tensor(rows, dtype=torch.int64, device=self.device)
         for layer in self.layers:
             layer.select(index)
+        self.peak = max(self.peak, self.nbytes)
 
 
 class StateLayer:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import CacheShape
+from polyhead.cache.base import CacheShape, Memory
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
@@ -40,6 +40,8 @@ class StaticCache:
       chunk: slots by which storage grows, or an eighth of it, whichever is more
     """
 
+    lossless, rewinds = True, True
+
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 8) -> None:
         if shape.state is not None:
             raise UserError(
@@ -51,10 +53,16 @@ class StaticCache:
         self.lengths = [0] * n_rows  # one past the highest position that each row holds
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one
         self.layers = [StaticLayer(shape, n_rows) for _ in range(shape.n_layers)]
+        self.peak = self.nbytes
 
     @property
     def nbytes(self) -> int:
         return self.pos.nbytes + sum(layer.nbytes for layer in self.layers)
+
+    def memory(self) -> Memory:
+        """A row's tokens fill it up to its last position."""
+        slot = 8 + sum(x[0, :, 0].nbytes for layer in self.layers for x in (layer.k, layer.v) if len(x))
+        return Memory(self.nbytes, sum(self.lengths) * slot, max(self.peak, self.nbytes))
 
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.cpu()
@@ -71,6 +79,7 @@ class StaticCache:
             self.lengths[row] = end
         if longest >= self.pos.size(1):
             self._grow(longest)
+        self.peak = max(self.peak, self.nbytes)
         step = self._step(rows, pos, host)
         for layer in self.layers:
             layer.step = step
@@ -97,6 +106,7 @@ class StaticCache:
         self.pos = self.pos.index_select(0, index)
         for layer in self.layers:
             layer.select(index)
+        self.peak = max(self.peak, self.nbytes)
 
     def _step(self, rows: list[int], pos: Tensor, host: Tensor) -> Step:
         """Mark the new positions; rows that stand together are written as one slice, others by index."""

@@ -44,7 +44,11 @@ class Stack(nn.Module):
         shape = config.shape(causal=True)
         state: tuple[tuple[int, ...], ...] | None = self.layers[0].state  # type: ignore[assignment]
         heads = (shape.n_kv_heads, shape.head_dim, shape.v_head_dim)
-        return CacheShape(len(self.layers), *heads, like.dtype, like.device, state)
+        attentions = [getattr(layer, "attn", None) for layer in self.layers]  # recurrent blocks have none
+        windows = tuple(getattr(attn, "window", None) for attn in attentions)
+        schemes = [getattr(attn, "position", None) for attn in attentions]
+        distances = any(getattr(scheme, "acts_on", None) == "scores" for scheme in schemes)
+        return CacheShape(len(self.layers), *heads, like.dtype, like.device, state, windows, distances)
 
 
 def build_stack(
