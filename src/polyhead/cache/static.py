@@ -87,11 +87,13 @@ class StaticCache:
     def room(self) -> int:
         return len(self.lengths) * self.max_len - sum(self.lengths)
 
+    @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:
         self.lengths[dst] = self.lengths[src]
         for x in (self.pos, *(x for layer in self.layers for x in (layer.k, layer.v))):
             x[dst] = x[src]
 
+    @torch.inference_mode()
     def release(self, row: int) -> None:
         self.pos[row], self.lengths[row] = -1, 0
         for layer in self.layers:
