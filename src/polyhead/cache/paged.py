@@ -1,0 +1,300 @@
+"""Keys and values in pages: what a page table says, done with tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.cache.base import CacheShape, Memory
+from polyhead.cache.pages import NoRoom, PageTable, Span, Usage
+from polyhead.errors import UserError
+from polyhead.nn.kv import KV, Watcher, visible
+from polyhead.registry import CACHE
+
+WASTE = 0.04  # of the slots, at most, where the block is chosen here
+BLOCKS = (32, 16, 8, 4, 2)
+
+
+class Step(NamedTuple):
+    """Where one step writes and what it reads, computed once for all layers."""
+
+    write: Tensor  # (B * T,): the slots of the new tokens; padding goes to page 0
+    read: Tensor | slice  # (B * K * n,): the pages of the rows, head by head; or the slots of one row, which lie together
+    rows: int
+    pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
+    seen: Tensor  # (B, 1, T, S): which slots each new token may see
+    padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
+
+
+@CACHE.register("paged")
+class PagedCache:
+    """Keys and values in pages of a few tokens, which rows share until one of them writes (copy on write).
+
+    Storage is taken a page at a time as rows grow, so short rows do not pay for long ones; beams and parallel samples
+    hold what they have in common once, and reordering them moves numbers of pages, no keys. A step gathers the pages of
+    its rows; those of a single row usually lie together and are read where they are. Stepping gives what the whole
+    forward gives.
+
+    Paper: Kwon et al., 2023, sec. 4
+    When: beams, parallel samples, a service: where memory counts; static is a little faster
+    Recipe: generation: {cache: paged}
+    Options:
+      block: tokens of a page; if not given, the largest of 32, 16, 8, 4, 2 that wastes less than 4 % of the slots
+      expected: tokens expected in a row, for choosing the block; half of the greatest length if not given
+      blocks: pages that may be taken; if not given, as many as all rows at the greatest length need
+    """
+
+    lossless, rewinds = True, True
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        n_rows: int,
+        max_len: int,
+        *,
+        block: int | None = None,
+        expected: int | None = None,
+        blocks: int | None = None,
+    ) -> None:
+        if shape.state is not None:
+            raise UserError(
+                "cache 'paged' keeps keys and values in pages; this model keeps a state of constant size, which has no "
+                "tokens to page: use cache 'state'"
+            )
+        for name, value in (("block", block), ("expected", expected), ("blocks", blocks)):
+            if value is not None and value < 1:
+                raise UserError(f"cache 'paged': {name} is {value}, wanted at least 1")
+        self.max_len, self.blocks, self.device = max_len, blocks, shape.device
+        self.block = block or block_for(max(1, max_len // 2) if expected is None else expected)
+        self.table = PageTable(self.block)
+        self._names = count()
+        self.rows = [self._empty() for _ in range(n_rows)]  # the sequence of each row
+        self._dirty: set[int] = set()  # pages with numbers that are not finite
+        self._index: tuple[tuple[object, ...], Tensor, Tensor | slice] | None = None
+        self.layers = [PagedLayer(self, shape) for _ in range(shape.n_layers)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def memory(self) -> Memory:
+        """A shared token is held once; shared is what sharing saves."""
+        usage, page = self.table.usage(), sum(layer.page_bytes for layer in self.layers)
+        used, shared = usage.tokens * page // self.block, (usage.unshared - usage.used) * page
+        return Memory(self.nbytes, used, self.nbytes, shared)
+
+    def usage(self) -> Usage:
+        """Pages held, shared and wasted, now and at the most."""
+        return self.table.usage()
+
+    @property
+    def limit(self) -> int:
+        """Pages that there may be."""
+        return len(self.rows) * -(-self.max_len // self.block) if self.blocks is None else self.blocks
+
+    def begin(self, rows: Sequence[int], pos: Tensor) -> None:
+        rows, host = list(rows), pos.cpu()
+        assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
+        spans = self._spans(rows, host)
+        wanted = self.table.wanted(spans)
+        if wanted > self.table.available:
+            self._grow(wanted - self.table.available)
+        granted = self.table.write(spans)
+        # another device would have to be waited for to see what is finite
+        dirty = [page for page in granted.fresh if page in self._dirty or self.device.type != "cpu"]
+        self._dirty -= {*dirty, *(dst for _, dst in granted.copies)}
+        self._dirty |= {dst for src, dst in granted.copies if src in self._dirty}
+        for layer in self.layers:
+            layer.copy(granted.copies)
+            layer.clear(dirty)
+        step = self._step(rows, pos, host)
+        for layer in self.layers:
+            layer.step = step
+
+    def room(self) -> int:
+        """Whole pages that can still be taken, in tokens; what is left of pages begun is not counted."""
+        pages = self.limit - self.table.blocks + self.table.available
+        return max(0, min(pages * self.block, len(self.rows) * self.max_len - sum(self.table.lengths.values())))
+
+    def fork(self, src: int, dst: int) -> None:
+        if src != dst:
+            self.table.release(self.rows[dst])
+            self.rows[dst] = self._copy(self.rows[src])
+
+    def release(self, row: int) -> None:
+        self.table.release(self.rows[row])
+        self.rows[row] = self._empty()
+
+    def select(self, rows: Sequence[int]) -> None:
+        held, taken = self.rows, set[int]()
+        self.rows = []
+        for row in map(int, rows):  # the first to ask for a row goes on with it, the others share its pages
+            self.rows.append(self._copy(held[row]) if row in taken else held[row])
+            taken.add(row)
+        for row, seq in enumerate(held):
+            if row not in taken:
+                self.table.release(seq)
+
+    def reuse(self, row: int, tokens: Sequence[int]) -> int:
+        """Begin an empty row with pages whose tokens are known to be these; how many need not be fed comes back."""
+        seq = self.rows[row]
+        assert not self.table.lengths[seq], f"row {row} is not empty"
+        self.table.release(seq)
+        return self.table.admit(seq, tokens)
+
+    def publish(self, row: int, tokens: Sequence[int]) -> None:
+        """Tell the tokens of a row, after the step that wrote them, for ``reuse`` by others.
+
+        Only where keys and values depend on these tokens alone: not in the decoder of an encoder-decoder.
+        """
+        self.table.publish(self.rows[row], tokens)
+
+    def soil(self, slots: Tensor) -> None:
+        """Remember that the pages of these slots hold what is not finite: cleared before somebody else gets them."""
+        self._dirty |= {slot // self.block - 1 for slot in slots.tolist()} - {-1}
+
+    def _empty(self) -> int:
+        seq = next(self._names)
+        self.table.admit(seq)
+        return seq
+
+    def _copy(self, src: int) -> int:
+        seq = next(self._names)
+        self.table.fork(src, seq)
+        return seq
+
+    def _spans(self, rows: list[int], host: Tensor) -> list[Span]:
+        """What each row writes; positions follow each other, padding may stand anywhere."""
+        lasts = host.amax(1).tolist()
+        longest = max(lasts, default=-1)
+        if longest >= self.max_len:
+            raise UserError(
+                f"position {longest} does not fit into a cache of {self.max_len} positions; "
+                "make it longer or the text shorter"
+            )
+        firsts = host.masked_fill(host < 0, self.max_len).amin(1).tolist()
+        counts = (host >= 0).sum(1).tolist()
+        spans = []
+        for row, first, last, n in zip(rows, firsts, lasts, counts, strict=True):
+            assert not n or last - first + 1 == n, f"{n} positions from {first} to {last} of row {row}"
+            spans.append(Span(self.rows[row], first, last + 1) if n else Span(self.rows[row], 0, 0))
+        return spans
+
+    def _grow(self, more: int) -> None:
+        """So many pages more, or an eighth of what there is: what does not fit the limit is refused."""
+        free = self.limit - self.table.blocks
+        if more > free:
+            raise NoRoom(
+                f"the step needs {more - free} pages of {self.block} tokens more than the {self.limit} of this cache: give it more "
+                "blocks, or decode fewer rows at once"
+            )
+        more = min(max(more, self.table.blocks // 8), free)
+        self.table.grow(more)
+        for layer in self.layers:
+            layer.grow(more)
+
+    def _step(self, rows: list[int], pos: Tensor, host: Tensor) -> Step:
+        """Slots of the new tokens, pages to read, positions. Page 0 of the storage swallows padding."""
+        pages, read = self._pages(rows)
+        padding = pos < 0 if bool((host < 0).any()) else None
+        at = pos if padding is None else pos.clamp(min=0)
+        write = pages.gather(1, at // self.block) * self.block + at % self.block
+        write = write if padding is None else write.masked_fill(padding, 0)
+        lengths = torch.tensor([self.table.lengths[self.rows[row]] for row in rows], device=self.device)[:, None]
+        slots = torch.arange(pages.size(1) * self.block, device=self.device)
+        held = torch.where(slots < lengths, slots, -1)[:, None]
+        padding = None if padding is None else padding[:, None, :, None]
+        return Step(write.flatten(), read, len(rows), held, visible(pos, held, True), padding)
+
+    def _pages(self, rows: list[int]) -> tuple[Tensor, Tensor | slice]:
+        """The pages of rows (B, n), and how to read them; the same as in the last step unless a table changed."""
+        key = (self.table.changes, self.table.blocks, *rows, *(self.rows[row] for row in rows))
+        if self._index is None or self._index[0] != key:
+            tables = [self.table.tables[self.rows[row]] for row in rows]
+            n = max(1, *map(len, tables), 1)
+            pages = torch.tensor([[page + 1 for page in t] + [0] * (n - len(t)) for t in tables], device=self.device)
+            first = int(pages[0, 0])
+            if len(rows) == 1 and pages[0].tolist() == list(range(first, first + n)):
+                read: Tensor | slice = slice(first * self.block, (first + n) * self.block)
+            else:
+                heads = torch.arange(self.layers[0].k.size(0), device=self.device)[:, None] * (self.table.blocks + 1)
+                read = (pages[:, None] + heads).flatten()
+            self._index = key, pages, read
+        return self._index[1], self._index[2]
+
+
+class PagedLayer:
+    """The pages of one layer, (K, page, slot, D), finite from the beginning: a masked slot has weight 0, and 0 times NaN
+    is NaN. Page 0 belongs to nobody.
+    """
+
+    state: tuple[Tensor, ...] = ()
+
+    def __init__(self, cache: PagedCache, shape: CacheShape) -> None:
+        size = (shape.n_kv_heads, 1, cache.block)
+        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
+        self.cache = cache
+        self.step: Step | None = None
+        self.watcher: Watcher | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        return self.nbytes // self.k.size(1)
+
+    def update(self, kv: KV) -> KV:
+        """(B, K, T, D) in, (B, K, S, D) out: all slots of the rows' pages."""
+        assert self.step is not None, "begin() comes before update()"
+        step, found = self.step, []
+        for x, new in ((self.k, kv.k), (self.v, kv.v)):
+            new = new.detach().to(x.dtype)
+            new = new if step.padding is None else new.masked_fill(step.padding, 0)
+            if new.device.type == "cpu" and not bool(new.sum().isfinite()):
+                self.cache.soil(step.write)
+            x.flatten(1, 2).index_copy_(1, step.write, new.transpose(0, 1).flatten(1, 2))
+            if isinstance(step.read, slice):
+                found.append(x.flatten(1, 2)[None, :, step.read])
+            else:
+                found.append(x.flatten(2).flatten(0, 1).index_select(0, step.read).view(step.rows, x.size(0), -1, x.size(3)))
+        return KV(found[0], found[1], step.pos, seen=step.seen)
+
+    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, (from, to) each."""
+        if pages:
+            src, dst = (torch.tensor(side, device=self.k.device) + 1 for side in zip(*pages, strict=True))
+            for x in (self.k, self.v):
+                x.index_copy_(1, dst, x.index_select(1, src))
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Fill pages with 0."""
+        if pages:
+            for x in (self.k, self.v):
+                x.index_fill_(1, torch.tensor(pages, device=x.device) + 1, 0)
+
+    @torch.inference_mode(False)  # what is made here is written to later, perhaps outside of that mode
+    @torch.no_grad()
+    def grow(self, more: int) -> None:
+        """So many pages more."""
+        self.k, self.v = (torch.cat([x, x.new_zeros(x.size(0), more, *x.shape[2:])], 1) for x in (self.k, self.v))
+
+    def select(self, rows: Tensor) -> None:
+        raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")
+
+
+def waste(block: int, length: float) -> float:
+    """The share of slots that stand empty: half a block less half a slot at the end of each row, on average."""
+    return (block - 1) / 2 / (length + (block - 1) / 2)
+
+
+def block_for(length: float) -> int:
+    """The largest block that wastes less than 4 % where rows have so many tokens."""
+    return next((block for block in BLOCKS if waste(block, length) < WASTE), 1)
