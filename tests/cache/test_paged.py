@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.cache.base import CacheShape
-from polyhead.cache.pages import NoRoom
-from polyhead.cache.paged import PagedCache, block_for, waste
+from polyhead.cache.paged import PagedCache
+from polyhead.cache.pages import NoRoom, block_for, waste
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.generate import state as decoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
@@ -10,13 +11,10 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
-from polyhead.cache.pages import NoRoom, PageTable, Span, Usage
+from polyhead.cache.pages import NoRoom, PageTable, Span, Usage, block_for
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
-
-WASTE = 0.04  # of the slots, at most, where the block is chosen here
-BLOCKS = (32, 16, 8, 4, 2)
 
 
 class Step(NamedTuple):
@@ -104,7 +102,6 @@ class PagedCache:
         if wanted > self.table.available:
             self._grow(wanted - self.table.available)
         granted = self.table.write(spans)
-        # another device would have to be waited for to see what is finite
         dirty = [page for page in granted.fresh if page in self._dirty or self.device.type != "cpu"]
         self._dirty -= {*dirty, *(dst for _, dst in granted.copies)}
         self._dirty |= {dst for src, dst in granted.copies if src in self._dirty}
@@ -255,16 +252,20 @@ class PagedLayer:
         """(B, K, T, D) in, (B, K, S, D) out: all slots of the rows' pages."""
         assert self.step is not None, "begin() comes before update()"
         step, found = self.step, []
-        for x, new in ((self.k, kv.k), (self.v, kv.v)):
-            new = new.detach().to(x.dtype)
-            new = new if step.padding is None else new.masked_fill(step.padding, 0)
-            if new.device.type == "cpu" and not bool(new.sum().isfinite()):
-                self.cache.soil(step.write)
-            x.flatten(1, 2).index_copy_(1, step.write, new.transpose(0, 1).flatten(1, 2))
+        new = [part.detach().to(self.k.dtype) for part in (kv.k, kv.v)]
+        if step.padding is not None:
+            new = [part.masked_fill(step.padding, 0) for part in new]
+        # another device would have to be waited for; there every page is cleared before it is used again
+        if self.k.device.type == "cpu" and not math.isfinite(new[0].sum() + new[1].sum()):
+            self.cache.soil(step.write)
+        for x, part in zip((self.k, self.v), new, strict=True):
+            slots = x.flatten(1, 2)
+            slots.index_copy_(1, step.write, part.transpose(0, 1).flatten(1, 2))
             if isinstance(step.read, slice):
-                found.append(x.flatten(1, 2)[None, :, step.read])
+                found.append(slots[None, :, step.read])
             else:
-                found.append(x.flatten(2).flatten(0, 1).index_select(0, step.read).view(step.rows, x.size(0), -1, x.size(3)))
+                pages = x.flatten(2).flatten(0, 1).index_select(0, step.read)
+                found.append(pages.view(step.rows, x.size(0), -1, x.size(3)))
         return KV(found[0], found[1], step.pos, seen=step.seen)
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
@@ -288,13 +289,3 @@ class PagedLayer:
 
     def select(self, rows: Tensor) -> None:
         raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")
-
-
-def waste(block: int, length: float) -> float:
-    """The share of slots that stand empty: half a block less half a slot at the end of each row, on average."""
-    return (block - 1) / 2 / (length + (block - 1) / 2)
-
-
-def block_for(length: float) -> int:
-    """The largest block that wastes less than 4 % where rows have so many tokens."""
-    return next((block for block in BLOCKS if waste(block, length) < WASTE), 1)
