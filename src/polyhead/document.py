@@ -78,6 +78,20 @@ def parse(text: str) -> Any:
         raise UserError("nested too deeply") from None
 
 
+def parse_part(text: str) -> Any:
+    """A part as it is typed on a command line: ``h2o,budget=256`` is short for ``{name: h2o, budget: 256}``."""
+    name, comma, options = text.partition(",")
+    if not comma or text.lstrip().startswith("{"):
+        return parse(text)
+    part = {"name": name.strip()}
+    for option in options.split(","):
+        key, equals, value = option.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"{show(text)}: expected name,option=value, e.g. window,window=256,sink=4")
+        part[key.strip()] = parse(value)
+    return part
+
+
 def write(tree: Tree) -> str:
     """The tree as YAML, keys in their order, one on a line."""
     return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))

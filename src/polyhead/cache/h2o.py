@@ -90,6 +90,7 @@ class H2OLayer(RowLayer):
             free = held[2].argmin(-1, keepdim=True)
             for x, y in zip(held, (*fed, pos), strict=True):
                 x.scatter_(2, along(free, x), y)
+            held[2] = held[2].clone()  # what is let go is still asked for after the weights were shown
             if new.rows is not None:  # held was a copy
                 put(self.k, new.rows, held[0])
                 put(self.v, new.rows, held[1])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import read_lines
-from polyhead.document import parse
+from polyhead.document import parse_part
 
 AS_TRAINED = "of the run"
 
@@ -45,7 +45,7 @@ def run(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
-    cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static", show_default=AS_TRAINED)] = None,
+    cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)] = None,
     dtype: Annotated[
         str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")
     ] = "fp32",
@@ -69,7 +69,7 @@ def run(
         "repetition_penalty": repetition_penalty,
         "beam_size": beam_size,
         "length_penalty": length_penalty,
-        "cache": None if cache is None else parse(cache),
+        "cache": None if cache is None else parse_part(cache),
     }
     changes = {name: value for name, value in typed.items() if value is not None} | {"seed": seed, "stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
-from polyhead.document import parse
+from polyhead.document import parse_part
 from polyhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(
     target_lang: Annotated[str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)] = None,
     cache: Annotated[
         str | None,
-        typer.Option(help="KV cache, e.g. static or '{name: static, chunk: 64}'", show_default=AS_TRAINED),
+        typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED),
     ] = None,
     batch_tokens: Annotated[
         int | None,
@@ -74,7 +74,7 @@ def run(
         "length_penalty": length_penalty,
         "min_new_tokens": min_new_tokens,
         "early_stopping": early_stopping,
-        "cache": None if cache is None else parse(cache),
+        "cache": None if cache is None else parse_part(cache),
         "batch_tokens": batch_tokens,
         "source_lang": source_lang,
         "target_lang": target_lang,

@@ -1,0 +1,325 @@
+"""What holds for every cache of keys and values, with every decoder, head count and position.
+
+Caches that lose nothing, and lossy ones with room for everything, give what there is without a cache; and whatever a cache
+keeps of a row, it keeps it in any company: rows that are copied, moved and dropped go their own ways.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.conftest import HEADS, VOCAB, choices, say
+from tests.laws.test_models import close
+from torch import Tensor
+
+from polyhead.cache.base import Cache
+from polyhead.cache.low_rank import fit_low_rank
+from polyhead.cache.make import make_cache
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.generate.beam import beam_search
+from polyhead.generate.greedy import greedy
+from polyhead.generate.loop import generate
+from polyhead.generate.sampling import Sampling
+from polyhead.models import build
+from polyhead.registry import CACHE, POSITION, Choice
+
+ROOM: dict[str, dict[str, Any]] = {
+    "static": {"chunk": 3},
+    "window": {"window": 40, "sink": 1},
+    "quantized": {"bits": 8, "group": 4},
+    "h2o": {"budget": 40, "recent": 3, "sink": 1},
+    "subgen": {"budget": 40, "recent": 3},
+    "low_rank": {"rank": 16},
+}
+"""Options that leave room for all tokens of a test."""
+
+TIGHT: dict[str, dict[str, Any]] = {
+    "window": {"window": 4, "sink": 1},
+    "quantized": {"bits": 4, "group": 2},
+    "h2o": {"budget": 5, "recent": 2, "sink": 1},
+    "subgen": {"budget": 5, "recent": 2},
+    "low_rank": {"rank": 2},
+}
+"""Options that do not."""
+
+CACHES = [name for name in CACHE.names() if name != "state"]
+ROUNDED = {"quantized": 0.05}
+"""Caches that round what they keep even where there is room, and how far their logits may be off."""
+
+SIZES = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 20, "max_len": 32, "dropout": 0.0}
+DESIGNS = {
+    f"{say(p)}-{heads}-{kind}": {"position": p, "n_kv_heads": HEADS[heads], "kind": kind}
+    for i, (p, heads) in enumerate(itertools.product([p for p in choices(POSITION) if len(p) == 1], HEADS))
+    for kind in [("decoder", "encoder-decoder")[i % 2]]
+}
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10], [11, 12, 3]]
+
+
+@functools.cache
+def made(design: str, attention: tuple[tuple[str, Any], ...] = ()) -> Any:
+    given = {**SIZES, **DESIGNS[design], "attention": {"name": "softmax", **dict(attention)}}
+    model = build(ModelConfig(vocab_size=VOCAB, **given), seed=1)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    return model.eval()
+
+
+def fits(cache: str, design: str) -> bool:
+    return cache != "subgen" or DESIGNS[design]["position"]["name"] not in ("alibi", "t5", "shaw")
+
+
+def ragged(rows: list[list[int]], first: list[int]) -> tuple[Tensor, Tensor]:
+    """Tokens and positions (B, T) of rows that go on from their positions ``first``; padding on the right."""
+    width = max([1, *map(len, rows)])
+    tokens, pos = torch.full((len(rows), width), 1), torch.full((len(rows), width), -1)
+    for i, (row, at) in enumerate(zip(rows, first, strict=True)):
+        tokens[i, : len(row)], pos[i, : len(row)] = torch.tensor(row), torch.arange(at, at + len(row))
+    return tokens, pos
+
+
+class Row:
+    """One sequence: how it was fed, and its source."""
+
+    def __init__(self, source: list[int]) -> None:
+        self.source, self.steps = source, list[list[int]]()
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.steps))
+
+
+class Fed:
+    """A cache fed through a model, and beside it what each row was fed."""
+
+    def __init__(self, model: Any, choice: Choice, sources: list[list[int]]) -> None:
+        self.model, self.rows = model, [Row(source) for source in sources]
+        self.cache: Cache = make_cache(choice, model.cache_shape, len(sources), 32)
+
+    def step(self, at: list[int], tokens: list[list[int]]) -> list[Tensor]:
+        """Feed rows ``at``; the logits of each one's tokens."""
+        fed, pos = ragged(tokens, [self.rows[i].length for i in at])
+        self.cache.begin(at, pos)
+        memory = None
+        if hasattr(self.model, "encode"):
+            memory = self.model.encode(*ragged([self.rows[i].source for i in at], [0] * len(at)))
+        logits = self.model.decode(fed, pos, self.cache, memory)
+        for i, new in zip(at, tokens, strict=True):
+            self.rows[i].steps.append(new)
+        return [x[: len(new)] for x, new in zip(logits, tokens, strict=True)]
+
+    def select(self, at: list[int]) -> None:
+        self.cache.select(at)
+        self.rows = [self.copy(i) for i in at]
+
+    def fork(self, src: int, dst: int) -> None:
+        self.cache.fork(src, dst)
+        self.rows[dst] = self.copy(src)
+
+    def release(self, row: int) -> None:
+        self.cache.release(row)
+        self.rows[row].steps = []
+
+    def copy(self, i: int) -> Row:
+        row = Row(self.rows[i].source)
+        row.steps = list(self.rows[i].steps)
+        return row
+
+
+def whole(model: Any, row: list[int], source: list[int]) -> Tensor:
+    """The logits of one row without a cache: (T, V)."""
+    tokens = torch.tensor([row])
+    out: Tensor = model(torch.tensor([source]), tokens) if hasattr(model, "encode") else model(tokens)
+    return out[0]
+
+
+def found(model: Any, decoder: str, cache: Choice | None) -> tuple[list[Any], list[float]]:
+    """What a decoder says, and with which scores."""
+    source, pos = ragged(PROMPTS, [0] * 3)
+    bos, prefix = (3, [[4, 5], [], [6]]) if hasattr(model, "encode") else (None, [[], [7, 8], [9]])
+    rest: dict[str, Any] = {"bos_id": bos, "eos_id": 0, "max_new_tokens": [9, 12, 10], "cache": cache}
+    if decoder == "sampling":
+        drawn = generate(model, PROMPTS, sampling=Sampling(1.0), eos_id=0, pad_id=1, max_new_tokens=9, n=2, cache=cache)
+        told = list(drawn)
+        return [(t.row, t.id) for t in told], [t.log_prob for t in told]
+    if decoder == "greedy":
+        hypotheses = greedy(model, source, pos, prefix=prefix, **rest)
+    else:
+        best = beam_search(model, source, pos, beam_size=3, n_best=3, **rest)
+        hypotheses = [h for some in best for h in some]
+    return [h.tokens for h in hypotheses], [h.score for h in hypotheses]
+
+
+@functools.cache
+def plainly(design: str, decoder: str) -> tuple[list[Any], list[float]]:
+    return found(made(design), decoder, Choice("static"))
+
+
+def test_every_cache_states_its_laws_and_every_lossy_one_has_a_tight_case() -> None:
+    lossy = [name for name in CACHES if not CACHE.get(name).lossless]
+    assert sorted(lossy) == sorted(TIGHT)
+    assert all(isinstance(CACHE.get(name).rewinds, bool) for name in CACHES)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "beams", "sampling"])
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("cache", [name for name in CACHES if name not in ROUNDED])
+def test_with_room_every_decoder_says_what_it_says_with_the_static_cache(cache: str, design: str, decoder: str) -> None:
+    if not fits(cache, design) or (decoder == "sampling" and "encoder" in design):
+        return
+    tokens, scores = found(made(design), decoder, Choice(cache, **ROOM.get(cache, {})))
+    assert tokens == plainly(design, decoder)[0]
+    assert scores == pytest.approx(plainly(design, decoder)[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("cache", CACHES)
+@torch.no_grad()
+def test_with_room_ragged_steps_give_what_there_is_without_a_cache(cache: str, design: str) -> None:
+    if not fits(cache, design):
+        return
+    model, gen = made(design), torch.Generator().manual_seed(4)
+    rows = [torch.randint(3, VOCAB, (n,), generator=gen).tolist() for n in (13, 4, 9)]
+    fed = Fed(model, Choice(cache, **ROOM.get(cache, {})), [[5, 6], [7], [8, 9, 10]])
+    got: list[list[Tensor]] = [[], [], []]
+    for width in (3, 1, 2, 1, 1, 4, 1, 1, 1, 1):
+        at = [i for i, row in enumerate(rows) if fed.rows[i].length < len(row)] or [0]
+        new = [rows[i][fed.rows[i].length :][: max(1, width - i)] for i in at]
+        for i, logits in zip(at, fed.step(at, new), strict=True):
+            got[i].append(logits)
+    for i, row in enumerate(rows):
+        wanted = whole(model, row[: fed.rows[i].length], fed.rows[i].source)
+        if cache in ROUNDED:
+            assert 0 < (torch.cat(got[i]) - wanted).abs().max() < ROUNDED[cache] or i == 1
+        else:
+            close(torch.cat(got[i]), wanted)
+
+
+def history(fed: Fed, check: Callable[[Row, Tensor], None]) -> None:
+    """Rows that grow at their own pace, are forked, selected, released and begun anew."""
+    gen = torch.Generator().manual_seed(6)
+
+    def step(at: list[int], lengths: list[int]) -> None:
+        new = [torch.randint(3, VOCAB, (n,), generator=gen).tolist() for n in lengths]
+        for i, logits in zip(at, fed.step(at, new), strict=True):
+            check(fed.rows[i], logits)
+
+    step([0, 1, 2], [6, 1, 3])
+    step([0, 1, 2], [1, 1, 1])
+    fed.fork(0, 2)
+    step([2, 0], [2, 1])
+    fed.select([1, 2, 2, 0])
+    step([0, 1, 2, 3], [1, 1, 1, 1])
+    step([1], [5])
+    fed.release(2)
+    step([0, 1, 2, 3], [1, 0, 2, 1])
+    step([3, 2], [1, 1])
+    fed.select([3, 1])
+    for _ in range(4):
+        step([0, 1], [1, 1])
+    fed.select([1])
+    step([0], [3])
+
+
+LONE = [design for design in DESIGNS if design.split("-")[0] in ("rope", "shaw", "sinusoidal")]
+
+
+@pytest.mark.parametrize("design", LONE)
+@pytest.mark.parametrize("cache", CACHES)
+@torch.no_grad()
+def test_copied_moved_and_dropped_rows_give_what_they_give_alone(cache: str, design: str, tmp_path: Any) -> None:
+    """Too little room for all, so what a row has kept is its own, and cut as the row was cut."""
+    if not fits(cache, design):
+        return
+    model, options = made(design), dict(TIGHT.get(cache, ROOM.get(cache, {})))
+    if cache == "low_rank":
+        options["projection"] = str(tmp_path / "bases.safetensors")
+        text = torch.randint(3, VOCAB, (4, 20), generator=torch.Generator().manual_seed(1))
+        source = (text[:, :5], None) if hasattr(model, "encode") else None
+        fit_low_rank(model, text, 3, options["projection"], source=source)
+
+    def alone(row: Row, logits: Tensor) -> None:
+        lone = Fed(model, Choice(cache, **options), [row.source])
+        for new in filter(None, row.steps):
+            wanted = lone.step([0], [new])[0]
+        if len(logits):
+            close(logits, wanted)
+
+    history(Fed(model, Choice(cache, **options), [[5, 6], [7], [8, 9, 10]]), alone)
+
+
+@pytest.mark.acceptance("C6")
+@pytest.mark.parametrize("widths", [[1], [3, 1], [11, 2, 1]], ids=str)
+@pytest.mark.parametrize("design", DESIGNS)
+@torch.no_grad()
+def test_a_window_gives_what_attention_with_that_window_gives_without_a_cache(design: str, widths: list[int]) -> None:
+    """28 tokens, four times a window of 7 with its sink, however they are cut; of any attention, and of that with the
+    window itself."""
+    narrow = made(design, (("sink", 2), ("window", 5)))
+    rows = torch.randint(3, VOCAB, (2, 28), generator=torch.Generator().manual_seed(7)).tolist()
+    for model in (narrow, made(design)):
+        fed, got = Fed(model, Choice("window", window=5, sink=2), [[5, 6], [7]]), [[], []]
+        for width in itertools.cycle(widths):
+            at = [i for i in range(2) if fed.rows[i].length < 28]
+            if not at:
+                break
+            new = [rows[i][fed.rows[i].length :][: max(1, width - i)] for i in at]
+            for i, logits in zip(at, fed.step(at, new), strict=True):
+                got[i].append(logits)
+        for i, row in enumerate(rows):
+            close(torch.cat(got[i]), whole(narrow, row, fed.rows[i].source))
+
+
+@pytest.mark.parametrize("cache", [name for name in CACHES if CACHE.get(name).rewinds])
+@torch.no_grad()
+def test_a_cache_that_rewinds_forgets_what_is_written_over(cache: str) -> None:
+    model = made(next(d for d in DESIGNS if d.startswith("rope") and not d.endswith("encoder-decoder")))
+    fed = Fed(model, Choice(cache, **ROOM.get(cache, {})), [[5, 6], [7]])
+    fed.step([0, 1], [[3, 4, 5, 6, 7], [8, 9]])
+    fed.rows[0].steps = [[3, 4]]
+    got = fed.step([0, 1], [[11, 12], [13]])
+    close(got[0], whole(model, [3, 4, 11, 12], [5, 6])[2:])
+    close(got[1], whole(model, [8, 9, 13], [7])[2:])
+    got = fed.step([0, 1], [[14], [15]])
+    close(got[0], whole(model, [3, 4, 11, 12, 14], [5, 6])[4:])
+    close(got[1], whole(model, [8, 9, 13, 15], [7])[3:])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@torch.no_grad()
+def test_memory_is_told_truthfully(cache: str) -> None:
+    """What is held is all of it, a peak does not sink, used is what rows need, and more tokens need no less."""
+    model = made(next(d for d in DESIGNS if d.startswith("none")))
+    fed = Fed(model, Choice(cache, **TIGHT.get(cache, ROOM.get(cache, {}))), [[5, 6], [7], [8]])
+    at, before = [0, 1, 2], 0
+    assert fed.cache.memory().used <= fed.cache.memory().reserved == fed.cache.nbytes
+    for lengths in ([6, 2, 3], [1, 1, 1], [1, 1, 1], [4, 4, 4], [1, 1, 1]):
+        fed.step(at, [[4] * n for n in lengths])
+        told = fed.cache.memory()
+        assert told.reserved == fed.cache.nbytes
+        assert before <= told.used <= told.reserved <= told.peak
+        assert told.wasted == told.reserved - told.used
+        before = told.used
+    fed.select([0])
+    assert fed.cache.memory().peak >= told.peak
+    assert fed.cache.memory().used < told.used
+    fed.release(0)
+    assert fed.cache.memory().used <= fed.cache.memory().reserved
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_model_of_states_and_a_text_too_long_are_refused(cache: str) -> None:
+    stateful = build(ModelConfig(vocab_size=VOCAB, kind="decoder", attention="linear", **SIZES), seed=1)
+    with pytest.raises(UserError, match=f"cache '{cache}' keeps .*keeps a state"):
+        make_cache(Choice(cache), stateful.cache_shape, 1, 9)
+    shape = made(next(iter(DESIGNS))).cache_shape._replace(distances=False)
+    small = make_cache(Choice(cache, **ROOM.get(cache, {})), shape, 1, 4)
+    with pytest.raises(UserError, match="4"):
+        small.begin([0], torch.arange(5)[None])
