@@ -38,7 +38,7 @@ from polyhead.train.files import replace_file
 ABLE = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
     "decoder": ("a language model", "generate, eval, score or attend"),
-    "encoder": ("an encoder", "fill-mask, embed or attend"),
+    "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
     "classifier": ("a classifier", "classify, embed, eval or attend"),
 }
 """What a model of each kind is called, and the verbs that use it."""

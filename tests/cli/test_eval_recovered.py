@@ -1,0 +1,52 @@
+"""`polyhead eval` of models that learned to recover what is hidden: the figures that their training wrote down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.train.conftest import Notes
+
+from polyhead.cli import main
+from polyhead.recipe import Recipe
+from polyhead.train.pipeline import run_training
+
+NAMES = ["anna", "bert", "carl", "dora"]
+
+
+@pytest.fixture(scope="module", params=["masked-lm", "denoising"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    for name, step in (("train", 1), ("test", 3)):
+        lines = [f"{NAMES[i * step % 4]} and {NAMES[(i * step + i // 4 + 1) % 4]}\n" for i in range(60)]
+        (directory / f"{name}.txt").write_text("".join(lines))
+    recipe = {
+        "task": request.param,
+        "data": {"root": directory, "train": "train.txt", "valid_share": 0.2, "test": "test.txt", "documents": "line", "max_len": 32},
+        "tokenizer": {"kind": "char"},
+        "model": {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 32},
+        "train": {"steps": 5, "max_tokens": 256, "precision": "fp32"},
+        "out": directory / "run",
+    }
+    run_training(Recipe.model_validate(recipe), report=Notes())
+    return directory
+
+
+def figures(text: str) -> dict[str, float]:
+    return {line.split()[0]: float(line.split()[1]) for line in text.splitlines()}
+
+
+def test_it_says_again_what_the_training_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = (place / "run/README.md").read_text()
+    written = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1].removesuffix(" |") for row in card.splitlines() if row.startswith("| ")}
+    for arguments, split in (([], "test"), (["--split", "valid"], "valid"), ([str(place / "test.txt")], "test")):
+        assert main(["eval", str(place / "run"), *arguments]) == 0
+        found = figures(capsys.readouterr().out)
+        assert found.keys() == {"loss", "ppl", "accuracy"}
+        assert found["accuracy"] == pytest.approx(float(written[f"{split} accuracy"]), abs=6e-4)
+        assert found["loss"] == pytest.approx(float(written[f"{split} loss"]), abs=6e-4)
+
+
+def test_what_it_has_no_use_for_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(place / "run"), "--beam-size", "3"]) == 2
+    assert "--beam-size: of translations; this run learned to recover what is hidden" in capsys.readouterr().err
