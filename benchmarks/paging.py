@@ -1,0 +1,213 @@
+"""What pages are worth: slots that stand empty, memory that beams and samples share, and what a step costs more.
+
+python benchmarks/paging.py lengths --text multi30k/train.de
+python benchmarks/paging.py sharing --run RUN --text multi30k/test_2016_flickr.en
+python benchmarks/paging.py steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from timing import interleaved, ratio, table
+from torch import Tensor
+
+import polyhead as ph
+from polyhead.cache.base import Cache, CacheShape
+from polyhead.cache.make import make_cache
+from polyhead.cache.paged import PagedCache
+from polyhead.cache.pages import PageTable, Span, Usage, block_for, waste
+from polyhead.config import ModelConfig
+from polyhead.fast.memory import tune_memory
+from polyhead.models import build
+from polyhead.nn.kv import KV
+from polyhead.registry import CACHE, TOKENIZER, Choice
+
+
+def main() -> None:
+    """Print the tables of one question."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", choices=["lengths", "sharing", "steps"])
+    parser.add_argument("--text", type=Path, help="a file of lines")
+    parser.add_argument("--run", type=Path, help="a trained translator or language model")
+    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens that are learned from the text, without --run")
+    parser.add_argument("--limit", type=int, default=200, help="lines that are decoded")
+    parser.add_argument("--join", type=int, default=1, help="lines that make one prompt or source")
+    parser.add_argument("--new-tokens", type=int, default=60, help="of a language model, after a prompt of a line")
+    parser.add_argument("--rows", type=int, default=64, help="sequences that are in memory at once")
+    parser.add_argument("--block", type=int, default=16, help="tokens of a page in steps")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 5, 8, 32])
+    parser.add_argument("--past", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tune_memory()
+    {"lengths": lengths, "sharing": sharing, "steps": steps}[options.question](options)
+
+
+def lengths(options: argparse.Namespace) -> None:
+    """The share of empty slots by block, when rows are full and on average while they grow."""
+    found = token_counts(options)
+    mean = statistics.fmean(found)
+    chosen = block_for(mean)
+    print(f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} at once\n")
+    lines = [["block", "empty at the end", "by the formula", "empty while rows grow", "reserved for the longest instead"]]
+    for block in sorted({1, 2, 4, 8, 16, 32, chosen}):
+        full = PageTable(block, sum(-(-n // block) for n in found))
+        for row, n in enumerate(found):
+            full.admit(row)
+            full.write([Span(row, 0, n)])
+        reserved = 1 - statistics.fmean(found) / max(found)
+        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(empty(full.usage())), percent(waste(block, mean)),
+                      percent(growing(found, block, options.rows)), percent(reserved)])  # fmt: skip
+    print(table(lines))
+
+
+def growing(found: list[int], block: int, rows: int) -> float:
+    """Empty slots of held pages over all steps, where each row grows by a token a step and the next one takes its place."""
+    pages, waiting, held, total = PageTable(block), iter(enumerate(found[: 20 * rows])), 0, 0
+    live: dict[int, int] = {}
+    while True:
+        for seq, n in waiting:
+            pages.admit(seq)
+            live[seq] = n
+            if len(live) == rows:
+                break
+        if not live:
+            return 1 - held / max(1, total)
+        spans = [Span(seq, pages.lengths[seq], pages.lengths[seq] + 1) for seq in live]
+        pages.grow(max(0, pages.wanted(spans) - pages.available))
+        pages.write(spans)
+        held, total = held + sum(pages.lengths.values()), total + block * sum(map(len, pages.tables.values()))
+        for seq in [seq for seq, n in live.items() if pages.lengths[seq] == n]:
+            pages.release(seq)
+            del live[seq]
+
+
+def empty(usage: Usage) -> float:
+    """The share of slots of held pages in which no token stands."""
+    return usage.wasted / max(1, usage.used * usage.block)
+
+
+def token_counts(options: argparse.Namespace) -> list[int]:
+    """How many tokens a decoder holds at the end of each line: those of the line, and the begin."""
+    texts = lines_of(options.text)
+    if options.run is not None:
+        encoded = ph.load(options.run).tokenizer.encode(texts)
+    else:
+        made = TOKENIZER.build(Choice("bpe"), texts, options.vocabulary)
+        encoded = [found.ids for found in made.encode_batch(texts, add_special_tokens=False)]
+    return [len(ids) + 1 for ids in encoded]
+
+
+@CACHE.register("watched")
+class Watched(PagedCache):
+    """A paged cache that keeps what it held at every step."""
+
+    seen: list[Usage] = []  # noqa: RUF012 - of the search that runs
+
+    def __init__(self, shape, n_rows, max_len, *, block: int | None = None) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(shape, n_rows, max_len, block=block)
+
+    def begin(self, rows, pos: Tensor) -> None:  # type: ignore[no-untyped-def]
+        super().begin(rows, pos)
+        self.seen.append(self.usage())
+
+
+def sharing(options: argparse.Namespace) -> None:
+    """Pages that beams and parallel samples hold, against as many rows that share nothing."""
+    run, given = ph.load(options.run), [line for line in lines_of(options.text) if line]
+    texts = ["\n".join(given[i : i + options.join]) for i in range(0, len(given), options.join)][: options.limit]
+    translates = run.config.kind == "encoder-decoder"
+    said = statistics.fmean(len(ids) for ids in run.tokenizer.encode(texts))
+    lines = [["decoding", "block", "saved at the peak", "saved on average", "most saved", "least saved"]]
+    for name, count in [("beam", 5)] if translates else [("beam", 5), ("samples", 4), ("samples", 8)]:
+        for block in (None, 2, 4, 8, 16):
+            peaks, means, blocks = [], [], set()
+            for text in texts:
+                Watched.seen.clear()
+                cache = {"name": "watched", "block": block}
+                if translates:
+                    run.hypotheses([text], truncate=True, beam_size=count, cache=cache)
+                elif name == "beam":
+                    run.hypotheses([text], beam_size=count, cache=cache, max_new_tokens=options.new_tokens)
+                else:
+                    run.generate([text], n=count, cache=cache, max_new_tokens=options.new_tokens, stop=())
+                seen = [usage for usage in Watched.seen if usage.unshared]
+                blocks |= {usage.block for usage in seen}
+                peaks.append(1 - max(usage.used for usage in seen) / max(usage.unshared for usage in seen))
+                means.append(1 - sum(usage.used for usage in seen) / sum(usage.unshared for usage in seen))
+            chosen = f"{min(blocks)} to {max(blocks)} (chosen)" if block is None else str(block)
+            lines.append([f"{name} {count}", chosen, percent(statistics.fmean(peaks)), percent(statistics.fmean(means)),
+                          percent(max(peaks)), percent(min(peaks))])  # fmt: skip
+    print(f"{len(texts):,} texts of {said:.0f} tokens on average, one at a time; pages held against those of rows that share nothing\n")
+    print(table(lines))
+
+
+def steps(options: argparse.Namespace) -> None:
+    """Time of a decoding step with each cache, in turn; the numbers in the cache do not matter to the clock."""
+    heads = options.width // 64
+    config = ModelConfig(kind="decoder", vocab_size=1000, d_model=options.width, n_heads=heads, n_layers=options.layers,
+                         n_decoder_layers=options.layers, d_ff=4 * options.width, position="rope", max_len=4096)  # fmt: skip
+    model = build(config, seed=0).eval()
+    print(f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, pages of {options.block} tokens, medians "
+          f"of {options.rounds} rounds in turns\n")  # fmt: skip
+    lines = [["rows", "past", "static ms", "paged ms", "paged costs", "static MiB", "paged MiB"]]
+    choices = {"static": Choice("static"), "paged": Choice("paged", block=options.block)}
+    for n in options.batches:
+        for past in options.past:
+            caches = {name: filled(model.cache_shape, choice, n, past, options.rounds + 8) for name, choice in choices.items()}
+            at, tokens = dict.fromkeys(caches, past), torch.ones(n, 1, dtype=torch.long)
+
+            def step(name: str, caches=caches, at=at, tokens=tokens, n=n) -> None:  # type: ignore[no-untyped-def]
+                pos = torch.full((n, 1), at[name])
+                at[name] += 1
+                with torch.inference_mode():
+                    caches[name].begin(range(n), pos)
+                    model.decode(tokens, pos, caches[name], None)
+
+            seconds = interleaved({name: lambda name=name: step(name) for name in caches}, options.rounds, warmup=2)  # type: ignore[misc]
+            times = [f"{1000 * statistics.median(found):.1f}" for found in seconds.values()]
+            held = [f"{cache.nbytes / 2**20:,.0f}" for cache in caches.values()]
+            more = ratio(seconds["paged"], seconds["static"]) - 1
+            lines.append([str(n), str(past), *times, f"{100 * more:+.1f} %", *held])
+    print(table(lines))
+
+
+@torch.inference_mode()
+def filled(shape: CacheShape, choice: Choice, n: int, past: int, more: int) -> Cache:
+    """A cache of n rows that hold so many tokens, and have room for more; they came a few at a time, as texts grow."""
+    cache = make_cache(choice, shape, n, past + more)
+    for pos in chunks(past, n):
+        cache.begin(range(n), pos)
+        for layer in cache.layers:
+            kv = torch.randn(n, shape.n_kv_heads, pos.size(1), shape.head_dim)
+            layer.update(KV(kv, kv, pos[:, None]))
+    return cache
+
+
+def chunks(past: int, n: int, size: int = 8) -> Iterator[Tensor]:
+    """Positions of n rows, a few at a time."""
+    for first in range(0, past, size):
+        yield torch.arange(first, min(past, first + size)).expand(n, -1)
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file."""
+    return path.read_text(encoding="utf-8").strip("\n").split("\n")
+
+
+def percent(share: float) -> str:
+    """3.4 %."""
+    return f"{100 * share:.1f} %"
+
+
+if __name__ == "__main__":
+    main()
