@@ -124,9 +124,12 @@ class Watched(PagedCache):
 def sharing(options: argparse.Namespace) -> None:
     """Pages that beams and parallel samples hold, against as many rows that share nothing."""
     run, given = ph.load(options.run), [line for line in lines_of(options.text) if line]
-    texts = ["\n".join(given[i : i + options.join]) for i in range(0, len(given), options.join)][: options.limit]
+    texts = ["\n".join(given[i : i + options.join]) for i in range(0, len(given), options.join)]
     translates = run.config.kind == "encoder-decoder"
-    said = statistics.fmean(len(ids) for ids in run.tokenizer.encode(texts))
+    sizes = [len(ids) for ids in run.tokenizer.encode(texts)]
+    most = (run.config.max_len or max(sizes)) - (0 if translates else options.new_tokens)  # a longer one would be read anew
+    kept = [i for i, size in enumerate(sizes) if size <= most][: options.limit]
+    texts, said = [texts[i] for i in kept], statistics.fmean(sizes[i] for i in kept)
     lines = [["decoding", "block", "saved at the peak", "saved on average", "most saved", "least saved"]]
     for name, count in [("beam", 5)] if translates else [("beam", 5), ("samples", 4), ("samples", 8)]:
         for block in (None, 2, 4, 8, 16):

@@ -209,7 +209,7 @@ class PagedCache:
 
     def _pages(self, rows: list[int]) -> tuple[Tensor, Tensor | slice]:
         """The pages of rows (B, n), and how to read them; the same as in the last step unless a table changed."""
-        key = (self.table.changes, self.table.blocks, *rows, *(self.rows[row] for row in rows))
+        key = (self.table.changes, self.table.blocks, *(self.rows[row] for row in rows))
         if self._index is None or self._index[0] != key:
             tables = [self.table.tables[self.rows[row]] for row in rows]
             n = max(1, *map(len, tables), 1)
