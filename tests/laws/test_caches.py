@@ -6,6 +6,7 @@ keeps of a row, it keeps it in any company: rows that are copied, moved and drop
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable
@@ -86,18 +87,30 @@ def ragged(rows: list[list[int]], first: list[int]) -> tuple[Tensor, Tensor]:
 
 
 class Row:
-    """One sequence: how it was fed, and its source."""
+    """One sequence: how it was fed, its source, and a cache of its own where one is wanted beside the common one."""
 
     def __init__(self, source: list[int]) -> None:
         self.source, self.steps = source, list[list[int]]()
+        self.alone: Fed | None = None
 
     @property
     def length(self) -> int:
         return sum(map(len, self.steps))
 
+    def alone_in(self, model: Any, choice: Choice) -> Fed:
+        """A cache of this row alone, which is fed what the row is fed and is copied with it."""
+        if self.alone is None or self.length == len(self.steps[-1]):
+            self.alone = Fed(model, choice, [self.source])
+        return self.alone
+
 
 class Fed:
     """A cache fed through a model, and beside it what each row was fed."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fed:
+        made: Fed = copy.copy(self)
+        made.cache, made.rows = copy.deepcopy(self.cache, memo), copy.deepcopy(self.rows, memo)
+        return made
 
     def __init__(self, model: Any, choice: Choice, sources: list[list[int]]) -> None:
         self.model, self.rows = model, [Row(source) for source in sources]
@@ -112,7 +125,7 @@ class Fed:
             memory = self.model.encode(*ragged([self.rows[i].source for i in at], [0] * len(at)))
         logits = self.model.decode(fed, pos, self.cache, memory)
         for i, new in zip(at, tokens, strict=True):
-            self.rows[i].steps.append(new)
+            self.rows[i].steps += [new] if new else []
         return [x[: len(new)] for x, new in zip(logits, tokens, strict=True)]
 
     def select(self, at: list[int]) -> None:
@@ -128,9 +141,7 @@ class Fed:
         self.rows[row].steps = []
 
     def copy(self, i: int) -> Row:
-        row = Row(self.rows[i].source)
-        row.steps = list(self.rows[i].steps)
-        return row
+        return copy.deepcopy(self.rows[i])
 
 
 def whole(model: Any, row: list[int], source: list[int]) -> Tensor:
@@ -246,11 +257,8 @@ def test_copied_moved_and_dropped_rows_give_what_they_give_alone(cache: str, des
         fit_low_rank(model, text, 3, options["projection"], source=source)
 
     def alone(row: Row, logits: Tensor) -> None:
-        lone = Fed(model, Choice(cache, **options), [row.source])
-        for new in filter(None, row.steps):
-            wanted = lone.step([0], [new])[0]
         if len(logits):
-            close(logits, wanted)
+            close(logits, row.alone_in(model, Choice(cache, **options)).step([0], row.steps[-1:])[0])
 
     history(Fed(model, Choice(cache, **options), [[5, 6], [7], [8, 9, 10]]), alone)
 

@@ -163,8 +163,7 @@ def fit_low_rank(
         cache = StaticCache(shape, len(some), tokens.size(1))
         cache.begin(range(len(some)), at)
         model.decode(some, at, cache, memory)
-        here = (cache.pos >= 0)[:, None, :, None]
-        seen = [[moment(x.masked_fill(~here, 0)) for x in (layer.k, layer.v)] for layer in cache.layers]
+        seen = [[moment(x) for x in (layer.k, layer.v)] for layer in cache.layers]  # slots of no token are 0
         sums = [[a + b for a, b in zip(*both, strict=True)] for both in zip(sums, seen, strict=True)] if sums else seen
     found = [Bases(*(strongest(x, min(rank, x.size(-1))).float() for x in layer)) for layer in sums]
     named = {f"layers.{i}.{name}": x for i, b in enumerate(found) for name, x in b._asdict().items()}
