@@ -59,6 +59,7 @@ DESIGNS = {
     for i, (p, heads) in enumerate(itertools.product([p for p in choices(POSITION) if len(p) == 1], HEADS))
     for kind in [("decoder", "encoder-decoder")[i % 2]]
 }
+PLAIN = next(design for design in DESIGNS if design.startswith("none"))
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10], [11, 12, 3]]
 
 
@@ -285,6 +286,33 @@ def test_a_window_gives_what_attention_with_that_window_gives_without_a_cache(de
             close(torch.cat(got[i]), whole(narrow, row, fed.rows[i].source))
 
 
+@pytest.mark.parametrize("cache", CACHES)
+@torch.no_grad()
+def test_attention_written_out_reads_every_cache_too(cache: str) -> None:
+    """Kernel attention counts the tokens of a slot and shows its weights in its own way."""
+    model = made(PLAIN, (("name", "kernel"), ("sim", "elu")))
+    fed, rows = Fed(model, Choice(cache, **ROOM.get(cache, {})), [[5, 6], [7]]), [[3, 4, 3, 5, 3, 4], [6, 6, 7, 8, 6, 6]]
+    got = [fed.step([0, 1], [row[at] for row in rows]) for at in (slice(0, 3), slice(3, 4), slice(4, 6))]
+    for i, row in enumerate(rows):
+        off = (torch.cat([logits[i] for logits in got]) - whole(model, row, fed.rows[i].source)).abs().max()
+        assert off < ROUNDED.get(cache, 1e-5)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_move_outside_the_mode_that_steps_ran_in_and_in_half_precision(cache: str) -> None:
+    model = copy.deepcopy(made(PLAIN)).bfloat16()
+    said = []
+    for choice in (Choice("static"), Choice(cache, **ROOM.get(cache, {}))):
+        fed, logits = Fed(model, choice, [[5, 6], [5, 6], [7]]), []
+        for move, *given in (("fork", 0, 1), ("release", 2), ("select", [2, 1, 0]), ("fork", 2, 0)):
+            with torch.inference_mode():
+                logits += [x.float() for x in fed.step([0, 1, 2], [[3, 4, 5], [6, 7], [8]])]
+                logits += [x.float() for x in fed.step([0, 1, 2], [[9], [10], [11]])]
+            getattr(fed, move)(*given)
+        said.append(torch.cat(logits))
+    assert (said[0] - said[1]).abs().max() < 0.02 * said[0].abs().max() + ROUNDED.get(cache, 0)
+
+
 @pytest.mark.parametrize("cache", [name for name in CACHES if CACHE.get(name).rewinds])
 @torch.no_grad()
 def test_a_cache_that_rewinds_forgets_what_is_written_over(cache: str) -> None:
@@ -304,7 +332,7 @@ def test_a_cache_that_rewinds_forgets_what_is_written_over(cache: str) -> None:
 @torch.no_grad()
 def test_memory_is_told_truthfully(cache: str) -> None:
     """What is held is all of it, a peak does not sink, used is what rows need, and more tokens need no less."""
-    model = made(next(d for d in DESIGNS if d.startswith("none")))
+    model = made(PLAIN)
     fed = Fed(model, Choice(cache, **TIGHT.get(cache, ROOM.get(cache, {}))), [[5, 6], [7], [8]])
     at, before = [0, 1, 2], 0
     assert fed.cache.memory().used <= fed.cache.memory().reserved == fed.cache.nbytes
