@@ -36,7 +36,7 @@ def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str], monkeypatch:
         "No mean and no bias, so there is less to compute and to learn. The mean\n"
         "square is taken in fp32.\n"
         "\n"
-        "Equation  y = x / √(mean(x²) + eps) ⊙ γ\n"
+        "Equation  y = x / √(mean(x²) + eps) ⊙ γ,  or ⊙ (1 + γ) around one\n"
         "Paper     Zhang & Sennrich, 2019, eq. 4\n"
         "When      a good first choice for a new model; that of T5 and Llama\n"
         "Recipe    model.norm=rmsnorm model.norm.eps=1e-06\n"
@@ -44,6 +44,9 @@ def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str], monkeypatch:
         "Options\n"
         "  eps: float = 1e-06\n"
         "      added to the mean square\n"
+        "  around_one: bool = false\n"
+        "      γ is kept as its distance from 1 and begins at 0, so weight decay\n"
+        "      pulls the factor to 1 (Gemma, 2024)\n"
         "\n"
         "Defined in polyhead.nn.norm\n"
     )

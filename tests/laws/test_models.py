@@ -11,9 +11,9 @@ from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.registry import CACHE, Choice
 
-CACHES = {name: Choice(name) for name in CACHE.names()}
+# those that lose nothing; test_caches.py holds the others to what they promise
+CACHES = {name: Choice(name) for name in CACHE.names() if CACHE.get(name).lossless}
 STATES = {"state"}  # caches of models that keep a state; the others are for keys and values
-TOLERANCE: dict[str, float] = {}  # of caches that round; the others are exact to 1e-5
 
 
 def close(a, b, atol=1e-5):
@@ -63,7 +63,7 @@ def test_stepping_with_a_cache_equals_the_whole(model, pairs, cache, widths):
     seen = pairs.target_pos >= 0
     full = model(pairs.source, pairs.target, pairs.source_pos, pairs.target_pos)
     steps = stepwise(model, pairs, CACHES[cache], widths)
-    close(steps[seen], full[seen], TOLERANCE.get(cache, 1e-5))
+    close(steps[seen], full[seen])
 
 
 def test_beams_of_a_sentence_share_its_memory(model, pairs):
