@@ -18,6 +18,7 @@ from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.generate.text import Said
 from polyhead.recipe import Recipe
+from polyhead.registry import CACHE
 from polyhead.train.pipeline import run_training
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
@@ -206,7 +207,7 @@ def test_generate_in_the_shell(learned: tuple[Path, Notes], capsys, monkeypatch:
         (["a", "--stop", ""], "a stop string is empty; it would end every text before it begins"),
         (["a" * 40], "prompt 1 has 41 tokens; this model takes 32 at most: give its end"),
         (["a", "--cache", "state"], "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'"),
-        (["a", "--cache", "stat"], "cache: unknown cache 'stat'; did you mean 'state'? Known: state, static"),
+        (["a", "--cache", "stat"], f"cache: unknown cache 'stat'; did you mean 'state'? Known: {', '.join(CACHE.names())}"),
     ],
 )
 def test_mistakes_are_told_in_one_line_before_anything_is_shown(learned, capsys, arguments, message) -> None:
