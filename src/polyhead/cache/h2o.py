@@ -53,7 +53,10 @@ class H2OCache(RowCache):
                 f"least 1 recent, a sink of 0 or more, and a budget of at least {max(1, recent) + max(0, sink)}"
             )
         slots = min(budget, max_len) + 1
-        self.layers = [H2OLayer(shape, n_rows, slots, sink, recent) for _ in range(shape.n_layers)]
+        self.layers: list[H2OLayer] = [H2OLayer(shape, n_rows, slots, sink, recent) for _ in range(shape.n_layers)]
+
+    def used(self) -> int:
+        return sum(layer.used(self.lengths) for layer in self.layers)
 
 
 class H2OLayer(RowLayer):

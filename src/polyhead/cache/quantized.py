@@ -52,7 +52,10 @@ class QuantizedCache(RowCache):
         if group < 2 or group % 2:
             raise UserError(f"cache 'quantized': group is {group}; two numbers may share a byte, so an even number")
         self.group, self.groups = group, 0
-        self.layers = [QuantizedLayer(shape, n_rows, bits, group) for _ in range(shape.n_layers)]
+        self.layers: list[QuantizedLayer] = [QuantizedLayer(shape, n_rows, bits, group) for _ in range(shape.n_layers)]
+
+    def used(self) -> int:
+        return sum(layer.used(self.lengths) for layer in self.layers)
 
     def place(self, new: Arrivals) -> Place:
         packed = new.before // self.group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,7 +34,7 @@ class Arrivals(NamedTuple):
         return x.masked_fill((self.pos < 0)[:, None, :, None], 0) if self.ragged else x
 
 
-class RowLayer:
+class RowLayer(ABC):
     """One layer's tensors with a row for each sequence; ``kept`` names them, and says what an empty row holds."""
 
     kept: ClassVar[dict[str, int]] = {"k": 0, "v": 0}
@@ -47,19 +48,16 @@ class RowLayer:
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self.kept)
 
-    def used(self, lengths: Sequence[int]) -> int:
-        """Bytes that hold tokens, where the rows have read so many."""
-        raise NotImplementedError
-
+    @abstractmethod
     def update(self, kv: KV) -> KV:
-        raise NotImplementedError
+        """Store the new slots (B, K, T, D), return all that may be seen (B, K, S, D)."""
 
     def select(self, rows: Tensor) -> None:
         for name in self.kept:
             setattr(self, name, getattr(self, name).index_select(0, rows))
 
 
-class RowCache:
+class RowCache(ABC):
     """The rows of a cache: how long each is, and what becomes of them. A kind of cache adds where tokens go."""
 
     name = ""
@@ -79,9 +77,9 @@ class RowCache:
         """What a step's tokens mean for every layer; they get it as ``step``."""
         return new
 
+    @abstractmethod
     def used(self) -> int:
         """Bytes of the storage that hold tokens."""
-        return sum(layer.used(self.lengths) for layer in self.layers)
 
     @property
     def nbytes(self) -> int:

@@ -60,7 +60,10 @@ class SubGenCache(RowCache):
                 f"away, for {what}: use cache 'h2o'"
             )
         recent, clusters = min(recent, max_len), min(budget - recent, max_len)
-        self.layers = [SubGenLayer(shape, n_rows, recent, clusters, radius) for _ in range(shape.n_layers)]
+        self.layers: list[SubGenLayer] = [SubGenLayer(shape, n_rows, recent, clusters, radius) for _ in range(shape.n_layers)]
+
+    def used(self) -> int:
+        return sum(layer.used(self.lengths) for layer in self.layers)
 
 
 class SubGenLayer(RowLayer):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_text, lines
@@ -25,6 +25,20 @@ class Pair(NamedTuple):
     target: str
 
 
+class Examples(Protocol):
+    """A report that keeps places of what it counts."""
+
+    examples: dict[str, list[str]]
+
+
+def count(report: Examples, kind: str, place: str) -> None:
+    """Count one of a kind, and remember where the first ones stand."""
+    setattr(report, kind, getattr(report, kind) + 1)
+    seen = report.examples.setdefault(kind, [])
+    if len(seen) < EXAMPLES:
+        seen.append(place)
+
+
 @dataclass
 class CorpusReport:
     """What became of the pairs of a corpus: read = kept + blank + overlong + broken."""
@@ -39,10 +53,7 @@ class CorpusReport:
 
     def skip(self, kind: str, place: str) -> None:
         """Count a pair that is left out, and remember where the first ones stand."""
-        setattr(self, kind, getattr(self, kind) + 1)
-        seen = self.examples.setdefault(kind, [])
-        if len(seen) < EXAMPLES:
-            seen.append(place)
+        count(self, kind, place)
 
     def __str__(self) -> str:
         """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""

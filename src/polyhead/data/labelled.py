@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
-from polyhead.data.corpus import EXAMPLES, blank
+from polyhead.data.corpus import blank, count
 from polyhead.data.files import check_file
 from polyhead.errors import UserError, nearest
 
@@ -44,10 +44,7 @@ class LabelledReport:
 
     def note(self, kind: str, place: str) -> None:
         """Count one of a kind, and remember where the first ones stand."""
-        setattr(self, kind, getattr(self, kind) + 1)
-        seen = self.examples.setdefault(kind, [])
-        if len(seen) < EXAMPLES:
-            seen.append(place)
+        count(self, kind, place)
 
     def __str__(self) -> str:
         """One line: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""

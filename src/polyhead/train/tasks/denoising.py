@@ -34,7 +34,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, text_of
+from polyhead.train.tasks.plain_text import check_text, open_stores, test_facts, text_of
 
 PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
 SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
@@ -165,14 +165,8 @@ class Denoising:
 
     def facts(self, run: Run) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        recipe = run.recipe
-        assert recipe is not None
-        facts = {"valid accuracy": f"{self._measured(run.model, self.valid)['accuracy']:.4f}"}
-        if recipe.data.test:
-            cache = recipe.data.cache or recipe.out / "data"
-            store = TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
-            facts |= {f"test {name}": f"{value:.4f}" for name, value in self._measured(run.model, store).items()}
-        return facts
+        accuracy = self._measured(run.model, self.valid)["accuracy"]
+        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, self._measured)
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))

@@ -19,7 +19,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import open_stores, text_of
+from polyhead.train.tasks.plain_text import open_stores, test_facts, text_of
 
 
 @TASK.register("language-model")
@@ -110,13 +110,7 @@ class LanguageModel:
 
     def facts(self, run: Run) -> dict[str, str]:
         """Perplexity of the test text, if there is one."""
-        recipe = run.recipe
-        assert recipe is not None
-        if not recipe.data.test:
-            return {}
-        cache = recipe.data.cache or recipe.out / "data"
-        store = TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
-        return {f"test {name}": f"{value:.4f}" for name, value in self._measured(run.model, store).items()}
+        return test_facts(run, self._measured)
 
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
         assert isinstance(model, CausalLM)

@@ -24,7 +24,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, text_of
+from polyhead.train.tasks.plain_text import check_text, open_stores, test_facts, text_of
 
 PLAN, MASKS, MEASURED = 1, 2, 3  # what is drawn, first in the key of a generator
 
@@ -147,14 +147,8 @@ class MaskedLanguage:
 
     def facts(self, run: Run) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        recipe = run.recipe
-        assert recipe is not None
-        facts = {"valid accuracy": f"{self._measured(run.model, self.valid)['accuracy']:.4f}"}
-        if recipe.data.test:
-            cache = recipe.data.cache or recipe.out / "data"
-            store = TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
-            facts |= {f"test {name}": f"{value:.4f}" for name, value in self._measured(run.model, store).items()}
-        return facts
+        accuracy = self._measured(run.model, self.valid)["accuracy"]
+        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, self._measured)
 
     def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
         tokens, pos = collate_packs(store, packed, self.tokenizer)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import nn
+
 from polyhead.data.text import Text, open_text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
+from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 
@@ -33,6 +38,17 @@ def check_text(recipe: Recipe, least: int) -> None:
         raise UserError(f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {least} at least")
     for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
         text_of(recipe, split)
+
+
+def test_facts(run: Run, measured: Callable[[nn.Module, TokenStore], dict[str, float]]) -> dict[str, str]:
+    """What a task measures of the test text, for people to read; nothing if the recipe names none."""
+    recipe = run.recipe
+    assert recipe is not None
+    if not recipe.data.test:
+        return {}
+    cache = recipe.data.cache or recipe.out / "data"
+    store = TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
+    return {f"test {name}": f"{value:.4f}" for name, value in measured(run.model, store).items()}
 
 
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> tuple[TokenStore, TokenStore]:
