@@ -26,18 +26,32 @@ def run(
         bool,
         typer.Option("--quick", help="a fraction of the size, to see that it runs; verdicts mean nothing"),
     ] = False,
+    trained: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="caches, paging: a trained run to measure, in place of a small model made here"),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="text for --run; of a translator give source and target, each with --text"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=2, help="texts of --text that are measured, the first ones", show_default="by experiment")
+    ] = None,
 ) -> None:
     """Measure claims of the literature on this machine: each held, did not hold, or stays undecided.
 
     Each experiment takes a few minutes and writes OUT/NAME.html, a page with plots, and OUT/NAME.json. A claim that
-    does not hold is a finding and no failure: the exit code is 0.
+    does not hold is a finding and no failure: the exit code is 0. Two of them, caches and paging, can be made on your own
+    language model or translator and text.
 
     \b
     polyhead lab              the experiments, a line each
     polyhead lab scaling      one of them
     polyhead lab all --out runs/lab
+    polyhead lab caches --run runs/wikitext-2 --text test.txt
+    polyhead lab paging --run runs/multi30k --text test.en --text test.de
     """
-    from polyhead.lab.catalogue import LAB, Bench, question
+    from polyhead.lab.catalogue import LAB, Bench, check_own, question
 
     if name is None:
         width = max(map(len, LAB.names()))
@@ -47,8 +61,10 @@ def run(
         raise unknown("experiment", name, {"all", *LAB.names()})
     from polyhead.lab.run import run_experiment
 
-    bench = Bench(seed, quick, lambda line: typer.echo(f"  {line}", err=True))
-    for number, each in enumerate(LAB.names() if name == "all" else [name]):
+    bench = Bench(seed, quick, lambda line: typer.echo(f"  {line}", err=True), trained, tuple(text or ()), limit)
+    names = LAB.names() if name == "all" else [name]
+    check_own(names, bench)
+    for number, each in enumerate(names):
         if number:
             print()
         print("\n".join(told(each, run_experiment(each, out, bench), quick)), flush=True)

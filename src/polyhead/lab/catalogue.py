@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
+from polyhead.errors import UserError
 from polyhead.lab.result import Result
 from polyhead.registry import Registry
 
@@ -14,11 +16,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bench:
-    """Where an experiment is run: how large, from which seed, and who hears how it goes."""
+    """Where an experiment is run: how large, from which seed, on whose model and text, and who hears how it goes."""
 
     seed: int = 1
     quick: bool = False
     say: Callable[[str], None] = field(default=lambda line: None, repr=False)
+    run: Path | None = None  # a trained run, for experiments on one's own model; without it they train a small one
+    text: tuple[Path, ...] = ()  # files for it
+    limit: int | None = None  # of its texts, the first ones
+    out: Path | None = None  # where what is worth keeping besides the page may be left
 
     def size(self, full: T, quick: T) -> T:
         """A size of the experiment: the full one, or the one that only shows that it runs."""
@@ -32,6 +38,26 @@ class Bench:
 Experiment = Callable[[Bench], Result]
 
 LAB: Registry[Experiment] = Registry("experiment", "polyhead.lab")
+ON_A_RUN: set[Experiment] = set()
+
+
+def on_a_run(experiment: Experiment) -> Experiment:
+    """Mark an experiment that can be made on a run and a text of one's own."""
+    ON_A_RUN.add(experiment)
+    return experiment
+
+
+def check_own(names: Sequence[str], bench: Bench) -> None:
+    """Refuse a model or text that an experiment has no use for, or the one without the other."""
+    if bench.run is None and not bench.text and bench.limit is None:
+        return
+    if unfit := [name for name in names if LAB.get(name) not in ON_A_RUN]:
+        able = ", ".join(name for name in LAB.names() if LAB.get(name) in ON_A_RUN)
+        raise UserError(f"--run, --text and --limit: experiment {unfit[0]!r} makes its own models and text; for yours there are: {able}")
+    if bench.run is None:
+        raise UserError(f"{'--text' if bench.text else '--limit'} says what to measure a run on: give it, --run RUN")
+    if not bench.text:
+        raise UserError(f"--run {bench.run}: on what text? give --text FILE, of a translator source and target: --text A --text B")
 
 
 def question(name: str) -> str:

@@ -9,7 +9,8 @@ from importlib.resources import files
 from polyhead.analysis.charts import line_chart, number, thin
 from polyhead.analysis.page import Section, data, page
 from polyhead.lab.dots import dot_chart
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.front import front_chart
+from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
 
 WIDE, NARROW = (900, 330), (380, 260)
 LOOKS = {True: "held", False: "not", None: "open"}
@@ -79,6 +80,16 @@ def dotted(dots: Dots) -> str:
     )
 
 
+def fronted(front: Front) -> str:
+    """Points in the plane in two sizes, with the families as legend."""
+    charts = "".join(front_chart(front, *size) for size in ((900, 460), (400, 420)))
+    legend = "".join(f'<span class="key c{i}">{escape(name)}</span>' for i, name in enumerate(front.families))
+    return (
+        f'<figure class="dotted fronts sizes"><figcaption><b>{escape(front.title)}</b> {legend}{about(front.about)}</figcaption>'
+        f"{charts}</figure>"
+    )
+
+
 def tabled(table: Table) -> str:
     """A table with its title and what there is to say about it."""
     head = "".join(f"<th>{escape(str(cell))}</th>" for cell in table.head)
@@ -102,4 +113,4 @@ def about(text: str) -> str:
     return f'<p class="about">{escape(text)}</p>' if text else ""
 
 
-DRAWN: dict[type, Callable[..., str]] = {Plot: plotted, Dots: dotted, Table: tabled}
+DRAWN: dict[type, Callable[..., str]] = {Plot: plotted, Dots: dotted, Table: tabled, Front: fronted}

@@ -53,6 +53,20 @@ class Dots(NamedTuple):
     about: str = ""
 
 
+class Front(NamedTuple):
+    """What each choice costs and how far off it is, less is better in both: families of points (name, cost, error).
+
+    Both axes are logarithmic; an error below ``floor`` is no error but rounding.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    families: Mapping[str, Sequence[tuple[str, float, float]]]
+    about: str = ""
+    floor: float = 1e-7
+
+
 @dataclass
 class Result:
     """All that an experiment has to say, in the order in which a reader wants it."""
@@ -60,7 +74,7 @@ class Result:
     title: str
     lead: str  # the question, in words for a student
     claims: list[Claim]
-    figures: Sequence[Plot | Dots | Table] = ()
+    figures: Sequence[Plot | Dots | Table | Front] = ()
     method: str = ""  # sizes, steps, seeds: what one needs to know to judge it
 
     def to_json(self) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -35,10 +37,12 @@ def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
     out.mkdir(parents=True, exist_ok=True)
     tune_memory()
     start, busy = time.perf_counter(), time.process_time()
-    result = experiment(bench)
+    result = experiment(replace(bench, out=out))
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    own = [("--run", bench.run), *(("--text", file) for file in bench.text), ("--limit", bench.limit)]
     about = {
-        "name": name, "quick": bench.quick, "seed": bench.seed, "seconds": round(seconds, 1),
+        "name": name, "quick": bench.quick, "seed": bench.seed,
+        "given": [word for key, value in own if value is not None for word in (key, str(value))], "seconds": round(seconds, 1),
         "processor_seconds": round(busy, 1), "threads": torch.get_num_threads(),
         "polyhead": version("polyhead"), "torch": torch.__version__,
     }  # fmt: skip
@@ -49,7 +53,9 @@ def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
 
 def footnote(about: dict[str, object]) -> str:
     """What the page says of its own making."""
-    command = f"polyhead lab {about['name']} --seed {about['seed']}{' --quick' if about['quick'] else ''}"
+    given = about.get("given")
+    own = f" {shlex.join(given)}" if isinstance(given, list) and given else ""
+    command = f"polyhead lab {about['name']}{own} --seed {about['seed']}{' --quick' if about['quick'] else ''}"
     return (
         f"{command}: {about['seconds']:.0f} s ({about['processor_seconds']:.0f} s of processor time), threads: "
         f"{about['threads']}, Polyhead {about['polyhead']}, torch {about['torch']}. Times belong to one machine; "

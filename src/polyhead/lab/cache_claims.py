@@ -1,0 +1,214 @@
+"""What the literature says of caches, held against what they did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from polyhead.lab.divergence import Found
+from polyhead.lab.policies import EXACT, FIFTH, Policy
+from polyhead.lab.result import Claim
+from polyhead.lab.verdict import above, all_of, below, interval, less, within
+
+ROUNDING = 1e-7  # nats a token
+NEARLY = 0.01  # more perplexity that still is nearly none
+EVICTING = ("window+sink", "window", "h2o", "subgen", "low rank")
+
+Founds = Mapping[str, Found]
+
+
+def claims(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]:
+    """All that can be said of the caches that this model took."""
+    names = set(found)
+    said = [exact(found, [policy.name for policy in chosen if policy.family in (*EXACT, "state")])]
+    if "8 bits" in names:
+        said += numbers(chosen, found, plain)
+    if "h2o 1/4" in names:
+        said += hitters(found, plain)
+    if {"window 1/4", "window+sink 1/4"} <= names:
+        said += windows(found, plain)
+    if "subgen 1/4" in names:
+        said.append(clusters(found))
+    if "low rank 3/5" in names:
+        said.append(ranks(found, plain))
+    if "h2o 1/8" in names and "static" in names:
+        said += speed(found)
+    return said
+
+
+def exact(found: Founds, names: Sequence[str]) -> Claim:
+    """Those that keep everything."""
+    worst = max(max(found[name].kl) for name in names)
+    same = min(min(found[name].same) for name in names)
+    return Claim(
+        "A cache that keeps everything gives what the model gives without a cache, however it lays things out.",
+        "Kwon et al., 2023, section 4, for pages; by construction for the others",
+        f"{', '.join(names)}: the divergence of a text is {worst:.1g} nats a token at most (rounding: up to {ROUNDING:.0e}), the "
+        f"likeliest token is the same in {100 * same:.2f} % of places at least.",
+        worst <= ROUNDING,
+    )
+
+
+def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]:
+    """Fewer bits."""
+    eight, four = (change(found[name], plain) for name in ("8 bits", "4 bits"))
+    tenth = math.log1p(0.1 / plain.perplexity)
+    size = found["4 bits"].memory
+    assert size is not None
+    rivals = {p.name: found[p.name] for p in chosen if p.family in EVICTING and peak(found[p.name]) >= size.peak}
+    best = min(rivals, key=lambda name: mean(rivals[name].kl), default=None)
+    return [
+        Claim(
+            "Eight bits a number lose nothing that can be measured.",
+            "taken for granted by Liu et al., 2024 (KIVI), and Hooper et al., 2024 (KVQuant), who go to 2 and 3 bits",
+            f"Perplexity {worse(eight)}, divergence {mean(found['8 bits'].kl):.2g} nats a token (nothing: within 0.1 % of the "
+            "perplexity).",
+            within(eight, 0.0, 0.001),
+        ),
+        Claim(
+            "Four bits cost less than 0.1 of perplexity.",
+            "Hooper et al., 2024 (KVQuant), abstract: so at 3 bits, with numbers spaced unevenly",
+            f"Perplexity {found['4 bits'].perplexity:.4g} against {plain.perplexity:.4g}: {worse(four)}.",
+            below(four, tenth),
+        ),
+        Claim(
+            "Fewer bits are better than fewer tokens or directions, at equal bytes.",
+            "not said there; asked here",
+            f"4 bits: {mean(found['4 bits'].kl):.2g} nats a token; "
+            + ("no other lossy cache holds as many bytes." if best is None else f"the best that holds as many bytes, {best}: {mean(rivals[best].kl):.2g}."),
+            None if best is None else less(found["4 bits"].kl, rivals[best].kl),
+        ),
+    ]  # fmt: skip
+
+
+def hitters(found: Founds, plain: Found) -> list[Claim]:
+    """H2O."""
+    fifth, shares = f"h2o {FIFTH}", [share for share in ("1/2", "1/4", "1/8") if f"window {share}" in found]
+    told = "; ".join(f"{share}: {mean(found[f'h2o {share}'].kl):.2g} against {mean(found[f'window {share}'].kl):.2g}" for share in shares)
+    said = [
+        Claim(
+            "Heavy hitters and the newest tokens, a fifth of all, keep nearly all quality.",
+            "Zhang et al., 2023 (H2O), abstract and section 5",
+            f"Perplexity {found[fifth].perplexity:.4g} against {plain.perplexity:.4g}: {worse(change(found[fifth], plain))} (nearly "
+            f"all: less than {100 * NEARLY:.0f} % more).",
+            below(change(found[fifth], plain), math.log1p(NEARLY)),
+        )
+    ]
+    if shares:
+        said.append(
+            Claim(
+                "Heavy hitters are better than as many newest tokens.",
+                "Zhang et al., 2023 (H2O), section 5, against a local cache",
+                f"Divergence, nats a token, h2o against window at the same share, {told}.",
+                all_of(less(found[f"h2o {share}"].kl, found[f"window {share}"].kl) for share in shares),
+            )
+        )
+    return said
+
+
+def windows(found: Founds, plain: Found) -> list[Claim]:
+    """Attention sinks."""
+    alone, sink = "window 1/4", "window+sink 1/4"
+    return [
+        Claim(
+            "When the first tokens leave, a plain window breaks.",
+            "Xiao et al., 2023 (StreamingLLM), section 3.1 and figure 3",
+            f"Perplexity {found[alone].perplexity:.4g} against {plain.perplexity:.4g} at a quarter of the tokens: "
+            f"{worse(change(found[alone], plain))} (breaks: twice as much).",
+            above(change(found[alone], plain), math.log(2)),
+        ),
+        Claim(
+            "A few first tokens beside the window are better than as many newest ones.",
+            "Xiao et al., 2023 (StreamingLLM), section 3.1 and table 1",
+            f"Divergence at a quarter of the tokens {mean(found[sink].kl):.2g} nats a token with first tokens, "
+            f"{mean(found[alone].kl):.2g} without.",
+            less(found[sink].kl, found[alone].kl),
+        ),
+        Claim(
+            "With them, the window keeps the perplexity.",
+            "Xiao et al., 2023 (StreamingLLM), section 4.1, on texts far longer than any trained on",
+            f"Perplexity {found[sink].perplexity:.4g} against {plain.perplexity:.4g} at a quarter of the tokens: "
+            f"{worse(change(found[sink], plain))} (keeps: less than {100 * NEARLY:.0f} % more).",
+            below(change(found[sink], plain), math.log1p(NEARLY)),
+        ),
+    ]
+
+
+def clusters(found: Founds) -> Claim:
+    """SubGen."""
+    shares = ("1/2", "1/4", "1/8")
+    rivals = [name for name in ("h2o", "window+sink") if f"{name} 1/4" in found]
+    told = "; ".join(
+        f"{share}: {mean(found[f'subgen {share}'].kl):.2g} against "
+        + " and ".join(f"{mean(found[f'{name} {share}'].kl):.2g}" for name in rivals)
+        for share in shares
+    )
+    return Claim(
+        "Clusters of keys keep more than throwing tokens away, at the same budget.",
+        "Zandieh et al., 2024 (SubGen), section 4, for retrieval from long texts",
+        f"Divergence, nats a token, subgen against {' and '.join(rivals)}, {told}.",
+        all_of(less(found[f"subgen {share}"].kl, found[f"{name} {share}"].kl) for share in shares for name in rivals),
+    )
+
+
+def ranks(found: Founds, plain: Found) -> Claim:
+    """Eigen Attention."""
+    name = "low rank 3/5"
+    return Claim(
+        "Two fifths of the width of keys and values can go at hardly any cost.",
+        "Saxena et al., 2024 (Eigen Attention), abstract: up to 40 % of the cache",
+        f"Perplexity {found[name].perplexity:.4g} against {plain.perplexity:.4g}: {worse(change(found[name], plain))} (hardly any: "
+        f"less than {100 * NEARLY:.0f} % more).",
+        below(change(found[name], plain), math.log1p(NEARLY)),
+    )
+
+
+def speed(found: Founds) -> list[Claim]:
+    """What a step takes."""
+    quick = {name: faster(found, name) for name in ("h2o 1/8", "window+sink 1/8") if name in found}
+    said = [
+        Claim(
+            "Who keeps few tokens steps faster.",
+            "Zhang et al., 2023 (H2O), section 5.2, with batches that fill a GPU; here batches and lengths are the same for all",
+            "Against static: " + ", ".join(f"{name} {interval(times).said()} times as fast" for name, times in quick.items()) + ".",
+            all_of(above(times, 1.0) for times in quick.values()),
+        )
+    ]
+    if "4 bits" in found:
+        times = faster(found, "4 bits")
+        said.append(
+            Claim(
+                "Numbers of few bits make decoding faster.",
+                "Liu et al., 2024 (KIVI), abstract, by larger batches; here batches are the same for all",
+                f"4 bits: {interval(times).said()} times as fast as static.",
+                above(times, 1.0),
+            )
+        )
+    return said
+
+
+def faster(found: Founds, name: str) -> list[float]:
+    """How many times as fast as the static cache, round by round."""
+    return [a / b for a, b in zip(found["static"].seconds, found[name].seconds, strict=True)]
+
+
+def change(one: Found, plain: Found) -> list[float]:
+    """How many more nats a token each text costs than without a cache."""
+    return [a - b for a, b in zip(one.nll, plain.nll, strict=True)]
+
+
+def worse(changes: Sequence[float]) -> str:
+    """Nats a token as a change of the perplexity."""
+    found = interval(changes)
+    return f"{100 * math.expm1(found.mean):+.2g} ± {100 * found.half:.2g} %"
+
+
+def peak(found: Found) -> int:
+    """Bytes at the most."""
+    assert found.memory is not None
+    return found.memory.peak
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of texts, each counted once."""
+    return math.fsum(values) / len(values)

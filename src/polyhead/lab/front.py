@@ -1,0 +1,75 @@
+"""Error against cost as SVG: a point for each choice, and the line of those that no other one beats in both."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from polyhead.analysis.charts import Scale, log_ticks, number
+from polyhead.analysis.scatter import place
+from polyhead.compare.pareto import Dot, frontier
+from polyhead.lab.result import Front
+
+TOP, BOTTOM, RIGHT = 26, 44, 22  # pixels
+
+
+def front_chart(front: Front, width: int, height: int) -> str:
+    """An SVG element: cheaper is left, better is up. Points of a family are joined; the front is a line of steps."""
+    points = [(i, *point) for i, family in enumerate(front.families.values()) for point in family]
+    xs = [cost for _, _, cost, _ in points]
+    ys = [max(error, front.floor) for *_, error in points]
+    marks = decades(min(ys), max(ys))
+    left = 18 + 7.2 * max(len(said(mark, front.floor)) for mark in marks)
+    bottom = height - BOTTOM
+    x = Scale(min(xs) / 1.25, max(xs) * 1.25, left, width - RIGHT, True)
+    y = Scale(marks[0], marks[-1], TOP, bottom, True)
+    parts = [f'<svg class="chart front" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(told(front))}">']
+    for mark in marks:
+        at = f"{y.at(mark):.1f}"
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{x.end}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(mark) + 4:.1f}">{said(mark, front.floor)}</text>')
+    for mark in (m for m in log_ticks(min(xs), max(xs)) if x.lo <= m <= x.hi):
+        at = f"{x.at(mark):.1f}"
+        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 5}"/>')
+        parts.append(f'<text class="tick middle" x="{at}" y="{bottom + 19}">{number(mark)}</text>')
+    parts.append(f'<line class="axis" x1="{left:.1f}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<text class="label end" x="{x.end}" y="{height - 4}">{escape(front.x_label)}</text>')
+    parts.append(f'<text class="label" x="{left + 6:.1f}" y="14">{escape(front.y_label)}, better is up</text>')
+    pixels = [(x.at(cost), y.at(error)) for cost, error in zip(xs, ys, strict=True)]
+    best = [(f"{x.at(dot.x):.1f}", f"{y.at(dot.y):.1f}") for dot in best_of(front)]
+    steps = f"M{best[0][0]} {best[0][1]}" + "".join(f"H{a}V{b}" for a, b in best[1:])
+    parts.append(f'<path class="best" d="{steps}H{x.end}"/>')
+    for i in range(len(front.families)):
+        own = [f"{a:.1f} {b:.1f}" for (j, *_), (a, b) in zip(points, pixels, strict=True) if i == j]
+        parts.append(f'<path class="curve c{i}" d="M{"L".join(own)}"/>')
+    for (i, name, cost, error), (a, b) in zip(points, pixels, strict=True):
+        parts.append(
+            f'<g><title>{escape(name)}: {escape(front.y_label)} {number(error)}, {escape(front.x_label)} {number(cost)}</title>'
+            f'<circle class="dot c{i}" cx="{a:.1f}" cy="{b:.1f}" r="4"/></g>'
+        )
+    for label in place(pixels, [name for _, name, _, _ in points], (width, bottom)):
+        parts.append(f'<text class="named c{points[label.i][0]}" x="{label.x:.1f}" y="{label.y:.1f}">{escape(label.text)}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def best_of(front: Front) -> list[Dot]:
+    """The points that no other one beats in cost and error, cheapest first; what is below the floor is equally good."""
+    points = [point for family in front.families.values() for point in family]
+    dots = [Dot(i, name, cost, max(error, front.floor), ()) for i, (name, cost, error) in enumerate(points)]
+    return frontier(dots, True)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """The powers of ten around two values."""
+    return [float(f"1e{p}") for p in range(math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9) + 1)]
+
+
+def said(mark: float, floor: float) -> str:
+    """A tick as text."""
+    return f"≤ {mark:.0e}" if mark <= floor else f"{mark:g}"
+
+
+def told(front: Front) -> str:
+    """What a reader who cannot see the chart is told."""
+    best = "; ".join(f"{dot.name} {number(dot.y)} at {number(dot.x)}" for dot in best_of(front))
+    return f"{front.y_label} against {front.x_label}; best for their cost: {best}"
