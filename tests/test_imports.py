@@ -22,7 +22,7 @@ LAYERS = [
     {"nn", "cache", "text"},
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},
-    {"train", "serve", "run", "run_files", "loading"},
+    {"train", "serve", "run", "run_files", "loading", "speculate"},
     {"compare", "lab"},
     {"cli", "demo"},
 ]

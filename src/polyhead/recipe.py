@@ -14,7 +14,7 @@ from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest, show
 from polyhead.presets import PRESETS
-from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, TASK, TOKENIZER, Choice, Registry
+from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, SPECULATE, TASK, TOKENIZER, Choice, Registry
 from polyhead.sections import DistillSection, Section, Start
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
@@ -156,11 +156,13 @@ class GenerationConfig(Section):
     cache: Choice | None = Field(
         None, description="what decoding remembers; what fits the model if not given"
     )
+    speculate: Choice | None = Field(None, description="language models: who guesses tokens, several a step; nobody if not given")
 
-    @field_validator("cache")
+    @field_validator("cache", "speculate")
     @classmethod
-    def _known(cls, choice: Choice | None) -> Choice | None:
-        return None if choice is None else CACHE.check(choice)
+    def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
+        registry: Registry[Any] = {"cache": CACHE, "speculate": SPECULATE}[str(info.field_name)]
+        return None if choice is None else registry.check(choice)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

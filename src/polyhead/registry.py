@@ -160,6 +160,7 @@ FEED_FORWARD: Registry[Any] = Registry("feed_forward", "polyhead.nn.feed_forward
 INIT: Registry[Any] = Registry("init", "polyhead.nn.init", "model config")
 POOLING: Registry[Any] = Registry("pooling", "polyhead.nn.pooling", "config")
 CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len")
+SPECULATE: Registry[Any] = Registry("speculate", "polyhead.speculate", "target")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers", "texts vocab_size")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule", "d_model steps")
@@ -176,6 +177,7 @@ ALL: tuple[Registry[Any], ...] = (
     INIT,
     POOLING,
     CACHE,
+    SPECULATE,
     TOKENIZER,
     OPTIMIZER,
     SCHEDULE,

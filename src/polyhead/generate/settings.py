@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from polyhead.errors import UserError, explain
 from polyhead.recipe import GenerationConfig
 
-DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"])
+DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
 """Keys of generation that shape what a language model says, and those that shape translations."""
 UNSEARCHED = DRAWN - {"max_new_tokens"} | {"max_length_ratio", "max_length_extra"}
