@@ -19,13 +19,14 @@ from torch import Tensor
 import polyhead as ph
 from polyhead.cache.base import Cache, CacheShape
 from polyhead.cache.make import make_cache
-from polyhead.cache.paged import PagedCache
-from polyhead.cache.pages import PageTable, Span, Usage, block_for, waste
+from polyhead.cache.pages import block_for, waste
 from polyhead.config import ModelConfig
 from polyhead.fast.memory import tune_memory
+from polyhead.lab.sharing import saved, ways
+from polyhead.lab.waste import when_full, while_growing
 from polyhead.models import build
 from polyhead.nn.kv import KV
-from polyhead.registry import CACHE, TOKENIZER, Choice
+from polyhead.registry import TOKENIZER, Choice
 
 
 def main() -> None:
@@ -60,40 +61,10 @@ def lengths(options: argparse.Namespace) -> None:
     print(f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} at once\n")
     lines = [["block", "empty at the end", "by the formula", "empty while rows grow", "reserved for the longest instead"]]
     for block in sorted({1, 2, 4, 8, 16, 32, chosen}):
-        full = PageTable(block, sum(-(-n // block) for n in found))
-        for row, n in enumerate(found):
-            full.admit(row)
-            full.write([Span(row, 0, n)])
         reserved = 1 - statistics.fmean(found) / max(found)
-        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(empty(full.usage())), percent(waste(block, mean)),
-                      percent(growing(found, block, options.rows)), percent(reserved)])  # fmt: skip
+        lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(when_full(found, block)), percent(waste(block, mean)),
+                      percent(while_growing(found, block, options.rows)), percent(reserved)])  # fmt: skip
     print(table(lines))
-
-
-def growing(found: list[int], block: int, rows: int) -> float:
-    """Empty slots of held pages over all steps, where each row grows by a token a step and the next one takes its place."""
-    pages, waiting, held, total = PageTable(block), iter(enumerate(found[: 20 * rows])), 0, 0
-    live: dict[int, int] = {}
-    while True:
-        for seq, n in waiting:
-            pages.admit(seq)
-            live[seq] = n
-            if len(live) == rows:
-                break
-        if not live:
-            return 1 - held / max(1, total)
-        spans = [Span(seq, pages.lengths[seq], pages.lengths[seq] + 1) for seq in live]
-        pages.grow(max(0, pages.wanted(spans) - pages.available))
-        pages.write(spans)
-        held, total = held + sum(pages.lengths.values()), total + block * sum(map(len, pages.tables.values()))
-        for seq in [seq for seq, n in live.items() if pages.lengths[seq] == n]:
-            pages.release(seq)
-            del live[seq]
-
-
-def empty(usage: Usage) -> float:
-    """The share of slots of held pages in which no token stands."""
-    return usage.wasted / max(1, usage.used * usage.block)
 
 
 def token_counts(options: argparse.Namespace) -> list[int]:
@@ -107,20 +78,6 @@ def token_counts(options: argparse.Namespace) -> list[int]:
     return [len(ids) + 1 for ids in encoded]
 
 
-@CACHE.register("watched")
-class Watched(PagedCache):
-    """A paged cache that keeps what it held at every step."""
-
-    seen: list[Usage] = []  # noqa: RUF012 - of the search that runs
-
-    def __init__(self, shape, n_rows, max_len, *, block: int | None = None) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(shape, n_rows, max_len, block=block)
-
-    def begin(self, rows, pos: Tensor) -> None:  # type: ignore[no-untyped-def]
-        super().begin(rows, pos)
-        self.seen.append(self.usage())
-
-
 def sharing(options: argparse.Namespace) -> None:
     """Pages that beams and parallel samples hold, against as many rows that share nothing."""
     run, given = ph.load(options.run), [line for line in lines_of(options.text) if line]
@@ -131,24 +88,12 @@ def sharing(options: argparse.Namespace) -> None:
     kept = [i for i, size in enumerate(sizes) if size <= most][: options.limit]
     texts, said = [texts[i] for i in kept], statistics.fmean(sizes[i] for i in kept)
     lines = [["decoding", "block", "saved at the peak", "saved on average", "most saved", "least saved"]]
-    for name, count in [("beam", 5)] if translates else [("beam", 5), ("samples", 4), ("samples", 8)]:
+    for way in ways(run):
         for block in (None, 2, 4, 8, 16):
-            peaks, means, blocks = [], [], set()
-            for text in texts:
-                Watched.seen.clear()
-                cache = {"name": "watched", "block": block}
-                if translates:
-                    run.hypotheses([text], truncate=True, beam_size=count, cache=cache)
-                elif name == "beam":
-                    run.hypotheses([text], beam_size=count, cache=cache, max_new_tokens=options.new_tokens)
-                else:
-                    run.generate([text], n=count, cache=cache, max_new_tokens=options.new_tokens, stop=())
-                seen = [usage for usage in Watched.seen if usage.unshared]
-                blocks |= {usage.block for usage in seen}
-                peaks.append(1 - max(usage.used for usage in seen) / max(usage.unshared for usage in seen))
-                means.append(1 - sum(usage.used for usage in seen) / sum(usage.unshared for usage in seen))
+            seen = [saved(run, text, way, block=block, new_tokens=options.new_tokens) for text in texts]
+            peaks, blocks = [one.peak for one in seen], {one.block for one in seen}
             chosen = f"{min(blocks)} to {max(blocks)} (chosen)" if block is None else str(block)
-            lines.append([f"{name} {count}", chosen, percent(statistics.fmean(peaks)), percent(statistics.fmean(means)),
+            lines.append([str(way), chosen, percent(statistics.fmean(peaks)), percent(statistics.fmean(one.mean for one in seen)),
                           percent(max(peaks)), percent(min(peaks))])  # fmt: skip
     print(f"{len(texts):,} texts of {said:.0f} tokens on average, one at a time; pages held against those of rows that share nothing\n")
     print(table(lines))

@@ -1,0 +1,180 @@
+"""What pages are worth: slots that stand empty, memory that beams and samples share, texts served in the same memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from polyhead.analysis.charts import Curve
+from polyhead.cache.pages import block_for, waste
+from polyhead.errors import UserError
+from polyhead.lab.catalogue import LAB, Bench, on_a_run
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.sharing import Saved, Way, saved, ways
+from polyhead.lab.subject import Subject, subject
+from polyhead.lab.verdict import above, interval
+from polyhead.lab.waste import when_full, while_growing
+
+KWON = "Kwon et al., 2023 (PagedAttention)"
+BLOCKS = (1, 2, 4, 8, 16, 32)
+ROWS = 64  # in memory at once
+NEW = 60  # tokens a language model goes on for
+WASTE, NEAR = 0.04, 0.01
+SAVED = {"beams": 0.376, "samples": 0.061}  # the least that Kwon et al. report
+
+
+@LAB.register("paging")
+@on_a_run
+def paging(bench: Bench) -> Result:
+    """KV memory in pages against rows reserved whole: empty slots, what beams and samples share, texts a second."""
+    given = subject(bench)
+    lengths = row_lengths(given)
+    chosen = block_for(statistics.fmean(lengths))
+    blocks = sorted({*BLOCKS, chosen})
+    bench.say(f"{given.said}: {len(lengths):,} rows of {statistics.fmean(lengths):.1f} tokens on average")
+    full = {block: when_full(lengths, block) for block in blocks}
+    growing = {block: while_growing(lengths, block, ROWS) for block in blocks}
+    texts = fitting(given)[: bench.limit or bench.size(24, 2)]
+    shared = {way: [saved(given.run, text, way, new_tokens=bench.size(NEW, 4)) for text in texts] for way in ways(given.run)}
+    bench.say(f"sharing measured on {len(texts)} texts")
+    return Result(
+        "Pages: what stands empty, and what is shared",
+        "A service that reserves for every text the longest one there could be fills its memory with nothing. Pages of a few "
+        f"tokens are taken as texts grow, and texts with one beginning hold it once. What does that save for {given.said}?",
+        [*empty_claims(lengths, chosen, full, growing), *sharing_claims(shared)],
+        figures(lengths, chosen, full, growing, shared),
+        f"{given.said[0].upper()}{given.said[1:]}. Empty slots are counted on the page table itself, for rows of the lengths of "
+        f"{'targets' if given.references else 'lines'}, {ROWS} in memory at once; each grows by a token a step, and the next takes "
+        f"the place of one that is complete. Sharing: {len(texts)} texts one at a time, decoded as the run decodes"
+        f"{'' if given.translates else f', {NEW} new tokens each'}, with the block that the cache chooses; saved is the share of "
+        "pages that as many rows would hold if they had nothing in common.",
+    )
+
+
+def row_lengths(given: Subject) -> list[int]:
+    """How many tokens a decoder holds at the end of each line or target: those of the text, and the begin."""
+    texts = given.references or given.lines()
+    most = given.run.config.max_len or max(map(len, texts))
+    found = [min(len(ids) + 1, most) for ids in given.run.tokenizer.encode(texts)]
+    if not found:
+        raise UserError("the text has no line that is not blank")
+    return found
+
+
+def fitting(given: Subject) -> list[str]:
+    """The texts that are short enough to be decoded whole."""
+    texts = given.texts if given.translates else given.lines()
+    most = (given.run.config.max_len or 10**9) - (given.run.tokenizer.sides.most if given.translates else NEW + 1)
+    kept = [text for text, ids in zip(texts, given.run.tokenizer.encode(texts), strict=True) if 0 < len(ids) <= most]
+    if not kept:
+        raise UserError(f"no line of the text has at most {most} tokens, what this model can go on from")
+    return kept
+
+
+def empty_claims(
+    lengths: Sequence[int], chosen: int, full: Mapping[int, float], growing: Mapping[int, float]
+) -> list[Claim]:
+    """What the literature says of empty slots."""
+    mean = statistics.fmean(lengths)
+    reserved = 1 - mean / max(lengths)
+    off = max(full, key=lambda block: abs(full[block] - waste(block, mean)))
+    return [
+        Claim(
+            "Rows that are reserved whole leave most of the memory empty.",
+            f"{KWON}, section 3.1 and figure 2: 62 to 80 %, of a service that knows no lengths beforehand",
+            f"Rows of {max(lengths):,} tokens, the longest of {len(lengths):,}, for {mean:.1f} on average: {percent(reserved)} "
+            "empty (most: more than half).",
+            reserved > 0.5,
+        ),
+        Claim(
+            "Pages of the right size leave less than 4 % empty.",
+            f"{KWON}, figure 2: 3.7 %",
+            f"Pages of {chosen} tokens, chosen for {mean:.1f} tokens: {percent(full[chosen])} of full rows.",
+            full[chosen] < WASTE,
+        ),
+        Claim(
+            "They leave less than 4 % empty while the rows grow, too.",
+            f"{KWON}, figure 2, of a service at work",
+            f"{percent(growing[chosen])} over all steps with pages of {chosen}; with pages of 16, as there, {percent(growing[16])}.",
+            growing[chosen] < WASTE,
+        ),
+        Claim(
+            "A row wastes half a page less half a slot: of L tokens ((b-1)/2) / (L + (b-1)/2).",
+            "by counting, for lengths that end anywhere in a page",
+            f"Off by at most {100 * abs(full[off] - waste(off, mean)):.2f} points, at pages of {off}: {percent(full[off])}, by the "
+            f"formula {percent(waste(off, mean))} (as said: within {100 * NEAR:.0f} point).",
+            abs(full[off] - waste(off, mean)) <= NEAR,
+        ),
+    ]
+
+
+def sharing_claims(shared: Mapping[Way, Sequence[Saved]]) -> list[Claim]:
+    """What the literature says of sharing."""
+    said = {
+        "beams": "Beam search holds 38 % less or better, for its beams share their beginnings.",
+        "samples": "Parallel samples hold 6 % less or better, for they share the prompt.",
+    }
+    most = {"beams": "37.6 to 55.2 % on short instructions, up to 66 % on conversations",
+            "samples": "6.1 to 9.8 % on short instructions, up to 30 % on conversations"}  # fmt: skip
+    return [
+        Claim(
+            said[way.what].replace("Parallel samples", f"{way.n} parallel samples"),
+            f"{KWON}, section 6.3: {most[way.what]}",
+            f"{way}: {interval([100 * s.peak for s in found]).said()} % at the peak, {interval([100 * s.mean for s in found]).said()} % "
+            f"over all steps; at the peak at most {percent(max(s.peak for s in found))}, at least {percent(min(s.peak for s in found))}.",
+            above([s.peak for s in found], SAVED[way.what]),
+        )
+        for way, found in shared.items()
+    ]
+
+
+def figures(
+    lengths: Sequence[int], chosen: int, full: Mapping[int, float], growing: Mapping[int, float], shared: Mapping[Way, Sequence[Saved]]
+) -> list[Plot | Dots | Table]:  # fmt: skip
+    """Plots and tables."""
+    mean = statistics.fmean(lengths)
+    return [
+        Plot(
+            "Empty slots by the size of pages",
+            "tokens of a page",
+            [
+                Curve("full rows", [(b, 100 * share) for b, share in full.items()]),
+                Curve("by the formula", [(b, 100 * waste(b, mean)) for b in full]),
+                Curve("while rows grow", [(b, 100 * share) for b, share in growing.items()]),
+            ],
+            "Percent of the slots of pages that are held.",
+            log=True,
+            from_zero=True,
+        ),
+        Dots(
+            "Memory that sharing saves at the peak",
+            "percent",
+            {str(way): [100 * s.peak for s in found] for way, found in shared.items()},
+            "A small dot a text.",
+        ),
+        Table(
+            "Empty slots",
+            ("tokens of a page", "full rows", "by the formula", "while rows grow"),
+            [
+                (f"{b}{' (chosen)' if b == chosen else ''}", percent(full[b]), percent(waste(b, mean)), percent(growing[b]))
+                for b in full
+            ],
+            f"{len(lengths):,} rows of {min(lengths)} to {max(lengths)} tokens, {mean:.1f} on average. Reserved for the longest, "
+            f"{percent(1 - mean / max(lengths))} would stand empty.",
+        ),
+        Table(
+            "Sharing",
+            ("decoding", "pages of", "saved at the peak", "saved over all steps", "most", "least"),
+            [
+                (str(way), "-".join(str(b) for b in sorted({min(s.block for s in found), max(s.block for s in found)})),
+                 percent(statistics.fmean(s.peak for s in found)), percent(statistics.fmean(s.mean for s in found)),
+                 percent(max(s.peak for s in found)), percent(min(s.peak for s in found)))
+                for way, found in shared.items()
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """3.4 %."""
+    return f"{100 * share:.1f} %"
