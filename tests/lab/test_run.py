@@ -18,9 +18,11 @@ from polyhead.lab.result import Claim, Result
 ROOT = Path(__file__).parents[2]
 NAMES = (
     "activations",
+    "caches",
     "heads",
     "linear",
     "norms",
+    "paging",
     "parallelism",
     "positions",
     "prenorm",
@@ -28,7 +30,7 @@ NAMES = (
     "scaling",
     "tied-qkv",
 )
-LONGER = {"activations", "heads", "norms", "positions", "recurrence", "tied-qkv"}
+LONGER = {"activations", "caches", "heads", "norms", "paging", "positions", "recurrence", "tied-qkv"}
 
 
 def test_the_experiments_are_these():

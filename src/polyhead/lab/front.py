@@ -47,9 +47,19 @@ def front_chart(front: Front, width: int, height: int) -> str:
             f'<g><title>{escape(name)}: {escape(front.y_label)} {number(error)}, {escape(front.x_label)} {number(cost)}</title>'
             f'<circle class="dot c{i}" cx="{a:.1f}" cy="{b:.1f}" r="4"/></g>'
         )
-    for label in place(pixels, [name for _, name, _, _ in points], (width, bottom)):
-        parts.append(f'<text class="named c{points[label.i][0]}" x="{label.x:.1f}" y="{label.y:.1f}">{escape(label.text)}</text>')
+    texts = labels(front)
+    for label in place(pixels, texts, (width, bottom)):
+        parts.append(f'<text class="named c{points[label.i][0]}" x="{label.x:.1f}" y="{label.y:.1f}">{escape(texts[label.i])}</text>')
     return "".join([*parts, "</svg>"])
+
+
+def labels(front: Front) -> list[str]:
+    """What stands beside the points: the first of a family has its name, the others what comes after the family's."""
+    return [
+        name if not i or not name.startswith(f"{family} ") else name.removeprefix(f"{family} ")
+        for family, points in front.families.items()
+        for i, (name, _, _) in enumerate(points)
+    ]
 
 
 def best_of(front: Front) -> list[Dot]:
@@ -66,7 +76,7 @@ def decades(low: float, high: float) -> list[float]:
 
 def said(mark: float, floor: float) -> str:
     """A tick as text."""
-    return f"≤ {mark:.0e}" if mark <= floor else f"{mark:g}"
+    return f"≤{mark:g}" if mark <= floor else f"{mark:g}"
 
 
 def told(front: Front) -> str:

@@ -18,7 +18,7 @@ from polyhead.lab.waste import when_full, while_growing
 KWON = "Kwon et al., 2023 (PagedAttention)"
 BLOCKS = (1, 2, 4, 8, 16, 32)
 ROWS = 64  # in memory at once
-NEW = 60  # tokens a language model goes on for
+NEW = 60  # tokens a language model goes on for, if it takes twice as many
 WASTE, NEAR = 0.04, 0.01
 SAVED = {"beams": 0.376, "samples": 0.061}  # the least that Kwon et al. report
 
@@ -34,8 +34,9 @@ def paging(bench: Bench) -> Result:
     bench.say(f"{given.said}: {len(lengths):,} rows of {statistics.fmean(lengths):.1f} tokens on average")
     full = {block: when_full(lengths, block) for block in blocks}
     growing = {block: while_growing(lengths, block, ROWS) for block in blocks}
-    texts = fitting(given)[: bench.limit or bench.size(24, 2)]
-    shared = {way: [saved(given.run, text, way, new_tokens=bench.size(NEW, 4)) for text in texts] for way in ways(given.run)}
+    new = min(bench.size(NEW, 4), (given.run.config.max_len or 2 * NEW) // 2)
+    texts = fitting(given, new)[: bench.limit or bench.size(24, 2)]
+    shared = {way: [saved(given.run, text, way, new_tokens=new) for text in texts] for way in ways(given.run)}
     bench.say(f"sharing measured on {len(texts)} texts")
     return Result(
         "Pages: what stands empty, and what is shared",
@@ -46,7 +47,7 @@ def paging(bench: Bench) -> Result:
         f"{given.said[0].upper()}{given.said[1:]}. Empty slots are counted on the page table itself, for rows of the lengths of "
         f"{'targets' if given.references else 'lines'}, {ROWS} in memory at once; each grows by a token a step, and the next takes "
         f"the place of one that is complete. Sharing: {len(texts)} texts one at a time, decoded as the run decodes"
-        f"{'' if given.translates else f', {NEW} new tokens each'}, with the block that the cache chooses; saved is the share of "
+        f"{'' if given.translates else f', {new} new tokens each'}, with the block that the cache chooses; saved is the share of "
         "pages that as many rows would hold if they had nothing in common.",
     )
 
@@ -61,10 +62,10 @@ def row_lengths(given: Subject) -> list[int]:
     return found
 
 
-def fitting(given: Subject) -> list[str]:
-    """The texts that are short enough to be decoded whole."""
+def fitting(given: Subject, new: int) -> list[str]:
+    """The texts that are short enough to be decoded whole, or to be gone on from by so many new tokens."""
     texts = given.texts if given.translates else given.lines()
-    most = (given.run.config.max_len or 10**9) - (given.run.tokenizer.sides.most if given.translates else NEW + 1)
+    most = (given.run.config.max_len or 10**9) - (given.run.tokenizer.sides.most if given.translates else new + 1)
     kept = [text for text, ids in zip(texts, given.run.tokenizer.encode(texts), strict=True) if 0 < len(ids) <= most]
     if not kept:
         raise UserError(f"no line of the text has at most {most} tokens, what this model can go on from")

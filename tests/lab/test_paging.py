@@ -1,0 +1,98 @@
+"""Empty slots by enumeration, sharing in closed form."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+import torch
+
+from polyhead import Choice, ModelConfig, build
+from polyhead.cache.pages import Usage
+from polyhead.cli import main
+from polyhead.lab.sharing import Watched, Way, from_usages, saved, ways
+from polyhead.lab.waste import when_full, while_growing
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
+
+LENGTHS = [3, 8, 1, 5, 12, 7, 4, 9]
+TEXTS = ["a dog barks at the cat .", "the cat looks at a dog .", "two dogs bark ."]
+
+
+def the_run(kind: str = "decoder") -> Run:
+    tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 280)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
+    made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **sizes), seed=1)
+    return Run(made, tokens, GenerationConfig(max_length_ratio=1.0, max_length_extra=3))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 16])
+def test_empty_slots_of_full_rows_are_those_behind_their_ends(block):
+    slots = [slot for n in LENGTHS for slot in range(-(-n // block) * block)]
+    ends = [slot for n in LENGTHS for slot in range(-(-n // block) * block) if slot >= n]
+    assert when_full(LENGTHS, block) == pytest.approx(len(ends) / len(slots))
+
+
+@pytest.mark.parametrize(("block", "rows"), [(1, 3), (4, 1), (4, 3), (5, 8)])
+def test_empty_slots_of_growing_rows_are_those_of_every_step(block, rows):
+    waiting, live, held, slots = list(LENGTHS), [], 0, 0
+    while waiting or live:
+        while waiting and len(live) < rows:
+            live.append([0, waiting.pop(0)])
+        for row in live:
+            row[0] += 1
+            held += row[0]
+            slots += -(-row[0] // block) * block
+        live = [row for row in live if row[0] < row[1]]
+    assert while_growing(LENGTHS, block, rows) == pytest.approx(1 - held / slots)
+
+
+def usage(used: int, unshared: int) -> Usage:
+    return Usage(4, 100, used, 0, 0, unshared, 0, 0, 100)
+
+
+def test_what_is_saved_at_the_peak_and_over_all_steps():
+    found = from_usages([usage(2, 2), usage(4, 8), usage(6, 10)])
+    assert found.peak == pytest.approx(1 - 6 / 10)
+    assert found.mean == pytest.approx(1 - 12 / 20)
+    assert found.block == 4
+
+
+def test_samples_share_the_full_pages_of_their_prompt():
+    shape = build(ModelConfig(kind="decoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1, d_ff=8, max_len=32), 1).cache_shape
+    Watched.seen.clear()
+    cache, prompt, n, block = Watched(shape, 1, 32, block=4), 10, 4, 4
+    cache.begin([0], torch.arange(prompt)[None])
+    cache.select([0] * n)
+    for at in range(prompt, prompt + 5):
+        cache.begin(range(n), torch.full((n, 1), at))
+        pages = -(-(at + 1) // block)
+        last = Watched.seen[-1]
+        assert (last.unshared, last.used) == (n * pages, prompt // block + n * (pages - prompt // block))
+    assert len(Watched.seen) == 6
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_every_way_of_decoding_is_watched(kind):
+    run = the_run(kind)
+    for way in ways(run):
+        found = saved(run, TEXTS[0], way, block=2, new_tokens=6)
+        assert found.block == 2
+        assert 0 < found.mean < 1 - 1 / way.n  # less than if all were one
+    assert Way(8, "samples") in ways(the_run("decoder"))
+    assert ways(the_run("encoder-decoder")) == [Way(5, "beams")]
+
+
+def test_the_page_tells_of_the_lengths_of_the_text(tmp_path):
+    run = the_run()
+    run.save(tmp_path / "run")
+    (tmp_path / "t.txt").write_text("\n".join(TEXTS) + "\n\n")
+    given = ["--run", str(tmp_path / "run"), "--text", str(tmp_path / "t.txt"), "--limit", "2"]
+    assert main(["lab", "paging", *given, "--quick", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "paging.json").read_text())
+    lengths = [len(ids) + 1 for ids in run.tokenizer.encode(TEXTS)]
+    reserved = 1 - statistics.fmean(lengths) / max(lengths)
+    assert f"Rows of {max(lengths)} tokens, the longest of 3" in found["claims"][0]["measured"]
+    assert f"{100 * reserved:.1f} % empty" in found["claims"][0]["measured"]
