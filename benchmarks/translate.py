@@ -27,7 +27,8 @@ from polyhead.data.corpus import read_pairs
 from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
-from polyhead.generate.search import limit, pad
+from polyhead.generate.padding import pad
+from polyhead.generate.search import limit
 from polyhead.models import Seq2Seq, build, preset
 from polyhead.run import Run
 from polyhead.train.tasks.translation import corpus_of

@@ -23,8 +23,9 @@ from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
+from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
-from polyhead.generate.search import Hypothesis, continued, in_order, search
+from polyhead.generate.search import continued, in_order, search
 from polyhead.generate.settings import DRAWN, SEARCHED, UNSEARCHED, changed
 from polyhead.generate.text import Said, continuations, likeliest_continuations
 from polyhead.models import Model
@@ -131,18 +132,18 @@ class Run:
         ``changes`` are fields of GenerationConfig. A model of many languages translates from and into those that its
         files say, if they are not given.
         """
-        tokenizer, eos_id, pad_id = self.tokenizer, self.tokenizer.eos_id, self.tokenizer.pad_id
+        tokenizer = self.tokenizer
         if self.config.kind == "decoder":
             config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
-            rest = {"eos_id": eos_id, "pad_id": pad_id, "max_len": self.config.max_len}
-            return in_order(continued(self._need("decoder"), self._read(texts), config, **rest), len(texts), progress)
+            most = self.config.max_len
+            found = continued(self._need("decoder"), self._read(texts), config, eos_id=tokenizer.eos_id, max_len=most)
+            return in_order(found, len(texts), progress)
         config = changed(self.generation, changes, DRAWN, "translations")
         found = search(
             self._need("encoder-decoder"),
             tokenizer.encode(texts),
             config,
             sides=between(tokenizer, source_lang, target_lang),
-            pad_id=pad_id,
             forbidden=[tokenizer.id_of(token) for token in config.forbidden],
             max_len=self.config.max_len,
             truncate=truncate,

@@ -106,7 +106,7 @@ def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source,
     prefixes, decode, select, moves = [], model.decode, StaticCache.select, []
 
     def recorded(tokens, pos, cache, memory):
-        before = [[] for _ in tokens] if not prefixes else [prefixes[-1][row] for row in moves.pop()]
+        before = [[] for _ in tokens] if not prefixes else [prefixes[-1][row] for row in (moves.pop() if moves else range(len(tokens)))]
         prefixes.append([[*held, int(token)] for held, token in zip(before, tokens[:, 0], strict=True)])
         return decode(tokens, pos, cache, memory)
 

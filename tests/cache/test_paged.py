@@ -13,12 +13,12 @@ from polyhead.cache.paged import PagedCache
 from polyhead.cache.pages import NoRoom, block_for, waste
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.generate import state as decoding
+from polyhead.generate import engine as decoding
 from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
 from polyhead.generate.loop import generate
+from polyhead.generate.padding import pad
 from polyhead.generate.sampling import Sampling
-from polyhead.generate.search import pad
 from polyhead.models import build as build_model
 from polyhead.nn.kv import KV, attend, visible
 from polyhead.registry import CACHE, Choice
@@ -373,7 +373,7 @@ def test_greedy_beam_and_sampling_say_what_they_say_with_the_static_cache(kind, 
     assert [[h.tokens for h in best] for best in a] == [[h.tokens for h in best] for best in b]
     assert [h.score for best in a for h in best] == pytest.approx([h.score for best in b for h in best], abs=1e-5)
     if kind == "decoder":
-        rules = {"sampling": Sampling(temperature=0.9), "eos_id": EOS, "pad_id": PAD, "max_new_tokens": 15, "n": 3, "seed": 5}
+        rules = {"sampling": Sampling(temperature=0.9), "eos_id": EOS, "max_new_tokens": 15, "n": 3, "seed": 5}
         a, b = (list(generate(model, texts, cache=cache, max_len=40, **rules)) for cache in caches)
         assert [t[:2] for t in a] == [t[:2] for t in b]
         assert len({t.row for t in a if t.last}) == 18
@@ -397,6 +397,10 @@ class Watched(PagedCache):
         assert (usage.used, usage.unshared) == (len(chunks(self.lists, self.block)), apart)
         self.seen.append((usage.used, apart))
 
+    def add(self, n):
+        super().add(n)
+        self.lists += [[] for _ in range(n)]
+
     def select(self, rows):
         super().select(rows)
         self.lists = [list(self.lists[row]) for row in rows]
@@ -417,14 +421,14 @@ def watched(monkeypatch):
 @pytest.mark.parametrize(("n", "block"), [(4, 4), (8, 4), (8, 3), (4, 16)])
 def test_parallel_samples_hold_their_prompt_once(watched, n, block):
     model, prompt, new = model_of("decoder", "gqa, rope"), inputs()[3] + inputs()[1], 10
-    tokens = list(generate(model, [prompt], sampling=Sampling(), eos_id=-1, pad_id=PAD, max_new_tokens=new, n=n,
+    tokens = list(generate(model, [prompt], sampling=Sampling(), eos_id=-1, max_new_tokens=new, n=n,
                            cache=Choice("paged", block=block)))  # fmt: skip
     assert len(tokens) == n * new
-    shared, apart = watched[0].seen[-1]
+    shared, apart = watched[-1].seen[-1]
     first, whole = (len(prompt) - 1) // block, math.ceil((len(prompt) + new - 1) / block)
     assert apart == n * whole
     assert shared == first + n * (whole - first)
-    assert watched[0].usage().peak == shared
+    assert watched[-1].usage().peak == shared
 
 
 @pytest.mark.parametrize("kind", ["encoder-decoder", "decoder"])
@@ -433,9 +437,9 @@ def test_beams_hold_what_they_share_once(watched, kind):
     tokens, pos = pad(texts, PAD, torch.device("cpu"))
     beam_search(model, tokens, pos, bos_id=BOS if kind == "encoder-decoder" else None, eos_id=EOS, beam_size=5,
                 max_new_tokens=[20] * 4, cache=Choice("paged", block=2))  # fmt: skip
-    used, apart = (max(side) for side in zip(*watched[0].seen, strict=True))
-    assert watched[0].usage().peak == used
+    used, apart = (max(side) for side in zip(*watched[-1].seen, strict=True))
+    assert watched[-1].usage().peak == used
     assert used < 0.8 * apart
-    cache = watched[0]
+    cache = watched[-1]
     cache.select([])
     assert cache.table.available == cache.table.blocks

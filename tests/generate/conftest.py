@@ -32,29 +32,29 @@ class Tape:
 
     def decode(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]) -> Tensor:
         assert cache is not None
-        tapes = []
+        whole: list[list[tuple[int, ...]]] = []
         for layer in cache.layers:
             kv = layer.update(
                 KV(tokens[:, None, :, None].float(), pos[:, None, :, None].float(), pos[:, None])
             )
             assert kv.pos is not None
-            assert bool((kv.pos[:, 0].amax(1) == pos[:, -1]).all())
-            order = kv.pos[:, 0].argsort(1)[:, -int(pos[0, -1]) - 1 :]
-            assert torch.equal(
-                kv.v[:, 0, :, 0].gather(1, order), torch.arange(order.size(1)).expand_as(order).float()
-            )
-            tapes.append(kv.k[:, 0, :, 0].gather(1, order).long())
-        assert torch.equal(tapes[0], tapes[1])
+            whole.append([])
+            for held, keys, values, last in zip(kv.pos[:, 0], kv.k[:, 0, :, 0], kv.v[:, 0, :, 0], pos[:, -1], strict=True):
+                order = held.argsort()[-int(last) - 1 :]
+                assert values[order].tolist() == list(range(int(last) + 1))
+                assert int(held.max()) == int(last)
+                whole[-1].append(tuple(keys[order].long().tolist()))
+        assert whole[0] == whole[1]
         beams = len(tokens) // len(memory[0].k)
         assert beams * len(memory[0].k) == len(tokens)
         sources = [
             tuple(ids[where >= 0].long().tolist())
             for ids, where in zip(memory[0].k[:, 0, :, 0], memory[0].pos[:, 0], strict=True)
         ]
-        return self.read([sources[i // beams] for i in range(len(tokens))], tapes[0])[:, None]
+        return self.say([sources[i // beams] for i in range(len(tokens))], whole[0])[:, None]
 
-    def read(self, sources: list[tuple[int, ...]], tape: Tensor) -> Tensor:
-        """Logits (N, V) after whole prefixes (N, t), begin included."""
+    def say(self, sources: list[tuple[int, ...]], prefixes: list[tuple[int, ...]]) -> Tensor:
+        """Logits (N, V) after whole prefixes, begin included."""
         raise NotImplementedError
 
 
@@ -69,10 +69,8 @@ class Table(Tape):
         drawn[EOS] += self.eos
         return drawn.astype(np.float32)
 
-    def read(self, sources: list[tuple[int, ...]], tape: Tensor) -> Tensor:
-        return torch.tensor(
-            np.stack([self.logits(s, p[1:]) for s, p in zip(sources, tape.tolist(), strict=True)])
-        )
+    def say(self, sources: list[tuple[int, ...]], prefixes: list[tuple[int, ...]]) -> Tensor:
+        return torch.tensor(np.stack([self.logits(s, p[1:]) for s, p in zip(sources, prefixes, strict=True)]))
 
     def log_probs(self, source: Sequence[int], prefix: Sequence[int]) -> np.ndarray:
         drawn = self.logits(source, prefix).astype(np.float64)

@@ -45,12 +45,12 @@ def ours(theirs, tape):
             self.attention_mask = (source_pos >= 0).long()
             return super().encode(source, source_pos)
 
-        def read(self, sources, prefix):
+        def say(self, sources, prefixes):
             longest = max(map(len, sources))
             ids = torch.tensor([[*s, *[PAD] * (longest - len(s))] for s in sources])
             seen = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sources])
             return theirs(
-                input_ids=ids, attention_mask=seen, decoder_input_ids=prefix, use_cache=False
+                input_ids=ids, attention_mask=seen, decoder_input_ids=torch.tensor(prefixes), use_cache=False
             ).logits[:, -1]
 
     return Wrapped()

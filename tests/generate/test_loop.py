@@ -11,8 +11,8 @@ from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.generate.beam import beam_search
 from polyhead.generate.loop import generate
+from polyhead.generate.padding import pad
 from polyhead.generate.sampling import Sampling
-from polyhead.generate.search import pad
 from polyhead.generate.text import continuations
 from polyhead.models import build
 from polyhead.recipe import GenerationConfig
@@ -47,7 +47,7 @@ def model(request):
 
 def collect(model, prompts, **options):
     """The new tokens of every sequence, and all that was yielded."""
-    given = {"sampling": COLD, "eos_id": EOS, "pad_id": PAD, "max_new_tokens": 12} | options
+    given = {"sampling": COLD, "eos_id": EOS, "max_new_tokens": 12} | options
     said = list(generate(model, prompts, **given))
     found = [[] for _ in range(given.get("n", 1) * len(prompts))]
     for token in said:
@@ -99,7 +99,7 @@ def test_a_sequence_draws_the_same_alone_in_any_batch_and_among_copies(model):
 
 def test_a_sequence_that_is_stopped_says_no_more_and_the_others_go_on_as_they_were(model):
     whole, _ = collect(model, PROMPTS, sampling=WARM, n=2, seed=1, max_new_tokens=9)
-    steps = generate(model, PROMPTS, sampling=WARM, n=2, seed=1, max_new_tokens=9, eos_id=EOS, pad_id=PAD)
+    steps = generate(model, PROMPTS, sampling=WARM, n=2, seed=1, max_new_tokens=9, eos_id=EOS)
     found = [[] for _ in whole]
     send = None
     while True:

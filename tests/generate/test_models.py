@@ -6,7 +6,7 @@ import torch
 from polyhead.config import ModelConfig
 from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
-from polyhead.generate.search import pad
+from polyhead.generate.padding import pad
 from polyhead.models.seq2seq import Seq2Seq
 
 PAD, BOS, EOS = 0, 1, 2

@@ -2,12 +2,13 @@ import pytest
 import torch
 
 from polyhead.errors import UserError
-from polyhead.generate.search import _batches, in_order, limit, pad, search
+from polyhead.generate.padding import pad
+from polyhead.generate.search import in_order, limit, search
 from polyhead.recipe import GenerationConfig
 from polyhead.text.sides import Sides
 
 EOS, BOS, PAD = 0, 4, 9
-GIVEN = {"sides": Sides((), (EOS,), BOS, (), False, EOS), "pad_id": PAD, "max_len": 12}
+GIVEN = {"sides": Sides((), (EOS,), BOS, (), False, EOS), "max_len": 12}
 SOURCES = [[1, 2], [3], [], [2, 2, 1, 3], [1, 2], [], [3, 1, 2]]
 
 
@@ -39,9 +40,13 @@ def test_lines_come_back_in_order_whatever_the_batches(table, plain, beam_size, 
         assert [h.score for h in hypotheses] == pytest.approx([w.score for w in wanted], abs=1e-5)
 
 
-def test_the_stream_yields_every_line_once_longest_first(table):
-    lines = [line for line, _ in search(table(2), SOURCES, GenerationConfig(), **GIVEN)]
-    assert lines == [3, 6, 0, 4, 1, 2, 5]
+def test_the_stream_yields_every_line_once_longest_first_where_one_at_a_time_is_decoded(table):
+    for batch_tokens in (1, 20, 4096):
+        lines = [line for line, _ in search(table(2), SOURCES, GenerationConfig(batch_tokens=batch_tokens), **GIVEN)]
+        assert sorted(lines) == list(range(7))
+        assert lines[5:] == [2, 5]  # without a word
+        if batch_tokens == 1:
+            assert lines == [3, 6, 0, 4, 1, 2, 5]
 
 
 @pytest.mark.acceptance("C5")
@@ -83,16 +88,6 @@ def test_a_prefix_begins_the_output_of_its_line(table):
         search_all(table(2), [[1]], config, prefix=[[3] * 12])
     with pytest.raises(UserError, match="prefix of line 2 contains the end-of-sentence token 0"):
         search_all(table(2), [[1], [1]], config, prefix=[[], [1, EOS]])
-
-
-def test_batches_hold_every_line_once_within_the_budget():
-    lengths = torch.randint(0, 30, (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    batches = list(_batches(lengths, 64))
-    assert sorted(row for rows in batches for row in rows) == list(range(200))
-    longest = [lengths[rows[0]] for rows in batches]
-    assert longest == sorted(longest, reverse=True)
-    for rows, n in zip(batches, longest, strict=True):
-        assert n == 0 or len(rows) == 1 or len(rows) * (n + 1) <= 64
 
 
 def test_padding_is_marked_in_positions_and_absent_where_nothing_is_padded():

@@ -173,7 +173,7 @@ def test_beams_find_the_texts_and_scores_of_the_reference(case: Case, beams: int
     for penalty in (1.0, -0.5):
         changes = {"beam_size": beams, "n_best": beams, "max_new_tokens": 9, "length_penalty": penalty}
         config = changed(run.generation, changes, frozenset(), "texts")
-        found = in_order(continued(run.model, prompts, config, eos_id=end, pad_id=0, max_len=32), len(prompts))
+        found = in_order(continued(run.model, prompts, config, eos_id=end, max_len=32), len(prompts))
         for prompt, ours in zip(prompts, found, strict=True):
             wanted = theirs.generate(
                 torch.tensor([prompt]), max_new_tokens=9, do_sample=False, num_beams=beams, num_return_sequences=beams,

@@ -158,7 +158,7 @@ def found(model: Any, decoder: str, cache: Choice | None) -> tuple[list[Any], li
     bos, prefix = (3, [[4, 5], [], [6]]) if hasattr(model, "encode") else (None, [[], [7, 8], [9]])
     rest: dict[str, Any] = {"bos_id": bos, "eos_id": 0, "max_new_tokens": [9, 12, 10], "cache": cache}
     if decoder == "sampling":
-        drawn = generate(model, PROMPTS, sampling=Sampling(1.0), eos_id=0, pad_id=1, max_new_tokens=9, n=2, cache=cache)
+        drawn = generate(model, PROMPTS, sampling=Sampling(1.0), eos_id=0, max_new_tokens=9, n=2, cache=cache)
         told = list(drawn)
         return [(t.row, t.id) for t in told], [t.log_prob for t in told]
     if decoder == "greedy":

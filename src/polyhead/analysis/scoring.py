@@ -12,7 +12,7 @@ from torch import Tensor
 from polyhead.data.batches import plan_epoch
 from polyhead.errors import UserError
 from polyhead.generate.frame import Frame
-from polyhead.generate.search import pad
+from polyhead.generate.padding import pad
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.loss import IGNORED
 from polyhead.text.tokenizer import Tokenizer

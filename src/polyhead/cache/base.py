@@ -7,7 +7,7 @@ A step is ``cache.begin(rows, pos)``, then ``model.decode(tokens, pos, cache, me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -81,6 +81,11 @@ class Cache(Protocol):
     rewinds: bool
 
     @property
+    def grain(self) -> int:
+        """Tokens that room is taken in at once: those of a page, or 1."""
+        ...
+
+    @property
     def layers(self) -> Sequence[LayerCache]:
         """One for each layer of the decoder."""
         ...
@@ -102,8 +107,12 @@ class Cache(Protocol):
         """
         ...
 
-    def room(self) -> int:
-        """Tokens that still fit, over all rows: all that a scheduler asks."""
+    def room(self, more: int = 0) -> int:
+        """Tokens that still fit, over all rows and ``more`` new ones: all that a scheduler asks."""
+        ...
+
+    def add(self, n: int) -> None:
+        """So many empty rows more, behind the others."""
         ...
 
     def fork(self, src: int, dst: int) -> None:
@@ -116,4 +125,17 @@ class Cache(Protocol):
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes what row ``rows[i]`` was, and there are ``len(rows)`` rows from now on."""
+        ...
+
+
+@runtime_checkable
+class KnownBeginnings(Protocol):
+    """A cache in which a row may begin with what others have read before it."""
+
+    def reuse(self, row: int, tokens: Sequence[int]) -> int:
+        """Begin an empty row with tokens that are held already; how many of these need not be fed comes back."""
+        ...
+
+    def publish(self, row: int, tokens: Sequence[int]) -> None:
+        """Tell the tokens of a row, after the step that wrote them."""
         ...

@@ -46,7 +46,7 @@ class LowRankCache:
       chunk: slots by which storage grows, or an eighth of it, whichever is more
     """
 
-    lossless, rewinds = False, True
+    lossless, rewinds, grain = False, True, 1
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LowRankCache:
             k, v = (torch.eye(r, dtype=shape.dtype, device=shape.device).expand(shape.n_kv_heads, r, r) for r in ranks)
             bases = [Bases(k, v)] * shape.n_layers
         self.layers = [LowRankLayer(inner, b, ranks) for inner, b in zip(self.inner.layers, bases, strict=True)]
-        self.begin, self.room = self.inner.begin, self.inner.room
+        self.begin, self.room, self.add = self.inner.begin, self.inner.room, self.inner.add
         self.fork, self.release, self.select = self.inner.fork, self.inner.release, self.inner.select
 
     @property

@@ -89,10 +89,9 @@ class PagedCache:
         """Pages held, shared and wasted, now and at the most."""
         return self.table.usage()
 
-    @property
-    def limit(self) -> int:
-        """Pages that there may be."""
-        return len(self.rows) * -(-self.max_len // self.block) if self.blocks is None else self.blocks
+    def limit(self, rows: int) -> int:
+        """Pages that there may be for so many rows."""
+        return rows * -(-self.max_len // self.block) if self.blocks is None else self.blocks
 
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.cpu()
@@ -112,10 +111,18 @@ class PagedCache:
         for layer in self.layers:
             layer.step = step
 
-    def room(self) -> int:
+    @property
+    def grain(self) -> int:
+        return self.block
+
+    def room(self, more: int = 0) -> int:
         """Whole pages that can still be taken, in tokens; what is left of pages begun is not counted."""
-        pages = self.limit - self.table.blocks + self.table.available
-        return max(0, min(pages * self.block, len(self.rows) * self.max_len - sum(self.table.lengths.values())))
+        rows = len(self.rows) + more
+        held = self.table.blocks - self.table.available
+        return max(0, min(self.limit(rows), rows * -(-self.max_len // self.block)) - held) * self.block
+
+    def add(self, n: int) -> None:
+        self.rows += [self._empty() for _ in range(n)]
 
     def fork(self, src: int, dst: int) -> None:
         if src != dst:
@@ -183,10 +190,11 @@ class PagedCache:
 
     def _grow(self, more: int) -> None:
         """So many pages more, or an eighth of what there is: what does not fit the limit is refused."""
-        free = self.limit - self.table.blocks
+        limit = self.limit(len(self.rows))
+        free = limit - self.table.blocks
         if more > free:
             raise NoRoom(
-                f"the step needs {more - free} pages of {self.block} tokens more than the {self.limit} of this cache: give it more "
+                f"the step needs {more - free} pages of {self.block} tokens more than the {limit} of this cache: give it more "
                 "blocks, or decode fewer rows at once"
             )
         more = min(max(more, self.table.blocks // 8), free)

@@ -56,12 +56,16 @@ class RowLayer(ABC):
         for name in self.kept:
             setattr(self, name, getattr(self, name).index_select(0, rows))
 
+    def add(self, n: int) -> None:
+        """So many empty rows more."""
+        lengthen(self, self.kept, n)
+
 
 class RowCache(ABC):
     """The rows of a cache: how long each is, and what becomes of them. A kind of cache adds where tokens go."""
 
     name = ""
-    lossless, rewinds = False, False
+    lossless, rewinds, grain = False, False, 1
     layers: Sequence[RowLayer]
     kept: ClassVar[dict[str, int]] = {}  # tensors with rows that all layers share
 
@@ -116,8 +120,14 @@ class RowCache(ABC):
         for layer in self.layers:
             layer.step = step
 
-    def room(self) -> int:
-        return len(self.lengths) * self.max_len - sum(self.lengths)
+    def room(self, more: int = 0) -> int:
+        return (len(self.lengths) + more) * self.max_len - sum(self.lengths)
+
+    def add(self, n: int) -> None:
+        self.lengths = [*self.lengths, *[0] * n]
+        lengthen(self, self.kept, n)
+        for layer in self.layers:
+            layer.add(n)
 
     @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:
@@ -148,6 +158,13 @@ class RowCache(ABC):
 
     def _parts(self) -> list[RowCache | RowLayer]:
         return [self, *self.layers]
+
+
+def lengthen(holder: object, kept: dict[str, int], n: int) -> None:
+    """So many rows more, empty ones, of the tensors that are kept."""
+    for name, empty in kept.items():
+        x = getattr(holder, name)
+        setattr(holder, name, torch.cat([x, x.new_full((n, *x.shape[1:]), empty)]))
 
 
 def of(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ class StateCache:
     Recipe: generation: {cache: state}
     """
 
-    lossless, rewinds = True, False
+    lossless, rewinds, grain = True, False, 1
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
         if shape.state is None:
@@ -60,8 +60,13 @@ class StateCache:
         for layer in self.layers:
             layer.rows = index
 
-    def room(self) -> int:
+    def room(self, more: int = 0) -> int:
         return sys.maxsize
+
+    def add(self, n: int) -> None:
+        self.lengths += [0] * n
+        for layer in self.layers:
+            layer.held = [torch.cat([x, x.new_zeros(n, *x.shape[1:])]) for x in layer.held]
 
     @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:

@@ -40,7 +40,7 @@ class StaticCache:
       chunk: slots by which storage grows, or an eighth of it, whichever is more
     """
 
-    lossless, rewinds = True, True
+    lossless, rewinds, grain = True, True, 1
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 8) -> None:
         if shape.state is not None:
@@ -84,8 +84,14 @@ class StaticCache:
         for layer in self.layers:
             layer.step = step
 
-    def room(self) -> int:
-        return len(self.lengths) * self.max_len - sum(self.lengths)
+    def room(self, more: int = 0) -> int:
+        return (len(self.lengths) + more) * self.max_len - sum(self.lengths)
+
+    def add(self, n: int) -> None:
+        self.lengths += [0] * n
+        self.pos = torch.cat([self.pos, self.pos.new_full((n, self.pos.size(1)), -1)])
+        for layer in self.layers:
+            layer.add(n)
 
     @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:
@@ -173,6 +179,11 @@ class StaticLayer:
             for x, to in zip((self.k, self.v), there, strict=True)
         ]
         self.other, (self.k, self.v), self.step = [self.k, self.v], moved, None
+
+    def add(self, n: int) -> None:
+        """So many empty rows more."""
+        self.k, self.v = (torch.cat([x, x.new_zeros(n, *x.shape[1:])]) for x in (self.k, self.v))
+        self.other = []
 
     def grow(self, more: int) -> None:
         """So many slots more."""

@@ -1,24 +1,180 @@
-"""Beam search over a batch of sentences."""
+"""Beam search, of which greedy search is the narrowest: the likeliest outputs of each request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from itertools import groupby
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyhead.errors import UserError
-from polyhead.generate.state import Bools, Decoder, Floats, Hypothesis, Ints, Rules, State, normalised
+from polyhead.generate.decoder import NOT_A_NUMBER, Decoder, Floats, Hypothesis, Ints, Token, normalised
+from polyhead.generate.engine import Engine
+from polyhead.generate.request import Search
+from polyhead.generate.top import likeliest
 from polyhead.registry import Choice
 
-__all__ = ["EarlyStopping", "Hypothesis", "beam_search"]
+__all__ = ["Beaming", "Beams", "EarlyStopping", "Hypothesis", "Wish", "beam_search"]
 
 EarlyStopping = bool | Literal["never"]
 
 
-@torch.inference_mode()
+class Wish(NamedTuple):
+    """What the output of one request must look like."""
+
+    limit: int  # most new tokens, the end of the sentence included
+    prefix: Sequence[int] = ()  # how the output must begin
+    certain: int = 0  # so many tokens of the prefix cost nothing: the model was told them
+
+    def check(self, i: int, eos_id: int) -> None:
+        """A UserError names sentence i where the wish makes no sense."""
+        if self.limit < 1:
+            raise UserError(f"max_new_tokens of sentence {i} is {self.limit}, wanted at least 1")
+        if len(self.prefix) > self.limit:
+            raise UserError(
+                f"the prefix of sentence {i} has {len(self.prefix)} tokens, more than max_new_tokens ({self.limit})"
+            )
+        if eos_id in self.prefix:
+            raise UserError(f"the prefix of sentence {i} contains the end-of-sentence token {eos_id}")
+
+
+class Beaming:
+    """The rule: the ``n_best`` outputs y by log P(y | x) / |y| ** length_penalty, best first.
+
+    |y| counts the end of the sentence. Each step extends the live hypotheses by one token and looks at the
+    2 x beam_size best extensions: those among the first beam_size that end are finished, the best beam_size of the
+    rest live on. At its limit a hypothesis is finished as it is. A request is done when nothing lives, or when
+    beam_size hypotheses are finished and ``early_stopping`` is
+
+    - ``True``: at once;
+    - ``False``: and the best live one, scored at its present length, is no better than the worst finished one;
+    - ``"never"``: and the best live one cannot become better than the worst finished one, whatever its length:
+      log-probabilities only fall, so that its bound is its present log-probability at the greatest length
+      (the present one if length_penalty is negative).
+
+    These are the rules of Hugging Face ``generate``. One beam that stops early is greedy search, and costs no more.
+    ``min_new_tokens`` are wanted before the end of the sentence, and ``forbidden`` tokens never come.
+    """
+
+    def __init__(
+        self,
+        beam_size: int,
+        eos_id: int,
+        *,
+        n_best: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        min_new_tokens: int = 0,
+        forbidden: Sequence[int] = (),
+    ) -> None:
+        if not 1 <= n_best <= beam_size:
+            raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
+        if min_new_tokens < 0:
+            raise UserError(f"min_new_tokens is {min_new_tokens}, wanted 0 or more")
+        self.size, self.eos_id, self.n_best, self.alpha = beam_size, eos_id, n_best, length_penalty
+        self.early_stopping, self.least, self.forbidden = early_stopping, min_new_tokens, list(forbidden)
+        self.looked_at = 1 if beam_size == 1 and early_stopping is True else 2 * beam_size
+
+    def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
+        """One token more for each; those of equal width, and of which all or none may end, together."""
+        beams = cast("Sequence[Beams]", searches)
+        ends = np.cumsum([len(beam.rows) for beam in beams]).tolist()
+        order = sorted(range(len(beams)), key=lambda i: self._kind(beams[i]))
+        for (width, unripe), group in groupby(order, key=lambda i: self._kind(beams[i])):
+            members = list(group)
+            own = logits
+            if len(members) < len(beams):
+                rows = [row for i in members for row in range(ends[i] - width, ends[i])]
+                own = logits[torch.tensor(rows, device=logits.device)]
+            banned = [*self.forbidden, *([self.eos_id] if unripe else [])]
+            self._advance([beams[i] for i in members], own, width, banned)
+
+    def _kind(self, beam: Beams) -> tuple[int, bool]:
+        return len(beam.rows), len(beam.rows[0]) < self.least
+
+    def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
+        values, ids = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device))
+        host = values.double().cpu().numpy().reshape(len(beams), width, -1)
+        live = np.stack([beam.live for beam in beams])
+        scores, origin, token = _best_extensions(live, _free(host, beams), ids.cpu().numpy(), self.looked_at)
+        broken = np.isnan(host).any((1, 2)).tolist()
+        news = zip(beams, broken, scores.tolist(), origin.tolist(), token.tolist(), strict=True)
+        for beam, bad, *extensions in news:
+            if bad:
+                beam.error = NOT_A_NUMBER
+            else:
+                beam.take(*extensions)
+
+    def _forced(self, beams: Sequence[Beams], width: int, device: torch.device) -> Tensor | None:
+        """What each row must say now, -1 for anything; None where all are free."""
+        tokens = [-1 if len(b.rows[0]) >= len(b.wish.prefix) else b.wish.prefix[len(b.rows[0])] for b in beams]
+        return None if max(tokens) < 0 else torch.tensor(tokens, device=device).repeat_interleave(width)
+
+
+class Beams:
+    """One request: its live hypotheses, those that are finished, and the rule that says when they suffice."""
+
+    def __init__(self, rule: Beaming, wish: Wish) -> None:
+        self.rule, self.wish = rule, wish
+        self.rows: list[list[int]] = [[]]
+        self.live: Floats = np.zeros(1)  # their log-probabilities
+        self.origins = [0]
+        self.finished: list[Hypothesis] = []  # best first
+        self.said: list[Token] = []
+        self.error = ""
+
+    @property
+    def width(self) -> int:
+        return self.rule.size
+
+    @property
+    def most(self) -> int:
+        return self.wish.limit
+
+    def take(self, scores: list[float], origins: list[int], tokens: list[int]) -> None:
+        """The best extensions, best first: which row each goes on from, with which token."""
+        size, length = self.rule.size, len(self.rows[0]) + 1
+        kept: list[tuple[float, int, int]] = []
+        for rank, (score, origin, token) in enumerate(zip(scores, origins, tokens, strict=True)):
+            if score == -np.inf or len(kept) == size:
+                break
+            if token != self.rule.eos_id and length < self.wish.limit:
+                kept.append((score, origin, token))
+            elif rank < size:
+                last = [] if token == self.rule.eos_id else [token]
+                self._finish(self.rows[origin] + last, score, length)
+        if not kept or self._done(length, kept[0][0]):
+            kept = []
+        self.live = np.array([score for score, _, _ in kept])
+        self.origins = [origin for _, origin, _ in kept]
+        self.rows = [[*self.rows[origin], token] for _, origin, token in kept]
+
+    def best(self) -> list[Hypothesis]:
+        return self.finished[: self.rule.n_best]
+
+    def drop(self, number: int) -> None:
+        self.rows, self.origins = [], []
+
+    def _finish(self, tokens: list[int], log_prob: float, length: int) -> None:
+        """Keep a hypothesis if it is among the best; among equals the first to come stays first."""
+        self.finished.append(Hypothesis(tokens, normalised(log_prob, length, self.rule.alpha), log_prob))
+        self.finished.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.finished[self.rule.size :]
+
+    def _done(self, length: int, best_live: float) -> bool:
+        """Whether to stop at this length, where the best live hypothesis has this log-probability."""
+        if len(self.finished) < self.rule.size:
+            return False
+        if self.rule.early_stopping is True:
+            return True
+        if self.rule.early_stopping == "never" and self.rule.alpha > 0:
+            length = self.wish.limit
+        return normalised(best_live, length, self.rule.alpha) <= self.finished[-1].score
+
+
 def beam_search(
     model: Decoder,
     source: Tensor,
@@ -37,105 +193,50 @@ def beam_search(
     forbidden: Sequence[int] = (),
     cache: Choice | None = None,
 ) -> list[list[Hypothesis]]:
-    """The ``n_best`` outputs y of each source sentence (B, S) by log P(y | x) / |y| ** length_penalty, best first.
+    """The ``n_best`` outputs of each row (B, S), best first, by the rule of ``Beaming``; all rows are decoded together.
 
-    |y| counts the end of the sentence. Each step extends the live hypotheses by one token and looks at the
-    2 x beam_size best extensions: those among the first beam_size that end are finished, the best beam_size of the
-    rest live on. At ``max_new_tokens`` of its sentence (end of sentence included) a hypothesis is finished as it is.
-    A sentence is done when nothing lives, or when beam_size hypotheses are finished and ``early_stopping`` is
-
-    - ``True``: at once;
-    - ``False``: and the best live one, scored at its present length, is no better than the worst finished one;
-    - ``"never"``: and the best live one cannot become better than the worst finished one, whatever its length:
-      log-probabilities only fall, so that its bound is its present log-probability at the greatest length
-      (the present one if length_penalty is negative).
-
-    These are the rules of Hugging Face ``generate``. ``prefix`` is the forced beginning of each output; it is part
-    of y, in tokens, score and length, but its first ``certain`` tokens cost nothing. ``min_new_tokens`` are wanted
-    before the end of the sentence, and ``forbidden`` tokens never come. A sentence gets the same result in any batch.
+    An encoder-decoder reads the rows as sources and begins with ``bos_id``, any other model takes them as prompts.
+    ``prefix`` is the forced beginning of each output; it is part of it, in tokens, score and length, but its first
+    ``certain`` tokens cost nothing. A row gets the same result in any batch.
     """
-    rules = Rules(eos_id, max_new_tokens, min_new_tokens, [[]] * len(source) if prefix is None else prefix, certain, forbidden)
-    rules.check(len(source))
-    if not 1 <= n_best <= beam_size:
-        raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
-    results = [Beams(limit, beam_size, length_penalty, early_stopping) for limit in max_new_tokens]
-    if not results:
+    assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
+    given: Sequence[Sequence[int]] = [[]] * len(source) if prefix is None else prefix
+    if len(max_new_tokens) != len(source) or len(given) != len(source):
+        raise UserError(
+            f"{len(source)} sentences, but {len(max_new_tokens)} max_new_tokens and {len(given)} prefixes: one each is wanted"
+        )
+    rule = Beaming(
+        beam_size, eos_id, n_best=n_best, length_penalty=length_penalty, early_stopping=early_stopping,
+        min_new_tokens=min_new_tokens, forbidden=forbidden,
+    )  # fmt: skip
+    wishes = [Wish(limit, begin, certain) for limit, begin in zip(max_new_tokens, given, strict=True)]
+    for i, wish in enumerate(wishes):
+        wish.check(i, eos_id)
+    if not wishes:
         return []
-    beams = results  # of the sentences that are still decoded
-    state = State(model, source, source_pos, rules, cache, bos_id)
-    live = np.zeros((len(beams), 1))  # log-probabilities (sentences, width)
-    tokens = state.first
-    history = np.zeros((len(beams), 1, 0), dtype=np.int64)  # (sentences, width, tokens so far)
-    while True:
-        values, ids = state.extend(tokens, 2 * beam_size)
-        scores, origin, token = _best_extensions(live, values, ids, 2 * beam_size)
-        ends = (token == eos_id) | np.array([[beam.limit == state.step] for beam in beams])
-        _finish(beams, scores, origin, token, ends, history, eos_id)
-        scores, kept = _survivors(np.where(ends, -np.inf, scores), beam_size)
-        done = [beam.done(state.step, best) for beam, best in zip(beams, scores[:, 0].tolist(), strict=True)]
-        if all(done):
-            return [beam.best(n_best) for beam in results]
-        going = np.flatnonzero(~np.array(done))
-        beams = [beams[i] for i in going]
-        width = int(np.isfinite(scores[going]).sum(1).max())  # as many rows as the liveliest sentence needs
-        kept = kept[going, :width]
-        origin, token = np.take_along_axis(origin[going], kept, 1), np.take_along_axis(token[going], kept, 1)
-        state.select(going, (going[:, None] * live.shape[1] + origin).ravel())
-        history = np.concatenate([history[going[:, None], origin], token[:, :, None]], 2)
-        live, tokens = scores[going, :width], token.ravel()
+    real = torch.ones_like(source, dtype=torch.bool) if source_pos is None else source_pos >= 0
+    rows = [row[there].tolist() for row, there in zip(source, real, strict=True)]
+    reads = hasattr(model, "encode")
+    longest = max((1 if reads else len(row)) + wish.limit for row, wish in zip(rows, wishes, strict=True))
+    engine = Engine(model, max_len=longest, cache=cache)
+    requests = [
+        engine.submit([bos_id], Beams(rule, wish), source=row) if reads and bos_id is not None
+        else engine.submit(row, Beams(rule, wish))
+        for row, wish in zip(rows, wishes, strict=True)
+    ]  # fmt: skip
+    return [request.result() for request in requests]
 
 
-class Beams:
-    """The finished hypotheses of one sentence and the rule that says when they suffice."""
-
-    def __init__(self, limit: int, size: int, length_penalty: float, early_stopping: EarlyStopping) -> None:
-        self.limit, self.size, self.alpha, self.early_stopping = limit, size, length_penalty, early_stopping
-        self.finished: list[Hypothesis] = []  # best first
-
-    def add(self, tokens: list[int], log_prob: float, length: int) -> None:
-        """Keep a hypothesis if it is among the ``size`` best; among equals the first to come stays first."""
-        self.finished.append(Hypothesis(tokens, normalised(log_prob, length, self.alpha), log_prob))
-        self.finished.sort(key=lambda hypothesis: -hypothesis.score)
-        del self.finished[self.size :]
-
-    def done(self, length: int, best_live: float) -> bool:
-        """Whether to stop at this length, where the best live hypothesis has this log-probability."""
-        if best_live == -np.inf:
-            return True
-        if len(self.finished) < self.size:
-            return False
-        if self.early_stopping is True:
-            return True
-        if self.early_stopping == "never" and self.alpha > 0:
-            length = self.limit
-        return normalised(best_live, length, self.alpha) <= self.finished[-1].score
-
-    def best(self, n: int) -> list[Hypothesis]:
-        return self.finished[:n]
+def _free(values: Floats, beams: Sequence[Beams]) -> Floats:
+    """Log-probabilities (R, W, k), where tokens that the model was told cost nothing."""
+    told = np.array([len(beam.rows[0]) < beam.wish.certain for beam in beams])
+    return np.where(told[:, None, None] & np.isfinite(values), 0.0, values) if told.any() else values
 
 
 def _best_extensions(live: Floats, values: Floats, ids: Ints, k: int) -> tuple[Floats, Ints, Ints]:
-    """The k best extensions of each sentence: log-probability, the beam they extend, their last token; (B, <=k)."""
-    sentences, width = live.shape
-    per_row = values.shape[1]
-    total = (live[:, :, None] + values.reshape(sentences, width, per_row)).reshape(sentences, -1)
+    """The k best extensions of each request: log-probability, the row they extend, their last token; (R, <=k)."""
+    requests, _, per_row = values.shape
+    total = (live[:, :, None] + values).reshape(requests, -1)
     order = np.argsort(-total, axis=1, kind="stable")[:, :k]
-    token = np.take_along_axis(ids.reshape(sentences, -1), order, 1)
+    token = np.take_along_axis(ids.reshape(requests, -1), order, 1)
     return np.take_along_axis(total, order, 1), order // per_row, token
-
-
-def _finish(
-    beams: list[Beams], scores: Floats, origin: Ints, token: Ints, ends: Bools, history: Ints, eos_id: int
-) -> None:
-    """Hand over the extensions that end among the first ``size``."""
-    length = history.shape[2] + 1
-    top = np.arange(scores.shape[1]) < beams[0].size
-    for i, j in np.argwhere(ends & top & np.isfinite(scores)).tolist():
-        last = [] if token[i, j] == eos_id else [int(token[i, j])]
-        beams[i].add(history[i, origin[i, j]].tolist() + last, float(scores[i, j]), length)
-
-
-def _survivors(scores: Floats, size: int) -> tuple[Floats, Ints]:
-    """The best ``size`` of extensions of which those that ended are at -inf: log-probabilities and where they stood."""
-    kept = np.argsort(-scores, axis=1, kind="stable")[:, :size]
-    return np.take_along_axis(scores, kept, 1), kept

@@ -93,11 +93,19 @@ class Chance:
     def __init__(self, seed: int, rows: int, first: int = 0) -> None:
         self.streams = [np.random.Generator(np.random.PCG64([seed, first + row])) for row in range(rows)]
 
+    def uniform(self, rows: Sequence[int]) -> list[float]:
+        """The next number from 0 to 1 of each of these streams."""
+        return [self.streams[row].random() for row in rows]
+
     def draw(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
         """One token for each row of (N, V) by its probabilities; row i draws from stream ``rows[i]``."""
-        cumulated = logits.double().softmax(-1).cumsum(-1)
-        uniform = torch.tensor([self.streams[row].random() for row in rows], dtype=torch.float64)
-        # below the whole sum, whatever it was rounded to, and never a token of probability 0
-        wanted = uniform.to(logits.device)[:, None] * cumulated[:, -1:]
-        found: list[int] = torch.searchsorted(cumulated, wanted, right=True)[:, 0].clamp(max=logits.size(1) - 1).tolist()
-        return found
+        return pick(logits, self.uniform(rows))
+
+
+def pick(logits: Tensor, uniform: Sequence[float]) -> list[int]:
+    """The token of each row of (N, V) at which its summed probabilities exceed a number from 0 to 1."""
+    cumulated = logits.double().softmax(-1).cumsum(-1)
+    # below the whole sum, whatever it was rounded to, and never a token of probability 0
+    wanted = torch.tensor(uniform, dtype=torch.float64).to(logits.device)[:, None] * cumulated[:, -1:]
+    found: list[int] = torch.searchsorted(cumulated, wanted, right=True)[:, 0].clamp(max=logits.size(1) - 1).tolist()
+    return found

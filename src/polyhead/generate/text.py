@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from polyhead.generate.decoder import Decoder
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import continued
-from polyhead.generate.state import Decoder
 from polyhead.generate.stream import TextStream
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
@@ -38,31 +38,29 @@ def continuations(
     So many prompts go on together as fit into ``config.batch_tokens``, one at least.
     """
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
-    for first, batch in _batches(prompts, n, config, max_len):
-        streams = [TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in batch for _ in range(n)]
-        tokens = generate(
-            model,
-            batch,
-            sampling=sampling,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-            max_new_tokens=config.max_new_tokens,
-            n=n,
-            seed=seed,
-            first=first,
-            max_len=max_len,
-            cache=config.cache,
-        )
-        enough: set[int] | None = None
-        while True:
-            try:
-                token = tokens.send(enough) if enough else next(tokens)
-            except StopIteration:
-                break
-            stream = streams[token.row - first]
-            text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
-            enough = {token.row} if stream.stopped and not token.last else None
-            yield Said(token.row, text, token.last or stream.stopped)
+    streams = [TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in prompts for _ in range(n)]
+    tokens = generate(
+        model,
+        prompts,
+        sampling=sampling,
+        eos_id=tokenizer.eos_id,
+        max_new_tokens=config.max_new_tokens,
+        n=n,
+        seed=seed,
+        max_len=max_len,
+        batch_tokens=config.batch_tokens,
+        cache=config.cache,
+    )
+    enough: set[int] | None = None
+    while True:
+        try:
+            token = tokens.send(enough) if enough else next(tokens)
+        except StopIteration:
+            break
+        stream = streams[token.row]
+        text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
+        enough = {token.row} if stream.stopped and not token.last else None
+        yield Said(token.row, text, token.last or stream.stopped)
 
 
 def likeliest_continuations(
@@ -78,24 +76,7 @@ def likeliest_continuations(
 
     Each comes whole: which one is the best is known at its end.
     """
-    eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
-    for i, best in continued(model, prompts, config, eos_id=eos_id, pad_id=pad_id, max_len=max_len):
+    for i, best in continued(model, prompts, config, eos_id=tokenizer.eos_id, max_len=max_len):
         for row, hypothesis in enumerate(best, i * config.n_best):
             stream = TextStream(lambda ids: tokenizer.decode([ids])[0], stop, prompts[i])
             yield Said(row, "".join(map(stream.feed, hypothesis.tokens)) + stream.end(), True)
-
-
-def _batches(
-    prompts: Sequence[Sequence[int]], n: int, config: GenerationConfig, max_len: int
-) -> Iterator[tuple[int, list[Sequence[int]]]]:
-    """Prompts that go on together, in their order, and the number of their first sequence."""
-    batch: list[Sequence[int]] = []
-    longest = first = 0
-    for ids in prompts:
-        longest = max(longest, min(len(ids) + config.max_new_tokens, max_len))
-        if batch and longest * n * (len(batch) + 1) > config.batch_tokens:
-            yield first, batch
-            first, batch, longest = first + n * len(batch), [], min(len(ids) + config.max_new_tokens, max_len)
-        batch.append(ids)
-    if batch:
-        yield first, batch

@@ -45,8 +45,15 @@ class CausalLM(nn.Module):
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory] | None = None
     ) -> Tensor:
         """(N, T), (N, T) -> logits (N, T, V) of the next tokens; there is no memory to read."""
-        logits: Tensor = self.head(self.stack(self.embedding(tokens, pos), pos, cache))
+        logits: Tensor = self.head(self.read(tokens, pos, cache))
         return logits
+
+    def read(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory] | None = None
+    ) -> Tensor:
+        """As ``decode``, but what the head reads, (N, T, C): for tokens whose successors are known."""
+        out: Tensor = self.stack(self.embedding(tokens, pos), pos, cache)
+        return out
 
     @property
     def cache_shape(self) -> CacheShape:

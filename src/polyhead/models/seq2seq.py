@@ -62,9 +62,15 @@ class Seq2Seq(nn.Module):
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory] | None
     ) -> Tensor:
         """(N, T), (N, T) -> logits (N, T, V) of the next tokens; N may be a multiple of memory's rows."""
-        x = self.decoder_embedding(tokens, pos)
-        logits: Tensor = self.head(self.decoder(x, pos, cache, memory))
+        logits: Tensor = self.head(self.read(tokens, pos, cache, memory))
         return logits
+
+    def read(
+        self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory] | None
+    ) -> Tensor:
+        """As ``decode``, but what the head reads, (N, T, C): for tokens whose successors are known."""
+        out: Tensor = self.decoder(self.decoder_embedding(tokens, pos), pos, cache, memory)
+        return out
 
     @property
     def cache_shape(self) -> CacheShape:

@@ -34,6 +34,18 @@ class KV(NamedTuple):
         rest = (None if part is None else part.index_select(0, rows) for part in self[2:])
         return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *rest)
 
+    def join(self, other: KV) -> KV:
+        """The rows of both, in this order; slots that only the longer one has are empty in the other's rows."""
+        sides, longest = (self, other), max(self.k.size(2), other.k.size(2))
+        k = torch.cat([F.pad(x.k, (0, 0, 0, longest - x.k.size(2))) for x in sides])
+        v = torch.cat([F.pad(x.v, (0, 0, 0, longest - x.v.size(2))) for x in sides])
+        pos = torch.cat([F.pad(x.positions(), (0, longest - x.k.size(2)), value=-1) for x in sides])
+        return KV(k, v, pos)
+
+    def positions(self) -> Tensor:
+        """The position of every slot, also where all are there: (B, 1|K, S)."""
+        return whole(self.k.size(2), self.k.device).expand(len(self.k), 1, -1) if self.pos is None else self.pos
+
     def kept(self) -> KV:
         """The same, laid out for being read at every step: a head's slots together, padding looked up once."""
         seen = None if self.pos is None else (self.pos >= 0)[:, :, None]
@@ -45,6 +57,10 @@ class Memory(Protocol):
 
     def select(self, rows: Tensor) -> Self:
         """The given batch rows, in that order."""
+        ...
+
+    def join(self, other: Self) -> Self:
+        """The rows of both, in this order."""
         ...
 
     def kept(self) -> Self:

@@ -150,7 +150,6 @@ def going_on(run: Run, prompts: list[list[int]], n: int) -> int:
         prompts,
         sampling=Sampling(temperature=0.0),
         eos_id=t.eos_id,
-        pad_id=t.pad_id,
         max_new_tokens=n,
         max_len=run.config.max_len,
         cache=run.generation.cache,

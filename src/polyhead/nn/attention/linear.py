@@ -36,6 +36,14 @@ class Folded(NamedTuple):
         keys = None if self.keys is None else self.keys.index_select(0, rows)
         return Folded(tuple(x.index_select(0, rows) for x in self.sums), keys)
 
+    def join(self, other: Folded) -> Folded:
+        """The rows of both, in this order; keys that only the longer one has are 0 in the other's rows."""
+        sums = tuple(torch.cat(pair) for pair in zip(self.sums, other.sums, strict=True))
+        if self.keys is None or other.keys is None:
+            return Folded(sums)
+        both, longest = (self.keys, other.keys), max(self.keys.size(2), other.keys.size(2))
+        return Folded(sums, torch.cat([F.pad(x, (0, 0, 0, longest - x.size(2))) for x in both]))
+
     def kept(self) -> Folded:
         """The same."""
         return self

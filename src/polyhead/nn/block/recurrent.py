@@ -38,6 +38,11 @@ class Source(NamedTuple):
         """The given batch rows, in that order."""
         return Source(self.start.index_select(0, rows), None if self.kv is None else self.kv.select(rows))
 
+    def join(self, other: Source) -> Source:
+        """The rows of both, in this order."""
+        kv = None if self.kv is None or other.kv is None else self.kv.join(other.kv)
+        return Source(torch.cat([self.start, other.start]), kv)
+
     def kept(self) -> Source:
         """The same, laid out for being read at every step."""
         return self._replace(kv=None if self.kv is None else self.kv.kept())

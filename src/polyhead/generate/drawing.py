@@ -1,0 +1,86 @@
+"""Drawing the next token, or taking the likeliest: sequences that go on side by side, each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from polyhead.generate.decoder import NOT_A_NUMBER, Hypothesis, Token
+from polyhead.generate.request import Search
+from polyhead.generate.sampling import Chance, Sampling, pick
+
+
+class Drawing:
+    """The rule: how logits are shaped before a token is drawn, and which token ends a sequence."""
+
+    def __init__(self, sampling: Sampling, eos_id: int) -> None:
+        self.sampling, self.eos_id = sampling, eos_id
+
+    def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
+        """One token more for each row of each search."""
+        drawn, sampling = cast("Sequence[Drawn]", searches), self.sampling
+        seen = [[*search.prompt, *row] for search in drawn for row in search.rows] if sampling.repetition_penalty != 1 else []
+        allowed = sampling.apply(logits, seen)
+        if sampling.temperature == 0:
+            tokens = allowed.argmax(-1).tolist()
+        else:
+            tokens = pick(allowed, [number for search in drawn for number in search.chance.uniform(search.numbers)])
+        chosen = torch.tensor(tokens, device=logits.device)[:, None]
+        log_probs = logits.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0].tolist()
+        first = 0
+        for search in drawn:
+            last = first + len(search.rows)
+            search.take(tokens[first:last], log_probs[first:last], self.eos_id)
+            first = last
+
+
+class Drawn:
+    """``n`` sequences after one prompt. What each draws depends on (seed, its number) alone."""
+
+    def __init__(self, rule: Drawing, prompt: Sequence[int], limit: int, n: int = 1, seed: int = 0, first: int = 0) -> None:
+        self.rule, self.prompt, self.limit, self.first = rule, list(prompt), limit, first
+        self.chance = Chance(seed, n, first)
+        self.numbers = list(range(n))  # of the rows
+        self.rows: list[list[int]] = [[] for _ in range(n)]
+        self.origins = self.numbers
+        self.found: list[tuple[list[int], float]] = [([], 0.0) for _ in range(n)]
+        self.said: list[Token] = []
+        self.error = ""
+
+    @property
+    def width(self) -> int:
+        return len(self.found)
+
+    @property
+    def most(self) -> int:
+        return self.limit
+
+    def take(self, tokens: list[int], log_probs: list[float], eos_id: int) -> None:
+        """The next token of each row; those that end with it leave."""
+        going = []
+        for i, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
+            if log_prob != log_prob:
+                self.error = NOT_A_NUMBER
+                return
+            row, number = self.rows[i], self.numbers[i]
+            row.append(token)
+            last = token == eos_id or len(row) == self.limit
+            self.found[number] = (row[:-1] if token == eos_id else row, self.found[number][1] + log_prob)
+            self.said.append(Token(self.first + number, token, log_prob, last))
+            if not last:
+                going.append(i)
+        self._keep(going)
+
+    def drop(self, number: int) -> None:
+        self._keep([i for i, own in enumerate(self.numbers) if own != number - self.first])
+
+    def best(self) -> list[Hypothesis]:
+        """Every sequence, in the order of their numbers; the score is the log-probability."""
+        return [Hypothesis(tokens, log_prob, log_prob) for tokens, log_prob in self.found]
+
+    def _keep(self, going: list[int]) -> None:
+        self.origins = going
+        self.rows, self.numbers = [self.rows[i] for i in going], [self.numbers[i] for i in going]

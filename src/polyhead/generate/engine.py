@@ -1,0 +1,238 @@
+"""Decoding many requests at once: each joins as soon as there is room and leaves as soon as it has ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from threading import RLock
+
+import torch
+
+from polyhead.cache.make import make_cache
+from polyhead.cache.pages import NoRoom
+from polyhead.errors import UserError
+from polyhead.generate.batch import Batch, Member
+from polyhead.generate.decoder import Decoder
+from polyhead.generate.request import End, Request, Search
+from polyhead.registry import Choice
+
+
+class Engine:
+    """Continuous batching (Yu et al., 2022, sec. 4.1) over any cache, for language models and encoder-decoders.
+
+    A step reads a chunk of what is new, shared out evenly over all who read, and gives each running sequence its next
+    token. Requests join in the order they came, while rows, tokens and the cache's room suffice; one that could
+    never be finished is refused at once. Where room runs out, the youngest gives way and is read anew later: it loses
+    time, no token. Every request ends exactly once: done, cancelled or by an error, which is its own affair.
+
+    ``rows`` are the sequences at once at most, ``tokens`` the summed cost of requests at once, ``chunk`` the known
+    tokens read in a step. With ``deterministic`` every request is computed by itself: what it says, to the last bit,
+    does not depend on what else runs; otherwise by rounding, as sums in a batch are added up in another order.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        max_len: int,
+        cache: Choice | None = None,
+        rows: int = 2**30,
+        tokens: int = 2**62,
+        chunk: int = 4096,
+        deterministic: bool = False,
+    ) -> None:
+        assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
+        for name, value in (("rows", rows), ("tokens", tokens), ("chunk", chunk), ("max_len", max_len)):
+            if value < 1:
+                raise UserError(f"engine: {name} is {value}, wanted at least 1")
+        self.model, self.max_len, self.cache, self.rows = model, max_len, cache, rows
+        self.tokens, self.chunk, self.deterministic = tokens, chunk, deterministic
+        self.waiting: deque[Request] = deque()
+        self.batches: list[Batch] = []
+        self.preemptions = 0
+        self._empty = self._new()  # says what an engine without requests has room for
+        self._lock = RLock()
+
+    @property
+    def live(self) -> list[Member]:
+        """Requests with rows in a cache."""
+        return [member for batch in self.batches for member in batch.members]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self.waiting and not self.live
+
+    def submit(
+        self, prompt: Sequence[int], search: Search, *, source: Sequence[int] | None = None, cost: int = 0
+    ) -> Request:
+        """A new request: go on from a prompt, which in an encoder-decoder is the begin of the target, by a search.
+
+        A UserError says why it can never be served.
+        """
+        if not prompt:
+            raise UserError("a prompt has no token; a language model goes on from one at least")
+        if len(prompt) > self.max_len:
+            raise UserError(f"the prompt has {len(prompt)} tokens; this model takes {self.max_len} at most: give its end")
+        if source is not None and not source:
+            raise UserError("a source has no token")
+        if search.width > self.rows:
+            raise UserError(f"{search.width} sequences are wanted of one request; the engine runs {self.rows} at most")
+        wanted, there = self._worst(len(prompt), search), self._empty.cache.room(search.width)
+        if wanted > there:
+            raise UserError(
+                f"{len(prompt)} tokens and up to {search.most} new ones in {search.width} sequences want room for {wanted:,} tokens; "
+                f"the cache has {there:,}: give it more, or wish less"
+            )
+        with self._lock:
+            request = Request(self, prompt, search, source, cost)
+            self.waiting.append(request)
+            return request
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Let in who fits, read a chunk, and give every running sequence its next token."""
+        with self._lock:
+            self._admit()
+            for batch in list(self.batches):
+                try:
+                    self._advance(batch)
+                except Exception as error:  # it is known to whoever waits for one of these, and the engine goes on
+                    self.batches.remove(batch)
+                    for member in batch.members:
+                        self._end(member.request, End("error", error))
+            # a cache whose rows were long would stay long; what others may begin with is worth keeping
+            self.batches = [batch for batch in self.batches if batch.members or batch.known is not None]
+
+    @torch.inference_mode()
+    def cancel(self, request: Request) -> None:
+        """Whatever it is doing, it ends; if it has ended, nothing happens."""
+        with self._lock:
+            if request.end is None:
+                self._drop(request)
+                self._end(request, End("cancelled"))
+
+    @torch.inference_mode()
+    def stop(self, request: Request, number: int) -> None:
+        """One of its sequences ends; with the last one the request is done."""
+        with self._lock:
+            if request.end is not None:
+                return
+            request.search.drop(number)
+            if not request.search.rows:
+                self._drop(request)
+                self._end(request, End("done"))
+                return
+            for batch in self.batches:
+                for member in batch.members:
+                    if member.request is request:
+                        batch.drop(member)
+
+    def _new(self) -> Batch:
+        cache = make_cache(self.cache, self.model.cache_shape, 0, self.max_len)
+        return Batch(self.model, cache, share=not self.deterministic)
+
+    def _worst(self, prompt: int, search: Search) -> int:
+        """The most tokens that a request ever holds: whole pages of its prompt once, the rest for each sequence."""
+        grain, longest = self._empty.cache.grain, min(prompt + search.most - 1, self.max_len)
+        if search.width == 1:
+            return longest
+        once = prompt // grain * grain
+        return once + search.width * -(-(longest - once) // grain) * grain
+
+    def _admit(self) -> None:
+        """Those that wait, in their order, as long as there is room; nobody overtakes, so nobody waits for ever."""
+        coming: list[Request] = []
+        while self.waiting and self._fits(self.waiting[0], coming):
+            coming.append(self.waiting.popleft())
+        if self.deterministic:
+            for request in coming:
+                self.batches.append(self._new())
+                self.batches[-1].join([request])
+        elif coming:
+            self.batches = self.batches or [self._new()]
+            self.batches[0].join(coming)
+
+    def _fits(self, request: Request, coming: Sequence[Request]) -> bool:
+        live = self.live
+        if not live and not coming:
+            return True
+        there = [member.request for member in live] + list(coming)
+        if sum(other.search.width for other in there) + request.search.width > self.rows:
+            return False
+        if sum(other.cost for other in there) + request.cost > self.tokens:
+            return False
+        if self.deterministic:  # nothing gives way there, so the worst is counted
+            held = sum(self._worst(len(other.prompt), other.search) for other in [*there, request])
+            return held <= self._empty.cache.room(sum(other.search.width for other in [*there, request]))
+        cache = self.batches[0].cache if self.batches else self._empty.cache
+        new = [*coming, request]
+        free = cache.room(sum(other.search.width for other in new))
+        taken = sum(member.unread + cache.grain * len(member.held) for member in live)
+        return taken + sum(self._soon(other) for other in new) <= free
+
+    def _soon(self, request: Request) -> int:
+        """Room that a request takes before it says something new."""
+        grain, rows = self._empty.cache.grain, len(request.search.rows)
+        rest = max(len(request.text(row)) for row in range(rows)) - request.shared
+        return -(-request.shared // grain) * grain + rows * -(-rest // grain) * grain
+
+    def _advance(self, batch: Batch) -> None:
+        """One step of the requests that are decoded together."""
+        while True:
+            try:
+                batch.read(self.chunk)
+                break
+            except NoRoom:
+                self._preempt(batch)
+        for group in batch.groups():
+            for member in self._go_on(batch, group):
+                error = member.request.search.error
+                self._end(member.request, End("error", UserError(error)) if error else End("done"))
+            for member in group:
+                if member.request.end is None:
+                    self._tell(member.request)
+        for member in list(batch.members):
+            if member.ready and max(member.held) >= self.max_len:
+                self._forget_half(batch, member)
+
+    def _go_on(self, batch: Batch, group: list[Member]) -> list[Member]:
+        """A token more for those of a group that there is room for; who ended by it comes back."""
+        while group:
+            try:
+                return batch.step(group)
+            except NoRoom:
+                self._preempt(batch)
+                group = [member for member in group if member in batch.members]
+        return []
+
+    def _preempt(self, batch: Batch) -> None:
+        """The youngest gives way; it will read its text again (recomputation: Kwon et al., 2023, sec. 4.5)."""
+        if len(batch.members) == 1:
+            raise  # what nothing can give way to does not fit at all: the request ends by the error
+        victim = batch.members[-1]
+        batch.leave([victim])
+        self.waiting.appendleft(victim.request)
+        self.preemptions += 1
+
+    def _forget_half(self, batch: Batch, member: Member) -> None:
+        """A text longer than the model goes on from its last half."""
+        member.request.since += member.held[0] + 1 - max(1, self.max_len // 2)
+        batch.leave([member])
+        batch.join([member.request])
+
+    def _drop(self, request: Request) -> None:
+        """Free the place of a request, wherever it is."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        for batch in self.batches:
+            batch.leave([member for member in batch.members if member.request is request])
+
+    def _tell(self, request: Request) -> None:
+        request.events.extend(request.search.said)
+        request.search.said.clear()
+
+    def _end(self, request: Request, end: End) -> None:
+        assert request.end is None, "a request ends once"
+        self._tell(request)
+        request.end = end
