@@ -27,10 +27,12 @@ from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import continued, in_order, search
 from polyhead.generate.settings import DRAWN, SEARCHED, UNSEARCHED, changed
+from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest_continuations
 from polyhead.models import Model
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import DIGEST, MODEL_TYPE, SPECIAL_IDS, weights_file, write_json
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
@@ -58,6 +60,7 @@ class Run:
             )
         self.model, self.tokenizer = model.eval(), tokenizer
         self.generation, self.recipe = generation, recipe
+        self._guessing: tuple[Choice, Proposer] | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -101,12 +104,21 @@ class Run:
         model, most, stop = self._need("decoder"), self.config.max_len, [stop] if isinstance(stop, str) else stop
         if "beam_size" not in changes:
             config = changed(self.generation, changes, SEARCHED, "drawn text")
-            read = self._read(prompts)
-            return continuations(model, self.tokenizer, config, read, max_len=most, n=n, seed=seed, stop=stop)
+            read, guesses = self._read(prompts), self._proposer(config.speculate)
+            rest: dict[str, Any] = {"max_len": most, "n": n, "seed": seed, "stop": stop, "proposer": guesses}
+            return continuations(model, self.tokenizer, config, read, **rest)
         if "n_best" in changes:
             raise UserError("n says how many continuations there are, not n_best")
         config = changed(self.generation, changes | {"n_best": n}, UNSEARCHED, "the likeliest texts")
         return likeliest_continuations(model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop)
+
+    def _proposer(self, choice: Choice | None) -> Proposer | None:
+        """Who guesses tokens; kept, for it may be a model that had to be opened."""
+        if choice is None:
+            return None
+        if self._guessing is None or self._guessing[0] != choice:
+            self._guessing = choice, SPECULATE.build(choice, self)
+        return self._guessing[1]
 
     def _read(self, prompts: Sequence[str]) -> list[list[int]]:
         """The tokens after which a language model goes on."""

@@ -46,6 +46,9 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
     cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)] = None,
+    speculate: Annotated[
+        str | None, typer.Option(help="who guesses tokens, e.g. lookup or draft,run=runs/small,tokens=4", show_default=AS_TRAINED)
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")
     ] = "fp32",
@@ -59,6 +62,7 @@ def run(
     polyhead generate runs/shakespeare "ROMEO:" --max-new-tokens 200 --temperature 0.8
     polyhead generate runs/shakespeare "To be" -n 3 --seed 7
     polyhead generate runs/shakespeare "To be" --beam-size 5 --max-new-tokens 40
+    polyhead generate runs/shakespeare "To be" --speculate draft,run=runs/small
     """
     typed: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -70,6 +74,7 @@ def run(
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "cache": None if cache is None else parse_part(cache),
+        "speculate": None if speculate is None else parse_part(speculate),
     }
     changes = {name: value for name, value in typed.items() if value is not None} | {"seed": seed, "stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]

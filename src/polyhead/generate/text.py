@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polyhead.generate.decoder import Decoder
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import continued
+from polyhead.generate.speculative import Proposer, speculative
 from polyhead.generate.stream import TextStream
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
@@ -32,25 +33,26 @@ def continuations(
     n: int = 1,
     seed: int = 0,
     stop: Sequence[str] = (),
+    proposer: Proposer | None = None,
 ) -> Iterator[Said]:
     """What the model says after each prompt of one token or more; prompt i makes the sequences n * i to n * i + n - 1.
 
-    So many prompts go on together as fit into ``config.batch_tokens``, one at least.
+    So many prompts go on together as fit into ``config.batch_tokens``, one at least. With a ``proposer`` several tokens of
+    a sequence are read at once, as far as it guesses them.
     """
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
     streams = [TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in prompts for _ in range(n)]
-    tokens = generate(
-        model,
-        prompts,
-        sampling=sampling,
-        eos_id=tokenizer.eos_id,
-        max_new_tokens=config.max_new_tokens,
-        n=n,
-        seed=seed,
-        max_len=max_len,
-        batch_tokens=config.batch_tokens,
-        cache=config.cache,
-    )
+    rest: dict[str, Any] = {
+        "sampling": sampling,
+        "eos_id": tokenizer.eos_id,
+        "max_new_tokens": config.max_new_tokens,
+        "n": n,
+        "seed": seed,
+        "max_len": max_len,
+        "batch_tokens": config.batch_tokens,
+        "cache": config.cache,
+    }
+    tokens = generate(model, prompts, **rest) if proposer is None else speculative(model, prompts, proposer, **rest)
     enough: set[int] | None = None
     while True:
         try:

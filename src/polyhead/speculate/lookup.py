@@ -14,27 +14,30 @@ from polyhead.run import Run
 class Lookup:
     """The tokens that followed when the text said the same last.
 
-    The last ``ngram`` tokens are looked up in all the text so far, prompt included, then fewer of them; the newest place
-    counts. Nothing is guessed where even the last token is new. With a seed the text is the very one that plain sampling
-    gives.
+    The last ``ngram`` tokens are looked up in all the text so far, prompt included, then fewer of them, down to ``least``;
+    the newest place counts. Nothing is guessed where all of them are new. With a seed the text is the very one that plain
+    sampling gives.
 
-    Equation: guess_j = x_{i+j}, i = max {i <= t : x_{i-n} .. x_{i-1} = x_{t-n+1} .. x_t}, for the largest n <= ngram that has one
+    Equation: guess_j = x_{i+j}, i = max {i <= t : x_{i-n} .. x_{i-1} = x_{t-n+1} .. x_t}, least <= n <= ngram, the largest such n
     Paper: Saxena, 2023 (prompt lookup decoding); Yang et al., 2023 (LLMA)
     When: the output repeats the prompt or itself: summaries, corrections, code, lists. It costs no second model
     Recipe: generation: {speculate: lookup}
     Options:
       ngram: last tokens that are looked up, at most
+      least: and at least; more of them guess less, and better
       tokens: tokens guessed in a step, at most
     """
 
-    def __init__(self, target: Run | None, *, ngram: int = 3, tokens: int = 8) -> None:
-        for name, value in (("ngram", ngram), ("tokens", tokens)):
+    def __init__(self, target: Run | None, *, ngram: int = 3, least: int = 1, tokens: int = 8) -> None:
+        for name, value in (("ngram", ngram), ("least", least), ("tokens", tokens)):
             if value < 1:
                 raise UserError(f"speculate 'lookup': {name} is {value}, wanted at least 1")
-        self.ngram, self.tokens = ngram, tokens
+        if least > ngram:
+            raise UserError(f"speculate 'lookup': least is {least}, wanted at most ngram ({ngram})")
+        self.lengths, self.tokens = range(ngram, least - 1, -1), tokens
 
     def begin(self, prompts: Sequence[Sequence[int]], terms: Terms) -> Shelf:
-        return Shelf([Index(self.ngram) for _ in prompts], self.tokens)
+        return Shelf([Index(self.lengths) for _ in prompts], self.tokens)
 
 
 class Shelf:
@@ -52,26 +55,27 @@ class Shelf:
 
 
 class Index:
-    """Where each run of at most ``ngram`` tokens of a text ended last; the text only grows."""
+    """Where each run of so many tokens of a text ended last; the text only grows. ``lengths`` are in the order they are tried."""
 
-    def __init__(self, ngram: int) -> None:
-        self.ngram, self.read = ngram, 1
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths, self.read = lengths, 1
         self.ends: dict[tuple[int, ...], int] = {}  # run -> where what follows it stands
 
     def copy(self) -> Index:
         """The same, to go on with another text."""
-        other = Index(self.ngram)
+        other = Index(self.lengths)
         other.read, other.ends = self.read, dict(self.ends)
         return other
 
     def follow(self, text: Sequence[int], tokens: int) -> list[int]:
         """What followed the end of the text before; where that runs into the end itself, it is taken to go on so."""
         for end in range(self.read, len(text)):
-            for n in range(1, min(self.ngram, end) + 1):
-                self.ends[tuple(text[end - n : end])] = end
+            for n in self.lengths:
+                if n <= end:
+                    self.ends[tuple(text[end - n : end])] = end
         self.read = max(self.read, len(text))
-        for n in range(min(self.ngram, len(text)), 0, -1):
-            if tuple(text[-n:]) in self.ends:
+        for n in self.lengths:
+            if n <= len(text) and tuple(text[-n:]) in self.ends:
                 place = self.ends[tuple(text[-n:])]
                 found = list(text[place : place + max(0, tokens)])
                 while len(found) < tokens:
