@@ -93,7 +93,7 @@ def test_padding_of_a_translator_counts_nowhere():
     assert found["static"].tokens == plain.tokens == [7, 4, 1]
     for i, n in enumerate(plain.tokens):  # each pair alone, cut to what it is
         s = int((read.source_pos[i] >= 0).sum())
-        logits = translator(read.source[i : i + 1, :s], read.read[i : i + 1, :n])
+        logits = translator(read.source[i : i + 1, :s], read.read[i : i + 1, :n]).detach()
         wanted = F.cross_entropy(logits[0], read.wanted[i, :n])
         assert plain.nll[i] == pytest.approx(float(wanted), rel=1e-4)
     total = sum(a * n for a, n in zip(plain.nll, plain.tokens, strict=True)) / 12
@@ -113,6 +113,15 @@ def test_a_window_diverges_as_a_model_whose_attention_has_it():
     assert found["window"].by_place.tolist() == pytest.approx(wanted.sum(0).tolist(), rel=1e-4, abs=1e-9)
     same = (p.argmax(-1) == q.argmax(-1)).double().mean(1).tolist()
     assert found["window"].same == pytest.approx(same)
+
+
+def test_the_divergence_by_place_leaves_padding_out():
+    translator, read = model("encoder-decoder"), ragged_pairs()
+    found, _ = divergence(translator, [Policy("window", ONE, Choice("window", window=1, sink=0))], read)
+    one = found["window"]
+    assert float(one.by_place.sum()) == pytest.approx(sum(kl * n for kl, n in zip(one.kl, one.tokens, strict=True)))
+    assert float(one.by_place[1:].min()) > 0
+    assert len(one.by_place) == 7
 
 
 def test_bytes_are_those_of_the_closed_form():
@@ -165,6 +174,7 @@ def test_claims_follow_the_numbers():
     assert [claim.held for claim in intact] == [False, False, False, False]
     assert change(bad, plain) == pytest.approx([1.0] * 3)
     assert worse([math.log(1.5)] * 2).startswith("+50 ")
+    assert worse([1e-9, -1e-9]) == "none"
 
 
 FRONT = Front("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)], "b <i>": [("b <i> 1/2", 60.0, 1e-2), ("b <i> 1/4", 10.0, 1.0)]})  # fmt: skip
@@ -221,15 +231,23 @@ def test_a_model_of_ones_own_goes_in_and_pages_come_out(tmp_path, capsys):
 
 
 def test_a_translator_has_bleu_against_references(tmp_path):
+    from polyhead import load
+    from polyhead.analysis.metrics import bleu
+
     lines = TEXT.splitlines()[:12]
-    for name in ("a", "b"):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     run = str(the_run(tmp_path / "run", "encoder-decoder"))
+    outputs = load(run).translate(lines, beam_size=1)
+    references = [f"{output} {line}" for output, line in zip(outputs, lines, strict=True)]  # so that some of it is right
+    for name, texts in (("a", lines), ("b", references)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in texts))
     texts = ["--text", str(tmp_path / "a"), "--text", str(tmp_path / "b")]
     assert main(["lab", "caches", "--run", run, *texts, "--limit", "4", "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out/caches.json").read_text())
     assert "BLEU" in found["figures"][2]["head"]
     assert "BLEU against references" in found["figures"][2]["about"]
+    at = found["figures"][2]["head"].index("BLEU")
+    assert 1 < float(found["figures"][2]["rows"][0][at]) < 100
+    assert float(found["figures"][2]["rows"][0][at]) == pytest.approx(bleu(outputs[4:8], references[4:8]).value, abs=0.01)
     assert main(["lab", "caches", "--run", run, *texts[:2], "--limit", "4", "--out", str(tmp_path / "out")]) == 0
     found = json.loads((tmp_path / "out/caches.json").read_text())
     assert "BLEU against what static says" in found["figures"][2]["about"]

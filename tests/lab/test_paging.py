@@ -11,7 +11,10 @@ import torch
 from polyhead import Choice, ModelConfig, build
 from polyhead.cache.pages import Usage
 from polyhead.cli import main
+from polyhead.generate.engine import Engine
+from polyhead.lab.serving import BATCHES, PAGES, RESERVED, Wish, memory_of, serve, settings, through, wishes
 from polyhead.lab.sharing import Watched, Way, from_usages, saved, ways
+from polyhead.lab.subject import Subject
 from polyhead.lab.waste import when_full, while_growing
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
@@ -83,6 +86,62 @@ def test_every_way_of_decoding_is_watched(kind):
         assert 0 < found.mean < 1 - 1 / way.n  # less than if all were one
     assert Way(8, "samples") in ways(the_run("decoder"))
     assert ways(the_run("encoder-decoder")) == [Way(5, "beams")]
+
+
+WISHES = [Wish([3, 4, 5][:p], new) for p, new in ((1, 9), (3, 2), (2, 5), (1, 1), (3, 7), (2, 3), (1, 8))]
+TOKENS = 9 + 2 + 5 + 1 + 7 + 3 + 8
+
+
+def steps_of(rows: int) -> int:
+    """Steps until all wishes have ended, where a row that is free goes to the next."""
+    waiting, live, steps = [wish.new for wish in WISHES], [], 0
+    while waiting or live:
+        while waiting and len(live) < rows:
+            live.append(waiting.pop(0))
+        live, steps = [left - 1 for left in live if left > 1], steps + 1
+    return steps
+
+
+def test_texts_at_work_in_a_step_are_those_of_a_count_by_hand():
+    model = the_run().model
+    memory = memory_of(WISHES, 2)
+    assert (memory.longest, memory.block, memory.blocks) == (10, 1, 20)  # 6.4 tokens on average: 1 of 2 would waste 7 %
+
+    def rows(how: str, together: int) -> float:
+        return through(Engine(model, max_len=10, **settings(how, memory)), WISHES, together)
+
+    assert rows(BATCHES, 2) == TOKENS / (9 + 5 + 7 + 8)  # the longest of each pair
+    assert rows(RESERVED, 7) == TOKENS / steps_of(2)
+    plenty = memory._replace(rows=7)
+    assert through(Engine(model, max_len=10, **settings(PAGES, plenty)), WISHES, 7) == TOKENS / 9  # all at once
+    assert rows(RESERVED, 7) < rows(PAGES, 7) <= TOKENS / 9
+
+
+def test_pages_are_no_more_than_the_rows_they_stand_for():
+    for rows, longest in ((3, 11), (8, 256)):
+        asked = [Wish([3], longest - 1), Wish([3], 3)]
+        memory = memory_of(asked, rows)
+        assert rows * longest - memory.block < memory.blocks * memory.block <= rows * longest
+
+
+def test_what_is_wished_is_the_rest_of_a_line_or_the_target():
+    run = the_run()
+    ids = run.tokenizer.encode(TEXTS)
+    found = wishes(Subject(run, "it", ["\n".join(TEXTS)], []), 3, 48)
+    assert [(len(wish.prompt), wish.length) for wish in found] == [(len(own) // 2 + (not len(own) // 2), len(own)) for own in ids]
+    assert all(wish.prompt == own[: len(wish.prompt)] for wish, own in zip(found, ids, strict=True))
+    assert [wish.length for wish in wishes(Subject(run, "it", TEXTS, []), 3, 5)] == [5 if len(own) > 5 else len(own) for own in ids]
+    run = the_run("encoder-decoder")
+    found = wishes(Subject(run, "it", TEXTS[:2], TEXTS[1:]), 3, 48)
+    targets = run.tokenizer.encode(TEXTS[1:])
+    assert [(wish.prompt, wish.new) for wish in found] == [([run.tokenizer.bos_id], len(own) + 1) for own in targets]
+
+
+def test_all_ways_serve_the_same_texts():
+    served = serve(the_run().model, WISHES, 2, 2)
+    assert served.tokens == TOKENS
+    assert set(served.seconds) == set(served.rows) == {BATCHES, RESERVED, PAGES}
+    assert all(len(seconds) == 2 for seconds in served.seconds.values())
 
 
 def test_the_page_tells_of_the_lengths_of_the_text(tmp_path):

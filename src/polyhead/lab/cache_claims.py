@@ -200,6 +200,8 @@ def change(one: Found, plain: Found) -> list[float]:
 def worse(changes: Sequence[float]) -> str:
     """Nats a token as a change of the perplexity."""
     found = interval(changes)
+    if abs(found.mean) + found.half < ROUNDING:
+        return "none"
     return f"{100 * math.expm1(found.mean):+.2g} ± {100 * found.half:.2g} %"
 
 

@@ -23,7 +23,6 @@ from polyhead.lab.subject import Rows, Subject, rows, subject
 from polyhead.lab.verdict import above, all_of, interval
 
 LONGEST = 512  # tokens of a window, where the model takes as many
-FIT = 4  # one text for directions to so many that are measured
 PLACES = 24  # points of a curve
 QUARTER = ("4 bits", "window+sink 1/4", "window 1/4", "h2o 1/4", "subgen 1/4", "low rank 1/4")
 
@@ -36,8 +35,8 @@ def caches(bench: Bench) -> Result:
     model: Any = given.run.model
     width = min(bench.size(LONGEST, 48), given.run.config.max_len or LONGEST)
     n = bench.limit or bench.size(128 if given.translates else 16, 2)
-    read = rows(given, n + max(1, n // FIT), width)
-    held = max(1, len(read.read) // (FIT + 1))
+    read = rows(given, 2 * n, width)
+    held = len(read.read) // 2  # for the directions of low rank, which must not know what is measured
     fit, read = read.some(slice(0, held)), read.some(slice(held, None))
     length = width if not given.translates else round(mean((read.wanted != IGNORED).sum(1).tolist()))
     with tempfile.TemporaryDirectory() as place:
@@ -208,7 +207,7 @@ def method(given: Subject, read: Rows, fit: Rows, length: int, projected: bool) 
         else f"{texts} windows of {each} tokens, side by side"
     )
     low = (
-        f" Directions of low rank were fitted on {len(fit.read)} other texts of the same file and lie beside this page "
+        f" Directions of low rank were fitted on the {len(fit.read)} texts of the file before these and lie beside this page "
         "(caches-low-rank.safetensors): cache: {name: low_rank, rank: 32, projection: FILE}."
         if projected
         else ""

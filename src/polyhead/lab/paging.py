@@ -9,7 +9,9 @@ from polyhead.analysis.charts import Curve
 from polyhead.cache.pages import block_for, waste
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
+from polyhead.lab.clock import ratios
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.serving import BATCHES, PAGES, RESERVED, Served, serve, wishes
 from polyhead.lab.sharing import Saved, Way, saved, ways
 from polyhead.lab.subject import Subject, subject
 from polyhead.lab.verdict import above, interval
@@ -18,6 +20,8 @@ from polyhead.lab.waste import when_full, while_growing
 KWON = "Kwon et al., 2023 (PagedAttention)"
 BLOCKS = (1, 2, 4, 8, 16, 32)
 ROWS = 64  # in memory at once
+MOST = 512  # tokens of a text that is served, where the model takes as many
+ROOM = 8  # rows of the longest text that there is memory for
 NEW = 60  # tokens a language model goes on for, if it takes twice as many
 WASTE, NEAR = 0.04, 0.01
 SAVED = {"beams": 0.376, "samples": 0.061}  # the least that Kwon et al. report
@@ -37,18 +41,26 @@ def paging(bench: Bench) -> Result:
     new = min(bench.size(NEW, 4), (given.run.config.max_len or 2 * NEW) // 2)
     texts = fitting(given, new)[: bench.limit or bench.size(24, 2)]
     shared = {way: [saved(given.run, text, way, new_tokens=new) for text in texts] for way in ways(given.run)}
-    bench.say(f"sharing measured on {len(texts)} texts")
+    bench.say(f"sharing measured on {len(texts)} texts; now they are served")
+    most = min(MOST, given.run.config.max_len or MOST)
+    asked = wishes(given, bench.limit or bench.size(128 if given.translates else 64, 4), most)
+    served = serve(given.run.model, asked, bench.size(ROOM, 2), bench.size(3, 2))
     return Result(
         "Pages: what stands empty, and what is shared",
         "A service that reserves for every text the longest one there could be fills its memory with nothing. Pages of a few "
         f"tokens are taken as texts grow, and texts with one beginning hold it once. What does that save for {given.said}?",
-        [*empty_claims(lengths, chosen, full, growing), *sharing_claims(shared)],
-        figures(lengths, chosen, full, growing, shared),
+        [*empty_claims(lengths, chosen, full, growing), *sharing_claims(shared), *serving_claims(served)],
+        [*figures(lengths, chosen, full, growing, shared), *serving_figures(served)],
         f"{given.said[0].upper()}{given.said[1:]}. Empty slots are counted on the page table itself, for rows of the lengths of "
         f"{'targets' if given.references else 'lines'}, {ROWS} in memory at once; each grows by a token a step, and the next takes "
         f"the place of one that is complete. Sharing: {len(texts)} texts one at a time, decoded as the run decodes"
         f"{'' if given.translates else f', {new} new tokens each'}, with the block that the cache chooses; saved is the share of "
-        "pages that as many rows would hold if they had nothing in common.",
+        f"pages that as many rows would hold if they had nothing in common.\n\nServing: {len(asked)} texts that all wait from the "
+        f"beginning, {'each a source and as many tokens as its target has' if given.translates else 'lines, of which the first half is given and as many tokens as the second has are made'}, "
+        f"{statistics.fmean(wish.length for wish in asked):.0f} on average in the cache. The memory is that of {served.memory.rows} "
+        f"rows of the longest, {served.memory.longest} tokens: so many rows, or {served.memory.blocks} pages of "
+        f"{served.memory.block}; where these run out, the youngest text gives way and is read anew. Rounds in turns; what is kept "
+        "of sources is not counted.",
     )
 
 
@@ -127,6 +139,51 @@ def sharing_claims(shared: Mapping[Way, Sequence[Saved]]) -> list[Claim]:
         )
         for way, found in shared.items()
     ]
+
+
+def serving_claims(served: Served) -> list[Claim]:
+    """What the literature says of serving."""
+    paged, joining = ratios(served.seconds, RESERVED, PAGES), ratios(served.seconds, BATCHES, RESERVED)
+    more = served.rows[PAGES] / served.rows[RESERVED]
+    return [
+        Claim(
+            "In the same memory pages hold more than twice as many texts at once.",
+            f"{KWON}, section 6.2 and figure 13: 2.2 times rows reserved for their own lengths, 4.3 times rows for the longest",
+            f"{served.rows[PAGES]:.1f} texts are given a token in a step, on average, against {served.rows[RESERVED]:.1f}: {more:.2f} times.",
+            more > 2,
+        ),
+        Claim(
+            "So they serve more tokens a second.",
+            f"{KWON}, abstract: 2 to 4 times, on GPUs whose time a larger batch hardly costs",
+            f"{interval(paged).said()} times as many as rows reserved for the longest.",
+            above(paged, 1.0),
+        ),
+        Claim(
+            "Texts that join and leave at every step are served faster than batch after batch.",
+            "Yu et al., 2022 (Orca), section 6",
+            f"{interval(joining).said()} times as many tokens a second with the same reserved rows, of which "
+            f"{served.rows[RESERVED]:.1f} against {served.rows[BATCHES]:.1f} are at work.",
+            above(joining, 1.0),
+        ),
+    ]
+
+
+def serving_figures(served: Served) -> list[Dots | Table]:
+    """Tokens a second, and texts at once."""
+    speed = {how: [served.tokens / t for t in seconds] for how, seconds in served.seconds.items()}
+    base = served.seconds[BATCHES]
+    return [
+        Dots("Tokens served a second", "tokens/s", speed, "A small dot a round; the same texts in the same memory."),
+        Table(
+            "Serving",
+            ("rows and schedule", "texts at once", "tokens/s", "times batch after batch"),
+            [
+                (how, f"{served.rows[how]:.1f}", f"{statistics.fmean(speed[how]):,.0f}",
+                 interval([a / b for a, b in zip(base, seconds, strict=True)]).said())
+                for how, seconds in served.seconds.items()
+            ],
+        ),
+    ]  # fmt: skip
 
 
 def figures(
