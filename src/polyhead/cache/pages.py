@@ -85,6 +85,11 @@ class PageTable:
         """Blocks that no sequence holds."""
         return len(self._free) + len(self._kept)
 
+    @property
+    def free(self) -> int:
+        """Those of them whose content nobody knows."""
+        return len(self._free)
+
     def grow(self, more: int) -> None:
         """So many new blocks."""
         assert more >= 0, f"{more} more blocks"
