@@ -152,13 +152,18 @@ def test_what_a_step_sees_lies_at_its_position_in_whole_pages(block):
         assert (kv.v.masked_select((kv.pos < 0)[..., None]) == 0).all()
 
 
-def test_one_row_is_read_where_it_lies():
+def test_pages_are_brought_together_only_when_somebody_asks():
     cache = build(2, block=4)
-    kvs = feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
-    assert kvs[0].k.untyped_storage().data_ptr() == cache.layers[0].k.untyped_storage().data_ptr()
+    feed_tokens(cache, [0], 0, [[1.0, 2, 3, 4, 5]])
     feed_tokens(cache, [1], 0, [[6.0]])
     kvs = feed_tokens(cache, [0], 5, [[7.0, 8, 9, 10]])  # its third page does not lie behind the second
-    assert kvs[0].k.untyped_storage().data_ptr() != cache.layers[0].k.untyped_storage().data_ptr()
+    kv = kvs[0]
+    assert kv.pages.table.tolist() == [[1, 2, 4]]
+    assert kv.pages.k.untyped_storage().data_ptr() == cache.layers[0].k.untyped_storage().data_ptr()
+    assert "k" not in vars(kv)
+    assert kv.k is kv.k
+    for one, whole in ((kv.pages.k, kv.k), (kv.pages.v, kv.v)):
+        assert torch.equal(torch.cat([one[1], one[2], one[4]], 1), whole[0])
     assert held(kvs, 0) == dict(enumerate([1, 2, 3, 4, 5, 7, 8, 9, 10]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
 from polyhead.cache.pages import NoRoom, PageTable, Span, Usage, block_for
+from polyhead.cache.stored import Pages, Stored
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
@@ -20,9 +22,9 @@ from polyhead.registry import CACHE
 class Step(NamedTuple):
     """Where one step writes and what it reads, computed once for all layers."""
 
-    write: Tensor  # (B * T,): the slots of the new tokens; padding goes to page 0
-    read: Tensor | slice  # (B * K * n,): the pages of the rows, head by head; or the slots of one row, which lie together
-    rows: int
+    write: Tensor  # (B * K * T,): the slots of the new tokens in all heads; padding goes to page 0
+    read: Tensor  # (B * K * n,): the pages of the rows, head by head
+    pages: Tensor  # (B, n): the pages of the rows
     pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
     seen: Tensor  # (B, 1, T, S): which slots each new token may see
     padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
@@ -33,9 +35,8 @@ class PagedCache:
     """Keys and values in pages of a few tokens, which rows share until one of them writes (copy on write).
 
     Storage is taken a page at a time as rows grow, so short rows do not pay for long ones; beams and parallel samples
-    hold what they have in common once, and reordering them moves numbers of pages, no keys. A step gathers the pages of
-    its rows; those of a single row usually lie together and are read where they are. Stepping gives what the whole
-    forward gives.
+    hold what they have in common once, and reordering them moves numbers of pages, no keys. A packed model reads the pages
+    where they lie; any other has them gathered at every step. Stepping gives what the whole forward gives.
 
     Paper: Kwon et al., 2023, sec. 4
     When: beams, parallel samples, a service: where memory counts; static is a little faster
@@ -72,7 +73,7 @@ class PagedCache:
         self._names = count()
         self.rows = [self._empty() for _ in range(n_rows)]  # the sequence of each row
         self._dirty: set[int] = set()  # pages with numbers that are not finite
-        self._index: tuple[tuple[object, ...], Tensor, Tensor | slice] | None = None
+        self._index: tuple[tuple[object, ...], Tensor, Tensor] | None = None
         self.layers = [PagedLayer(self, shape) for _ in range(shape.n_layers)]
 
     @property
@@ -98,11 +99,8 @@ class PagedCache:
         assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
         spans = self._spans(rows, host)
         wanted = self.table.wanted(spans)
-        more = wanted - self.table.available
-        if self.blocks is not None:  # known beginnings stay as long as the pages that were granted allow it
-            more = max(more, min(wanted - self.table.free, self.blocks - self.table.blocks))
-        if more > 0:
-            self._grow(more)
+        if wanted > self.table.available:
+            self._grow(wanted - self.table.available)
         granted = self.table.write(spans)
         dirty = [page for page in granted.fresh if page in self._dirty or self.device.type != "cpu"]
         self._dirty -= {*dirty, *(dst for _, dst in granted.copies)}
@@ -162,7 +160,8 @@ class PagedCache:
 
     def soil(self, slots: Tensor) -> None:
         """Remember that the pages of these slots hold what is not finite: cleared before somebody else gets them."""
-        self._dirty |= {slot // self.block - 1 for slot in slots.tolist()} - {-1}
+        page = self.block * self.layers[0].k.size(1)
+        self._dirty |= {slot // page - 1 for slot in slots.tolist()} - {-1}
 
     def _empty(self) -> int:
         seq = next(self._names)
@@ -210,40 +209,38 @@ class PagedCache:
         pages, read = self._pages(rows)
         padding = pos < 0 if bool((host < 0).any()) else None
         at = pos if padding is None else pos.clamp(min=0)
-        write = pages.gather(1, at // self.block) * self.block + at % self.block
-        write = write if padding is None else write.masked_fill(padding, 0)
+        K = self.layers[0].k.size(1)
+        heads = torch.arange(K, device=self.device)[:, None]
+        write = (pages.gather(1, at // self.block)[:, None] * K + heads) * self.block + (at % self.block)[:, None]
+        write = write if padding is None else write.masked_fill(padding[:, None], 0)
         lengths = torch.tensor([self.table.lengths[self.rows[row]] for row in rows], device=self.device)[:, None]
         slots = torch.arange(pages.size(1) * self.block, device=self.device)
         held = torch.where(slots < lengths, slots, -1)[:, None]
         padding = None if padding is None else padding[:, None, :, None]
-        return Step(write.flatten(), read, len(rows), held, visible(pos, held, True), padding)
+        return Step(write.flatten(), read, pages, held, visible(pos, held, True), padding)
 
-    def _pages(self, rows: list[int]) -> tuple[Tensor, Tensor | slice]:
+    def _pages(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """The pages of rows (B, n), and how to read them; the same as in the last step unless a table changed."""
         key = (self.table.changes, self.table.blocks, *(self.rows[row] for row in rows))
         if self._index is None or self._index[0] != key:
             tables = [self.table.tables[self.rows[row]] for row in rows]
             n = max(1, *map(len, tables), 1)
             pages = torch.tensor([[page + 1 for page in t] + [0] * (n - len(t)) for t in tables], device=self.device)
-            first = int(pages[0, 0])
-            if len(rows) == 1 and pages[0].tolist() == list(range(first, first + n)):
-                read: Tensor | slice = slice(first * self.block, (first + n) * self.block)
-            else:
-                heads = torch.arange(self.layers[0].k.size(0), device=self.device)[:, None] * (self.table.blocks + 1)
-                read = (pages[:, None] + heads).flatten()
+            K = self.layers[0].k.size(1)
+            read = (pages[:, None] * K + torch.arange(K, device=self.device)[:, None]).flatten()
             self._index = key, pages, read
         return self._index[1], self._index[2]
 
 
 class PagedLayer:
-    """The pages of one layer, (K, page, slot, D), finite from the beginning: a masked slot has weight 0, and 0 times NaN
+    """The pages of one layer, (page, K, slot, D), finite from the beginning: a masked slot has weight 0, and 0 times NaN
     is NaN. Page 0 belongs to nobody.
     """
 
     state: tuple[Tensor, ...] = ()
 
     def __init__(self, cache: PagedCache, shape: CacheShape) -> None:
-        size = (shape.n_kv_heads, 1, cache.block)
+        size = (1, shape.n_kv_heads, cache.block)
         self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
         self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
         self.cache = cache
@@ -257,12 +254,12 @@ class PagedLayer:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page."""
-        return self.nbytes // self.k.size(1)
+        return self.nbytes // self.k.size(0)
 
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out: all slots of the rows' pages."""
         assert self.step is not None, "begin() comes before update()"
-        step, found = self.step, []
+        step = self.step
         new = [part.detach().to(self.k.dtype) for part in (kv.k, kv.v)]
         if step.padding is not None:
             new = [part.masked_fill(step.padding, 0) for part in new]
@@ -270,33 +267,33 @@ class PagedLayer:
         if self.k.device.type == "cpu" and not math.isfinite(new[0].sum() + new[1].sum()):
             self.cache.soil(step.write)
         for x, part in zip((self.k, self.v), new, strict=True):
-            slots = x.flatten(1, 2)
-            slots.index_copy_(1, step.write, part.transpose(0, 1).flatten(1, 2))
-            if isinstance(step.read, slice):
-                found.append(slots[None, :, step.read])
-            else:
-                pages = x.flatten(2).flatten(0, 1).index_select(0, step.read)
-                found.append(pages.view(step.rows, x.size(0), -1, x.size(3)))
-        return KV(found[0], found[1], step.pos, seen=step.seen)
+            x.flatten(0, 2).index_copy_(0, step.write, part.flatten(0, 2))
+        return Stored.of(Pages(self.k, self.v, step.pages, partial(_gather, step)), step.pos, step.seen)
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (from, to) each."""
         if pages:
             src, dst = (torch.tensor(side, device=self.k.device) + 1 for side in zip(*pages, strict=True))
             for x in (self.k, self.v):
-                x.index_copy_(1, dst, x.index_select(1, src))
+                x.index_copy_(0, dst, x.index_select(0, src))
 
     def clear(self, pages: Sequence[int]) -> None:
         """Fill pages with 0."""
         if pages:
             for x in (self.k, self.v):
-                x.index_fill_(1, torch.tensor(pages, device=x.device) + 1, 0)
+                x.index_fill_(0, torch.tensor(pages, device=x.device) + 1, 0)
 
     @torch.inference_mode(False)  # what is made here is written to later, perhaps outside of that mode
     @torch.no_grad()
     def grow(self, more: int) -> None:
         """So many pages more."""
-        self.k, self.v = (torch.cat([x, x.new_zeros(x.size(0), more, *x.shape[2:])], 1) for x in (self.k, self.v))
+        self.k, self.v = (torch.cat([x, x.new_zeros(more, *x.shape[1:])]) for x in (self.k, self.v))
 
     def select(self, rows: Tensor) -> None:
         raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")
+
+
+def _gather(step: Step, x: Tensor) -> Tensor:
+    """(page, K, slot, D) -> (B, K, S, D): the slots of the step's rows."""
+    found = x.flatten(2).flatten(0, 1).index_select(0, step.read)
+    return found.view(len(step.pages), x.size(1), -1, x.size(3))

@@ -1,35 +1,27 @@
-"""Weights laid out once for the matrix kernels of the CPU: the same numbers, faster, for inference only."""
+"""A model whose weights were laid out once for the kernels of the CPU: the same numbers, faster, for inference only."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from polyhead.fast.attention import PackedAttention, can_fuse
+from polyhead.fast.linear import product
+from polyhead.fast.native import SUFFIX
+from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.head import Head
-
-ROWS = 64  # rows of a batch the layout is tuned for; others work as well
 
 
 def packed(model: nn.Module) -> nn.Module:
-    """Put packed layers in the place of every Linear and Head of an evaluated CPU model, and return it.
+    """Put packed layers in the place of every Linear, Head and softmax attention of an evaluated CPU model, and return it.
 
-    Results differ from the plain ones by rounding only (fp32 about 1e-6). The model cannot be trained or saved
-    afterwards. Where this build of torch has no such kernels, or the model is on a GPU, nothing is changed.
+    Results differ from the plain ones by rounding only (fp32 about 1e-6). The model cannot be trained, saved or moved
+    afterwards. The kernels are our own where they could be compiled, else oneDNN's; where this build of torch has none of
+    those either, or the model is on a GPU, nothing is changed.
     """
     weight = next(model.parameters())
-    if (
-        not can_pack()
-        or weight.device.type != "cpu"
-        or model.training
-        or weight.dtype not in (torch.float32, torch.bfloat16)
-    ):
-        return model
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear):
-                setattr(parent, name, PackedLinear(layer.weight, layer.bias))
-            elif isinstance(layer, Head):
-                setattr(parent, name, PackedHead(layer))
+    if can_pack() and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
+        _pack(model)
     return model
 
 
@@ -38,28 +30,24 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
-class PackedLinear(nn.Module):
-    """x W^T + b with W in oneDNN's own layout."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)  # kept: embeddings may be tied to it
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out
+def _pack(parent: nn.Module) -> None:
+    for name, layer in list(parent.named_children()):
+        if isinstance(layer, nn.Linear):
+            setattr(parent, name, product(layer.weight, layer.bias))
+        elif isinstance(layer, Head):
+            setattr(parent, name, PackedHead(layer))
+        elif isinstance(layer, Attention) and can_fuse(layer):
+            setattr(parent, name, PackedAttention(layer))
+        else:
+            _pack(layer)
 
 
 class PackedHead(Head):
     """A head whose product is packed."""
 
     def __init__(self, head: Head) -> None:
-        product = PackedLinear(head.weight, head.bias)
-        super().__init__(product.weight, product.bias, head.scale, head.softcap)
-        self.product = product
+        super().__init__(head.weight.detach(), None, head.scale, head.softcap)
+        self.product = product(head.weight, head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
@@ -75,7 +77,18 @@ class Attention(nn.Module):
 
     def remember(self, x: Tensor, pos: Tensor | None) -> KV:
         """(B, S, C), (B, S) -> keys and values. Cross-attention does this once, on the encoder's output."""
-        k, v = keys_values(x, self.k_proj, self.v_proj)
+        return self.keys(*keys_values(x, self.k_proj, self.v_proj), pos)
+
+    def read(self, x: Tensor, pos: Tensor | None, memory: KV | None) -> tuple[Tensor, KV]:
+        """Queries (B, H, T, D) of x, and the keys and values of memory, or of x where there is none."""
+        return self.queries(self.q_proj(x), pos), self.remember(x, pos) if memory is None else memory
+
+    def queries(self, q: Tensor, pos: Tensor | None) -> Tensor:
+        """(B, T, H * D), (B, T) -> (B, H, T, D)."""
+        return self.position.rotate(self.q_norm(split_heads(q, self.head_dim)), pos)
+
+    def keys(self, k: Tensor, v: Tensor, pos: Tensor | None) -> KV:
+        """(B, S, K * D), (B, S, K * Dv), (B, S) -> keys and values."""
         k = self.position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
         return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
@@ -83,8 +96,7 @@ class Attention(nn.Module):
         self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C): over memory if there is one, else over x and what cache holds."""
-        q = self.position.rotate(self.q_norm(split_heads(self.q_proj(x), self.head_dim)), pos)
-        kv = self.remember(x, pos) if memory is None else memory
+        q, kv = self.read(x, pos, memory)
         watch = list(self.watchers)
         if cache is not None:
             kv = cache.update(kv)
@@ -92,6 +104,11 @@ class Attention(nn.Module):
         mask = sight(pos, kv, x.size(1), self.causal, self.window if memory is None else None)
         if memory is None and cache is None:
             mask = within_documents(mask, pos)
+        projected: Tensor = self.o_proj(self.mean(q, kv, mask, pos, watch))
+        return projected
+
+    def mean(self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]) -> Tensor:
+        """What queries (B, H, T, D) at pos (B, T) take of the values that mask shows: (B, T, H * Dv)."""
         seen: list[Tensor] = []
         out = attend(
             q,
@@ -107,5 +124,4 @@ class Attention(nn.Module):
         for weights in seen:
             more = self.position.values(weights, kv, pos)
             out = out if more is None else out + more
-        projected: Tensor = self.o_proj(merge_heads(out))
-        return projected
+        return merge_heads(out)

@@ -1,0 +1,41 @@
+"""Keys and values where a cache keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from torch import Tensor
+
+from polyhead.nn.kv import KV
+
+
+class Pages(NamedTuple):
+    """Where the slots of some rows lie, and how to bring them together."""
+
+    k: Tensor  # (page, K, slot, D)
+    v: Tensor
+    table: Tensor  # (B, n) int64: the pages of each row
+    gather: Callable[[Tensor], Tensor]  # of k or v -> (B, K, n * slot, D)
+
+
+class Stored(KV):
+    """A KV that lies in pages: who can read them there need not wait for k and v, which are brought together when asked for."""
+
+    pages: Pages
+
+    @classmethod
+    def of(cls, pages: Pages, pos: Tensor, seen: Tensor) -> Self:
+        """Slots at positions (B, 1, n * slot), of which queries see ``seen`` (B, 1, T, n * slot)."""
+        made = cls(pages.k, pages.v, pos, None, seen)
+        made.pages = pages
+        return made
+
+    @cached_property
+    def k(self) -> Tensor:
+        return self.pages.gather(self.pages.k)
+
+    @cached_property
+    def v(self) -> Tensor:
+        return self.pages.gather(self.pages.v)

@@ -1,0 +1,93 @@
+"""Softmax attention by our own kernels: one product for queries, keys and values, and few queries over slots where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.cache.stored import Pages, Stored
+from polyhead.fast.linear import PANEL, NativeLinear, product
+from polyhead.fast.native import SUFFIX, Sizes, kernels
+from polyhead.nn.attention.softmax import Attention
+from polyhead.nn.kv import KV, Watcher
+
+FEW = 8  # queries of a row; for more, matrix products that go over the slots once are better
+LANES = 16  # a head's width is a multiple of it
+
+
+def can_fuse(attn: Attention) -> bool:
+    """Whether the kernels serve this attention: what they do not know are biases on scores, and bounds."""
+    widths = attn.head_dim, attn.v_head_dim, *(len(layer.weight) for layer in _projections(attn))
+    known = attn.position.acts_on != "scores" and attn.softcap is None and len({*_projections(attn)}) == 3
+    return known and kernels() is not None and widths[0] % LANES == widths[1] % LANES == 0 == widths[2] % PANEL == widths[3] % PANEL
+
+
+def _projections(attn: Attention) -> tuple[nn.Linear, ...]:
+    return attn.q_proj, attn.k_proj, attn.v_proj
+
+
+class PackedAttention(Attention):
+    """The same attention; its parameters are those of the plain one in another order."""
+
+    def __init__(self, plain: Attention) -> None:
+        nn.Module.__init__(self)
+        kept = {name: value for name, value in vars(plain).items() if not name.startswith("_") and name != "training"}
+        for name, value in (kept | dict(plain.named_children())).items():
+            if name not in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                setattr(self, name, value)
+        given = _projections(plain)
+        biases = None if plain.q_proj.bias is None else torch.cat([layer.bias for layer in given])
+        self.qkv = NativeLinear(torch.cat([layer.weight for layer in given]), biases)
+        self.o_proj = product(plain.o_proj.weight, plain.o_proj.bias)  # type: ignore[assignment]
+        self.widths = [len(layer.weight) for layer in given]
+        self.eval()
+
+    def read(self, x: Tensor, pos: Tensor | None, memory: KV | None) -> tuple[Tensor, KV]:
+        if memory is not None:
+            return self.queries(self.qkv.part(x, 0, self.widths[0]), pos), memory
+        q, k, v = self.qkv(x).split(self.widths, -1)
+        return self.queries(q, pos), self.keys(k, v, pos)
+
+    def remember(self, x: Tensor, pos: Tensor | None) -> KV:
+        k, v = self.qkv.part(x, self.widths[0], self.qkv.width).split(self.widths[1:], -1)
+        return self.keys(k, v, pos)
+
+    def mean(self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]) -> Tensor:
+        pages = _pages(kv)
+        triangle = mask is None and self.causal
+        own_masks = mask is not None and mask.size(0) not in (1, len(pages.table))  # of rows that share keys
+        if watch or q.size(2) > FEW or triangle or own_masks or kv.log_count is not None:
+            return super().mean(q, kv, mask, pos, watch)
+        return few(q, pages, mask, self.scale)
+
+
+def _pages(kv: KV) -> Pages:
+    """Where the slots of kv lie; a row that lies together is a page."""
+    if isinstance(kv, Stored):
+        return kv.pages
+    return Pages(kv.k, kv.v, torch.arange(len(kv.k))[:, None], lambda x: x)
+
+
+def few(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    """softmax(q k^T * scale) v of few queries (N, H, T, D) over slots where they lie; mask (1|B, 1|K, 1|T, S) -> (N, T, H * Dv)."""
+    found, (N, H, T, D), (B, n), (_, K, block, _) = kernels(), q.shape, pages.table.shape, pages.k.shape
+    assert found is not None and N % B == 0, f"{N} rows of queries over {B}"
+    q = q.transpose(1, 2)  # as they come out of a product
+    if q.stride()[2:] != (D, 1) or (T > 1 and N > 1 and q.stride(0) != T * q.stride(1)):
+        q = q.contiguous()
+    k, v = (x if x.stride(3) == 1 and x.dtype == q.dtype else x.to(q.dtype).contiguous() for x in pages[:2])
+    masks = (0, 0, 0)
+    if mask is not None:
+        mask = mask if mask.stride(3) == 1 else mask.contiguous()
+        masks = tuple(0 if size == 1 else stride for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True))  # type: ignore[assignment]
+    out = q.new_empty(N, T, H * v.size(3))
+    sizes = Sizes(
+        B, N // B, K, H // K, T, n * block, block, n, D, v.size(3), q.stride(1 if T > 1 else 0), k.stride(1), k.stride(0), k.stride(2),
+        v.stride(1), v.stride(0), v.stride(2), *masks, D**-0.5 if scale is None else scale,
+    )  # fmt: skip
+    getattr(found, f"attend_{SUFFIX[q.dtype]}")(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), None if mask is None else mask.data_ptr(), pages.table.data_ptr(), sizes
+    )
+    return out

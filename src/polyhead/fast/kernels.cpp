@@ -1,0 +1,243 @@
+// Products of few rows with a large matrix, and attention of single queries: what decoding a token is made of.
+//
+// A token needs every weight once, so the weights lie in the order they are read: panels of 64 outputs, and in a panel 64
+// outputs of one step after another, where a step is 4 bytes of the input: a float, or two bf16. A load of 16 weights serves
+// every row of the batch, no sum runs across lanes, and one panel after another streams from memory.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+using Floats = float __attribute__((vector_size(64)));
+using Bits = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+using bf16 = uint16_t;
+
+constexpr long LANES = 16, WIDE = 4, PANEL = LANES * WIDE;
+constexpr long ROWS = 6;     // of the input at once: 6 x 4 sums, 4 weights and an input fill 32 registers
+constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 64 KiB, which stay near
+
+[[maybe_unused]] float wide(bf16 x) {
+    uint32_t bits = uint32_t(x) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+void narrow(float x, float* out) { *out = x; }
+void narrow(float x, bf16* out) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    *out = std::isnan(x) ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+// sum + weights * input, of one step
+Floats product(Floats sum, Floats w, float x, float) { return sum + w * x; }
+Floats product(Floats sum, Floats w, float x, bf16) {
+#ifdef __AVX512BF16__
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_ps(x));
+#else
+    uint32_t pair;
+    std::memcpy(&pair, &x, 4);
+    Bits bits = (Bits)w;
+    return sum + (Floats)(bits << 16) * wide(bf16(pair)) + (Floats)(bits & 0xffff0000u) * wide(bf16(pair >> 16));
+#endif
+}
+
+// R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64)
+template <class T, long R>
+void multiply(const Floats* panel, const float* x, long stride, long steps, float* sums, bool first) {
+    Floats sum[R][WIDE] = {};
+    if (!first) std::memcpy(sum, sums, sizeof sum);
+    for (long k = 0; k < steps; k++, panel += WIDE)
+        for (long r = 0; r < R; r++)
+            for (long j = 0; j < WIDE; j++) sum[r][j] = product(sum[r][j], panel[j], x[r * stride + k], T());
+    std::memcpy(sums, sum, sizeof sum);
+}
+
+template <class T>
+void multiply(long rows, const Floats* panel, const float* x, long stride, long steps, float* sums, bool first) {
+    switch (rows) {
+        case 1: return multiply<T, 1>(panel, x, stride, steps, sums, first);
+        case 2: return multiply<T, 2>(panel, x, stride, steps, sums, first);
+        case 3: return multiply<T, 3>(panel, x, stride, steps, sums, first);
+        case 4: return multiply<T, 4>(panel, x, stride, steps, sums, first);
+        case 5: return multiply<T, 5>(panel, x, stride, steps, sums, first);
+        default: return multiply<T, 6>(panel, x, stride, steps, sums, first);
+    }
+}
+
+// x (M, K) times the packed matrix (N, K) -> (M, N); steps are those of K
+template <class T>
+void linear(const T* x, const float* packed, const float* bias, T* out, long M, long N, long steps) {
+    const float* input = reinterpret_cast<const float*>(x);
+#pragma omp parallel
+    {
+        std::vector<float> sums(M * PANEL);
+#pragma omp for schedule(static)
+        for (long n = 0; n < N; n += PANEL) {
+            const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
+            const long chunk = M <= ROWS ? steps : STEPS;
+            for (long k = 0; k < steps; k += chunk)
+                for (long m = 0; m < M; m += ROWS)
+                    multiply<T>(std::min(ROWS, M - m), panel + k * WIDE, input + m * steps + k, steps,
+                                std::min(chunk, steps - k), sums.data() + m * PANEL, k == 0);
+            const long end = std::min(PANEL, N - n);
+            for (long m = 0; m < M; m++)
+                for (long j = 0; j < end; j++) narrow(sums[m * PANEL + j] + (bias ? bias[n + j] : 0), out + m * N + n + j);
+        }
+    }
+}
+
+Floats load(const float* x) {
+    Floats out;
+    std::memcpy(&out, x, sizeof out);
+    return out;
+}
+Floats load(const bf16* x) {
+    Halves halves;
+    std::memcpy(&halves, x, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+}
+void store(Floats x, float* out) { std::memcpy(out, &x, sizeof x); }
+
+float total(Floats x) {
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x[0] + x[1];
+}
+
+// e^x for x <= 0: 2^n times a polynomial of what is left (Cephes, expf); below -87 it is 0, as for -inf
+Floats exponential(Floats x) {
+    const Floats n = x * 1.44269504f + 12582912.0f;  // the sum has no room for a fraction: its lowest bits are a whole number
+    const Floats whole = n - 12582912.0f, r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = ((((y * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f) * r * r + r + 1.0f;
+    return x < -87.0f ? Floats{} : (Floats)((Bits)y + ((Bits)n << 23));
+}
+
+// Where queries, keys and values lie; strides are in numbers, and 0 where a mask is the same for all.
+struct Sizes {
+    int64_t rows, share, heads, group, queries;  // rows of keys, of queries on each of them, heads of keys, of queries on each, T
+    int64_t slots, block, pages;                 // slots that a row sees, in a page; pages of a row
+    int64_t dim, v_dim, q_token;                 // widths of a head; from the queries of a token to those of the next
+    int64_t k_head, k_page, k_slot, v_head, v_page, v_slot, seen_row, seen_head, seen_query;
+    double scale;
+};
+
+// Some heads of one row of keys: for each of their queries the softmax over the slots, and the mean of the values by it. A page
+// holds all heads of its slots, and is read from end to end.
+template <class T>
+void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long first, long last,
+           float* room) {
+    const long each = z.share * z.queries * z.group, n = (last - first) * each, padded = (z.slots + LANES - 1) / LANES * LANES;
+    float *query = room, *sums = query + n * z.dim, *scores = sums + n * z.v_dim;
+    const float nothing = -std::numeric_limits<float>::infinity();
+    const auto token = [&](long i) { return b * z.share * z.queries + i % each / z.group; };
+    const auto of_head = [&](long i) { return (first + i / each) * z.group + i % z.group; };
+
+    for (long i = 0; i < n; i++)
+        for (long d = 0; d < z.dim; d += LANES)
+            store(load(q + token(i) * z.q_token + of_head(i) * z.dim + d) * float(z.scale), query + i * z.dim + d);
+    for (long start = 0; start < z.slots; start += z.block)
+        for (long h = first; h < last; h++) {
+            const T* key = k + table[b * z.pages + start / z.block] * z.k_page + h * z.k_head;
+            const long from = (h - first) * each, end = std::min(z.slots, start + z.block);
+            for (long s = start; s < end; s++, key += z.k_slot)
+                for (long i = from; i < from + each; i++) {
+                    Floats sum = {};
+                    for (long d = 0; d < z.dim; d += LANES) sum += load(query + i * z.dim + d) * load(key + d);
+                    scores[i * padded + s] = total(sum);
+                }
+        }
+    for (long i = 0; i < n; i++) {
+        float *row = scores + i * padded, most = nothing;
+        const bool* mask = seen ? seen + b * z.seen_row + (first + i / each) * z.seen_head + i % each / z.group % z.queries * z.seen_query : nullptr;
+        for (long s = 0; s < padded; s++) row[s] = s < z.slots && (!mask || mask[s]) ? row[s] : nothing;
+        for (long s = 0; s < z.slots; s++) most = std::max(most, row[s]);
+        Floats sum = {};
+        for (long s = 0; s < padded; s += LANES) {
+            const Floats x = most == nothing ? Floats{} : exponential(load(row + s) - most);
+            store(x, row + s);
+            sum += x;
+        }
+        const float part = most == nothing ? 0 : 1 / total(sum);  // who sees nothing gets 0
+        for (long s = 0; s < padded; s++) row[s] *= part;
+    }
+    std::memset(sums, 0, n * z.v_dim * sizeof(float));
+    for (long start = 0; start < z.slots; start += z.block)
+        for (long h = first; h < last; h++) {
+            const T* value = v + table[b * z.pages + start / z.block] * z.v_page + h * z.v_head;
+            const long from = (h - first) * each, end = std::min(z.slots, start + z.block);
+            for (long s = start; s < end; s++, value += z.v_slot)
+                for (long i = from; i < from + each; i++)
+                    for (long d = 0; d < z.v_dim; d += LANES)
+                        store(load(sums + i * z.v_dim + d) + scores[i * padded + s] * load(value + d), sums + i * z.v_dim + d);
+        }
+    for (long i = 0; i < n; i++)
+        for (long d = 0; d < z.v_dim; d++) narrow(sums[i * z.v_dim + d], out + (token(i) * z.heads * z.group + of_head(i)) * z.v_dim + d);
+}
+
+template <class T>
+void attend(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z) {
+    const long parts = std::min(z.heads, (omp_get_max_threads() + z.rows - 1) / z.rows), some = (z.heads + parts - 1) / parts;
+    const long n = some * z.share * z.queries * z.group, padded = (z.slots + LANES - 1) / LANES * LANES;
+#pragma omp parallel
+    {
+        std::vector<float> room(n * (z.dim + z.v_dim + padded));
+#pragma omp for schedule(static)
+        for (long unit = 0; unit < z.rows * parts; unit++) {
+            const long first = unit % parts * some, last = std::min(z.heads, first + some);
+            if (first < last) heads(q, k, v, out, seen, table, z, unit / parts, first, last, room.data());
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Lay a matrix (N, steps), of 4 bytes a step, out in panels; what is missing of the last one is 0.
+void pack(const float* weight, float* packed, long N, long steps) {
+    for (long n = 0; n < N; n += PANEL)
+        for (long k = 0; k < steps; k++)
+            for (long j = 0; j < PANEL; j++) *packed++ = n + j < N ? weight[(n + j) * steps + k] : 0;
+}
+
+// Ask for large pages where memory allows: a matrix is read from end to end, and small ones cost a look-up each.
+void large_pages(char* memory, long bytes) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t size = 2 << 20, first = (uintptr_t(memory) + size - 1) & ~(size - 1), end = (uintptr_t(memory) + bytes) & ~(size - 1);
+    if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
+}
+
+void linear_fp32(const float* x, const float* packed, const float* bias, float* out, long M, long N, long steps) {
+    linear(x, packed, bias, out, M, N, steps);
+}
+void linear_bf16(const bf16* x, const float* packed, const float* bias, bf16* out, long M, long N, long steps) {
+    linear(x, packed, bias, out, M, N, steps);
+}
+
+// Queries (share * rows, T, H, dim) over keys and values in pages -> (share * rows, T, H, v_dim); table (rows, pages) says which
+// pages are a row's.
+void attend_fp32(const float* q, const float* k, const float* v, float* out, const bool* seen, const int64_t* table, const Sizes* z) {
+    attend(q, k, v, out, seen, table, *z);
+}
+void attend_bf16(const bf16* q, const bf16* k, const bf16* v, bf16* out, const bool* seen, const int64_t* table, const Sizes* z) {
+    attend(q, k, v, out, seen, table, *z);
+}
+
+}  // extern "C"

@@ -1,0 +1,70 @@
+"""The kernels of kernels.cpp, compiled on this machine for its processor when they are first wanted.
+
+Where there is no compiler, or it refuses, there are none, and torch's own operations do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi"]
+SECONDS = 120  # that compiling may take; it takes 3
+POINTER, WHOLE = ctypes.c_void_p, ctypes.c_int64
+SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+WHOLES = """
+rows share heads group queries slots block pages dim v_dim q_token k_head k_page k_slot v_head v_page v_slot seen_row seen_head seen_query
+"""
+
+
+class Sizes(ctypes.Structure):
+    """As in kernels.cpp."""
+
+    _fields_ = [*((name, WHOLE) for name in WHOLES.split()), ("scale", ctypes.c_double)]
+
+
+@cache
+def kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, from the user's cache directory if they are there; None where they cannot be had."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return None
+    made_of = "\n".join([SOURCE.read_text(encoding="utf-8"), *FLAGS, compiler, _processor()])
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
+    library = home / f"kernels-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
+    try:
+        if not library.exists():
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=home) as folder:  # another process may be at the same
+                made = Path(folder) / library.name
+                subprocess.run([compiler, *FLAGS, "-o", made, SOURCE], check=True, capture_output=True, timeout=SECONDS)
+                made.replace(library)
+        found = ctypes.CDLL(str(library))
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return None
+    found.pack.argtypes, found.large_pages.argtypes = [POINTER, POINTER, WHOLE, WHOLE], [POINTER, WHOLE]
+    for suffix in SUFFIX.values():
+        getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
+        getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 6, ctypes.POINTER(Sizes)]
+    return found
+
+
+def _processor() -> str:
+    """What this processor can do, as far as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))

@@ -1,0 +1,178 @@
+"""The kernels against the formulas in double precision, and what happens where they cannot be had."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+
+import pytest
+import torch
+
+from polyhead.cache.stored import Pages
+from polyhead.fast import native
+from polyhead.fast.attention import FEW, PackedAttention, few
+from polyhead.fast.linear import PANEL, NativeLinear, PackedLinear
+from polyhead.fast.native import kernels
+from polyhead.fast.pack import can_pack, packed
+from polyhead.generate.beam import beam_search
+from polyhead.generate.greedy import greedy
+from polyhead.models import build, preset
+from polyhead.registry import Choice
+
+compiled = pytest.mark.skipif(kernels() is None, reason="no kernel can be compiled here")
+PRECISIONS = pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
+
+
+def close(found, wanted, near):
+    torch.testing.assert_close(found.double(), wanted, rtol=near, atol=near * float(wanted.abs().max()))
+
+
+@compiled
+@PRECISIONS
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200)])
+def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
+    x, weight, bias = torch.randn(rows, inputs, dtype=dtype), torch.randn(outputs, inputs, dtype=dtype), torch.randn(outputs, dtype=dtype)
+    wanted = (x.double()[:, None] * weight.double()).sum(-1)
+    close(NativeLinear(weight, None)(x), wanted, near)
+    close(NativeLinear(weight, bias)(x), wanted + bias.double(), near)
+    several = NativeLinear(weight, bias)(x.expand(2, 3, -1, -1))
+    assert several.shape == (2, 3, rows, outputs)
+    close(several[1, 2], wanted + bias.double(), near)
+
+
+@compiled
+@PRECISIONS
+def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
+    x, weight, bias = torch.randn(3, 10, dtype=dtype), torch.randn(3 * PANEL + 5, 10, dtype=dtype), torch.randn(3 * PANEL + 5, dtype=dtype)
+    layer, wanted = NativeLinear(weight, bias), x.double() @ weight.double().T + bias.double()
+    for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
+        close(layer.part(x, first, end), wanted[:, first:end], near)
+
+
+@compiled
+def test_numbers_that_are_not_finite_stay_so():
+    weight = torch.eye(4)
+    x = torch.tensor([[torch.nan, 1, torch.inf, 2]])
+    assert NativeLinear(weight, None)(x).isnan().all()  # 0 times infinity too, as in any product
+    half = NativeLinear(torch.eye(2).bfloat16(), None)(torch.tensor([[torch.nan, 1]]).bfloat16())
+    assert half.isnan().all()
+
+
+def attention(q, k, v, mask, scale):
+    """Written out, one query at a time: (N, H, T, D) over (B, K, S, D) -> (N, T, H * Dv)."""
+    N, H, T, _ = q.shape
+    n, group = N // len(k), H // k.size(1)
+    out = torch.zeros(N, T, H, v.size(3), dtype=torch.float64)
+    for i in range(N):
+        for h in range(H):
+            for t in range(T):
+                row, head = i // n, h // group
+                seen = torch.ones(k.size(2), dtype=torch.bool)
+                if mask is not None:
+                    seen = mask.expand(len(k), k.size(1), T, -1)[row, head, t]
+                if seen.any():
+                    scores = (k[row, head, seen].double() @ q[i, h, t].double()) * scale
+                    out[i, t, h] = scores.softmax(0) @ v[row, head, seen].double()
+    return out.flatten(2)
+
+
+@compiled
+@PRECISIONS
+@pytest.mark.parametrize("masked", [None, (1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 4), (3, 2, 4)])
+@pytest.mark.parametrize(("share", "queries"), [(1, 1), (5, 1), (1, 4), (2, 4)])
+def test_few_queries_read_pages_where_they_lie(dtype, near, masked, share, queries):
+    B, K, group, block, n, D, Dv = 3, 2, 3, 4, 5, 32, 16
+    torch.manual_seed(1)
+    k, v = (torch.randn(B, K, n * block, width, dtype=dtype) for width in (D, Dv))
+    q = 3 * torch.randn(B * share, queries, K * group, D, dtype=dtype).transpose(1, 2)
+    mask = None
+    if masked is not None:
+        mask = torch.rand(masked[0], masked[1], min(masked[2], queries), n * block) < 0.5
+        mask[0, 0, 0] = False
+    table = torch.randperm(B * n).view(B, n)
+    scattered = []
+    for x in (k, v):
+        pages = torch.empty(B * n, K, block, x.size(3), dtype=dtype)
+        for row in range(B):
+            for i in range(n):
+                pages[table[row, i]] = x[row, :, i * block : (i + 1) * block]
+        scattered.append(pages)
+    wanted = attention(q, k, v, mask, 0.2)
+    close(few(q, Pages(*scattered, table, lambda x: x), mask, 0.2), wanted, near)
+    whole = Pages(k.transpose(1, 2).contiguous().transpose(1, 2), v, torch.arange(B)[:, None], lambda x: x)
+    close(few(q.contiguous(), whole, mask, 0.2), wanted, near)
+
+
+@compiled
+def test_weights_far_apart_do_not_overflow():
+    k = torch.tensor([[-1e4], [-90.0], [-86.0], [-20.0], [0.0], [80.0], [1e4]]).expand(7, 16)[None, None] / 16
+    v, q = torch.randn(1, 1, 7, 16), torch.ones(1, 1, 1, 16)
+    table = torch.zeros(1, 1, dtype=torch.int64)
+    for last in range(1, 8):
+        close(few(q, Pages(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0), attention(q, k[:, :, :last], v[:, :, :last], None, 1.0), 1e-5)
+
+
+CONFIGS = {
+    "grouped": preset("tiny", 97, n_layers=2, d_model=128, n_heads=4, n_kv_heads=2, max_len=48),
+    "rope": preset("gpt2", 97, n_layers=2, d_model=128, n_heads=4, position="rope", attention={"name": "softmax", "qk_norm": True, "window": 5}),
+    "learned": preset("gpt2", 97, n_layers=2, d_model=128, n_heads=2, attention={"name": "softmax", "bias": False, "scale": 0.3}),
+}  # fmt: skip
+
+
+@compiled
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("cache", ["static", "growing", "paged", "quantized", "window", "h2o"])
+def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cache):
+    plain = build(CONFIGS[name], seed=1).eval()
+    fast = packed(copy.deepcopy(plain))
+    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (6 if name == "grouped" else 2)
+    source = torch.randint(5, 97, (3, FEW + 3), generator=torch.Generator().manual_seed(2))
+    pos = torch.arange(FEW + 3).repeat(3, 1)
+    pos[1, 4:] = -1
+    rules = {"bos_id": 1, "eos_id": 2, "max_new_tokens": [12] * 3, "min_new_tokens": 12, "cache": Choice(cache)}
+    a, b = (greedy(model, source, pos, **rules) for model in (plain, fast))
+    assert [x.tokens for x in a] == [x.tokens for x in b]
+    assert [x.log_prob for x in a] == pytest.approx([x.log_prob for x in b], abs=1e-4)
+    a, b = (beam_search(model, source, pos, beam_size=3, **rules) for model in (plain, fast))
+    assert [[x.tokens for x in best] for best in a] == [[x.tokens for x in best] for best in b]
+
+
+@pytest.fixture
+def nothing_known():
+    kernels.cache_clear()
+    yield
+    kernels.cache_clear()
+
+
+@pytest.mark.parametrize("reason", ["no compiler", "a compiler that refuses", "a library that does not load", "a home nobody may write"])
+def test_without_kernels_the_products_are_those_of_torch(nothing_known, monkeypatch, tmp_path, reason):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if reason == "no compiler":
+        monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    elif reason == "a compiler that refuses":
+        monkeypatch.setattr(native, "FLAGS", ["--no-such-flag"])
+    elif reason == "a library that does not load":
+        monkeypatch.setattr(native.subprocess, "run", lambda command, **_: command[-2].write_text("no library"))
+    else:
+        (tmp_path / "cache").write_text("a file")
+    assert kernels() is None
+    if can_pack():
+        model = packed(build(CONFIGS["grouped"], seed=1).eval())
+        assert any(isinstance(part, PackedLinear) for part in model.modules())
+        assert not any(isinstance(part, NativeLinear | PackedAttention) for part in model.modules())
+
+
+@compiled
+def test_what_was_compiled_is_found_again(nothing_known, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernels() is not None
+    made = list((tmp_path / "polyhead").iterdir())
+    assert [path.suffix for path in made] == [".so"]
+    kernels.cache_clear()
+
+    def refuse(*given, **options):
+        raise subprocess.SubprocessError
+
+    monkeypatch.setattr(native.subprocess, "run", refuse)
+    assert kernels() is not None
+    assert list((tmp_path / "polyhead").iterdir()) == made
