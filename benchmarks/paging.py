@@ -21,12 +21,17 @@ from polyhead.cache.base import Cache, CacheShape
 from polyhead.cache.make import make_cache
 from polyhead.cache.pages import block_for, waste
 from polyhead.config import ModelConfig
+from polyhead.document import parse_part
 from polyhead.fast.memory import tune_memory
+from polyhead.fast.pack import packed
 from polyhead.lab.sharing import saved, ways
 from polyhead.lab.waste import when_full, while_growing
 from polyhead.models import build
 from polyhead.nn.kv import KV
 from polyhead.registry import TOKENIZER, Choice
+
+CACHES = ["static", "paged,block=16", "growing", "quantized,bits=8", "quantized,bits=4", "low_rank,rank=32", "window,window=256",
+          "h2o,budget=256", "subgen,budget=256"]  # fmt: skip
 
 
 def main() -> None:
@@ -40,8 +45,9 @@ def main() -> None:
     parser.add_argument("--join", type=int, default=1, help="lines that make one prompt or source")
     parser.add_argument("--new-tokens", type=int, default=60, help="of a language model, after a prompt of a line")
     parser.add_argument("--rows", type=int, default=64, help="sequences that are in memory at once")
-    parser.add_argument("--block", type=int, default=16, help="tokens of a page in steps")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 5, 8, 32])
+    parser.add_argument("--caches", nargs="+", default=CACHES, help="in steps, the first is what the others are compared with")
+    parser.add_argument("--plain", action="store_true", help="steps of a model that is not packed, as where there is no compiler")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--past", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
@@ -105,10 +111,10 @@ def steps(options: argparse.Namespace) -> None:
     config = ModelConfig(kind="decoder", vocab_size=1000, d_model=options.width, n_heads=heads, n_layers=options.layers,
                          n_decoder_layers=options.layers, d_ff=4 * options.width, position="rope", max_len=4096)  # fmt: skip
     model = build(config, seed=0).eval()
-    print(f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, pages of {options.block} tokens, medians "
-          f"of {options.rounds} rounds in turns\n")  # fmt: skip
-    lines = [["rows", "past", "static ms", "paged ms", "paged costs", "static MiB", "paged MiB"]]
-    choices = {"static": Choice("static"), "paged": Choice("paged", block=options.block)}
+    model = model if options.plain else packed(model)
+    print(f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of {options.rounds} rounds in turns\n")
+    choices = {name: Choice.read(parse_part(name)) for name in options.caches}
+    lines = [["rows", "past", "cache", "ms", "more than the first", "MiB"]]
     for n in options.batches:
         for past in options.past:
             caches = {name: filled(model.cache_shape, choice, n, past, options.rounds + 8) for name, choice in choices.items()}
@@ -122,11 +128,12 @@ def steps(options: argparse.Namespace) -> None:
                     model.decode(tokens, pos, caches[name], None)
 
             seconds = interleaved({name: lambda name=name: step(name) for name in caches}, options.rounds, warmup=2)  # type: ignore[misc]
-            times = [f"{1000 * statistics.median(found):.1f}" for found in seconds.values()]
-            held = [f"{cache.nbytes / 2**20:,.0f}" for cache in caches.values()]
-            more = ratio(seconds["paged"], seconds["static"]) - 1
-            lines.append([str(n), str(past), *times, f"{100 * more:+.1f} %", *held])
-    print(table(lines))
+            for name, times in seconds.items():
+                more = ratio(times, seconds[options.caches[0]]) - 1
+                held = f"{caches[name].nbytes / 2**20:,.0f}"
+                lines.append([str(n), str(past), name, f"{1000 * statistics.median(times):.1f}", f"{100 * more:+.1f} %", held])
+            print("\n".join(map(" | ".join, lines[-len(caches) :])), flush=True)
+    print("\n" + table(lines))
 
 
 @torch.inference_mode()
@@ -137,7 +144,9 @@ def filled(shape: CacheShape, choice: Choice, n: int, past: int, more: int) -> C
         cache.begin(range(n), pos)
         for layer in cache.layers:
             kv = torch.randn(n, shape.n_kv_heads, pos.size(1), shape.head_dim)
-            layer.update(KV(kv, kv, pos[:, None]))
+            held = layer.update(KV(kv, kv, pos[:, None]))
+            if layer.watcher is not None:
+                layer.watcher(torch.rand(*kv.shape[:3], held.k.size(2)))
     return cache
 
 

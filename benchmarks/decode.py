@@ -1,0 +1,236 @@
+"""Decoding with the same weights: Polyhead against Hugging Face generate and CTranslate2, taking turns, a process each.
+
+A decoder of GPT-2 small's sizes (gpt2) and an encoder-decoder of base sizes (base), random weights, greedy and beam 5, batch 1
+and 32. Every output has the same length, so only speed differs; the time is that of the whole call, what is read included.
+
+python benchmarks/decode.py                                     all eight cases
+python benchmarks/decode.py --models gpt2 --batches 1 --beams 1 one of them
+python benchmarks/paging.py steps                               what a step costs with each cache
+
+CTranslate2 takes part where it is installed (pip install ctranslate2), with its own bf16 only if this processor has it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import torch
+from peers import twin
+from timing import apart, interleaved, ratio, table
+from torch import Tensor, nn
+
+from polyhead.fast.memory import tune_memory
+from polyhead.fast.pack import packed
+from polyhead.generate.beam import beam_search
+from polyhead.generate.greedy import greedy
+from polyhead.models import CausalLM, Seq2Seq, build, preset
+
+PAD, BOS, EOS = 0, 1, 2
+Outputs = Callable[[], list[list[int]]]
+
+
+def main() -> None:
+    """Parse, measure case after case, print a table of all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=["gpt2", "base"], default=["gpt2", "base"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--given", type=int, default=32, help="tokens of each prompt or source")
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--layers", type=int, help="layers (default: as many as the model has)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    if find_spec("ctranslate2") is None:
+        options.systems = [name for name in options.systems if "CTranslate2" not in name]
+        print("CTranslate2 is not installed and takes no part\n")
+    print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.rounds} interleaved rounds, "
+          "a process each\n")  # fmt: skip
+    rows = [["model", "batch", "beam", "system", "tokens/s", "times Hugging Face fp32", "times Hugging Face bf16", "outputs as its fp32"]]
+    for model, batch, beam in product(options.models, options.batches, options.beams):
+        rows += case(argparse.Namespace(**vars(options), model=model, batch=batch, beam=beam))
+        print("\n".join(map(" | ".join, rows[-len(options.systems) :])), flush=True)
+    print("\n" + table(rows))
+
+
+def case(options: argparse.Namespace) -> list[list[str]]:
+    """The rows of one model, batch and beam."""
+    with apart({name: SYSTEMS[name] for name in options.systems}, options) as calls:
+        outputs = {name: call() for name, call in calls.items()}
+        seconds = interleaved(calls, options.rounds, warmup=0)
+    tokens = options.batch * options.new_tokens
+    rows = []
+    for name, times in seconds.items():
+        assert all(len(ids) == options.new_tokens for ids in outputs[name]), f"{name} does not make {options.new_tokens} tokens a row"
+        faster = [f"{ratio(seconds[peer], times):.2f}" if peer in seconds else "-" for peer in ("Hugging Face fp32", "Hugging Face bf16")]
+        wanted = outputs.get("Hugging Face fp32", outputs[name])
+        same = sum(a == b for a, b in zip(outputs[name], wanted, strict=True))
+        rows.append([options.model, str(options.batch), str(options.beam), name, f"{tokens / statistics.median(times):,.0f}", *faster,
+                     f"{same} of {options.batch}"])  # fmt: skip
+    return rows
+
+
+def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
+    """The same weights and sources in every process."""
+    torch.set_num_threads(options.threads)
+    sizes = {} if options.layers is None else {"n_layers": options.layers, "n_decoder_layers": options.layers}
+    model = build(preset(options.model, 50_257 if options.model == "gpt2" else 10_000, **sizes), seed=1).eval()
+    assert isinstance(model, CausalLM | Seq2Seq)
+    with torch.no_grad():  # CTranslate2's Marian begins with a vector of zeros instead
+        model.head.weight[BOS] = 0
+    torch.manual_seed(2)
+    return model, torch.randint(5, model.config.vocab_size - 1, (options.batch, options.given))
+
+
+def ours_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
+    """What one call of a Polyhead process does, as `polyhead translate` and `polyhead generate` do it."""
+    tune_memory()
+    model, source = prepare(options)
+    ready, n = packed(model.to(dtype)), options.new_tokens
+    rules = {"bos_id": BOS, "eos_id": EOS, "max_new_tokens": [n] * len(source), "min_new_tokens": n}
+
+    def decode() -> list[list[int]]:
+        if options.beam == 1:
+            return [found.tokens for found in greedy(ready, source, None, **rules)]  # type: ignore[arg-type]
+        return [best[0].tokens for best in beam_search(ready, source, None, beam_size=options.beam, **rules)]  # type: ignore[arg-type]
+
+    return decode
+
+
+def hugging_face_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
+    """The same of generate()."""
+    model, source = prepare(options)
+    theirs, n = peer(model).eval().to(dtype), options.new_tokens
+    start = 1 if isinstance(model, Seq2Seq) else source.size(1)
+
+    def decode() -> list[list[int]]:
+        with torch.inference_mode():
+            found = theirs.generate(  # type: ignore[operator]
+                input_ids=source, attention_mask=torch.ones_like(source), num_beams=options.beam, do_sample=False, max_new_tokens=n,
+                min_new_tokens=n,
+            )  # fmt: skip
+        ids: list[list[int]] = found[:, start:].tolist()
+        return ids
+
+    return decode
+
+
+def ctranslate2_of(options: argparse.Namespace, precision: str) -> Outputs:
+    """The same of CTranslate2, on the weights of Hugging Face's model."""
+    import ctranslate2
+
+    model, source = prepare(options)
+    given, n = [[str(i) for i in row] for row in source.tolist()], options.new_tokens
+    shared = {"beam_size": options.beam, "max_batch_size": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        converter(peer(model), model.config.vocab_size).convert(folder, force=True)
+        kind = ctranslate2.Translator if isinstance(model, Seq2Seq) else ctranslate2.Generator
+        made = kind(folder, device="cpu", compute_type=precision, intra_threads=options.threads)
+
+    def decode() -> list[list[int]]:
+        if isinstance(model, Seq2Seq):
+            results = made.translate_batch(given, max_decoding_length=n, min_decoding_length=n, **shared)
+            return [[int(token) for token in result.hypotheses[0]] for result in results]
+        results = made.generate_batch(given, max_length=n, min_length=n, include_prompt_in_result=False, **shared)
+        return [result.sequences_ids[0] for result in results]
+
+    return decode
+
+
+def converter(theirs: nn.Module, vocab_size: int) -> Any:
+    """CTranslate2's own converter, given a model instead of a directory; a token's text is its number."""
+    from ctranslate2.converters import TransformersConverter
+
+    class Numbers:
+        """All that the converter asks of a tokenizer."""
+
+        bos_token, eos_token, unk_token, pad_token = str(BOS), str(EOS), "3", str(PAD)
+        added_tokens_encoder: dict[str, int] = {}  # noqa: RUF012
+
+        def get_vocab(self) -> dict[str, int]:
+            last = {"<pad>": vocab_size - 1}  # of Marian it takes the last one off
+            return {str(i): i for i in range(vocab_size - 1)} | last
+
+    class Given(TransformersConverter):
+        """Of a model in memory."""
+
+        def load_model(self, model_class: Any, path: str, **options: Any) -> nn.Module:
+            return theirs
+
+        def load_tokenizer(self, tokenizer_class: Any, path: str, **options: Any) -> Numbers:
+            return Numbers()
+
+    folder = tempfile.mkdtemp()
+    theirs.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+    return Given(folder)
+
+
+def peer(model: CausalLM | Seq2Seq) -> nn.Module:
+    """Hugging Face's model of the same equations with the same weights."""
+    if isinstance(model, Seq2Seq):
+        return twin(model, PAD, BOS, EOS)
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from polyhead.hf.gpt2 import GPT2
+    from polyhead.hf.table import joined
+    from polyhead.nn.weights import weights
+
+    c = model.config
+    theirs = GPT2LMHeadModel(GPT2Config(
+        vocab_size=c.vocab_size, n_positions=c.max_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads,
+        bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD,
+    ))  # fmt: skip
+    given = joined(GPT2.table, weights(model), c)
+    theirs.load_state_dict(given | {"lm_head.weight": given["transformer.wte.weight"]})
+    return theirs
+
+
+def hugging_face_fp32(options: argparse.Namespace) -> Outputs:
+    """generate() of transformers."""
+    return hugging_face_of(options, torch.float32)
+
+
+def hugging_face_bf16(options: argparse.Namespace) -> Outputs:
+    """The same with bf16 weights."""
+    return hugging_face_of(options, torch.bfloat16)
+
+
+def polyhead_fp32(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate` and `polyhead generate`."""
+    return ours_of(options, torch.float32)
+
+
+def polyhead_bf16(options: argparse.Namespace) -> Outputs:
+    """As the same with `--dtype bf16`."""
+    return ours_of(options, torch.bfloat16)
+
+
+def ctranslate2_fp32(options: argparse.Namespace) -> Outputs:
+    """CTranslate2 with fp32 weights."""
+    return ctranslate2_of(options, "float32")
+
+
+def ctranslate2_int8(options: argparse.Namespace) -> Outputs:
+    """CTranslate2 with int8 weights: another precision than any of ours, for the record."""
+    return ctranslate2_of(options, "int8")
+
+
+SYSTEMS = {
+    "Hugging Face fp32": hugging_face_fp32,
+    "Hugging Face bf16": hugging_face_bf16,
+    "Polyhead fp32": polyhead_fp32,
+    "Polyhead bf16": polyhead_bf16,
+    "CTranslate2 fp32": ctranslate2_fp32,
+    "CTranslate2 int8": ctranslate2_int8,
+}
+
+
+if __name__ == "__main__":
+    main()
