@@ -26,10 +26,12 @@ from polyhead.errors import UserError
 from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import continued, in_order, search
+from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import DRAWN, SEARCHED, UNSEARCHED, changed
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest_continuations
 from polyhead.models import Model
+from polyhead.models.build import ABLE
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import SPECULATE, Choice
@@ -37,14 +39,6 @@ from polyhead.run_files import DIGEST, MODEL_TYPE, SPECIAL_IDS, weights_file, wr
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.files import replace_file
-
-ABLE = {
-    "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
-    "decoder": ("a language model", "generate, eval, score or attend"),
-    "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
-    "classifier": ("a classifier", "classify, embed, eval or attend"),
-}
-"""What a model of each kind is called, and the verbs that use it."""
 
 
 class Run:
@@ -111,6 +105,15 @@ class Run:
             raise UserError("n says how many continuations there are, not n_best")
         config = changed(self.generation, changes | {"n_best": n}, UNSEARCHED, "the likeliest texts")
         return likeliest_continuations(model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop)
+
+    def engine(self, **options: Any) -> TextEngine:
+        """For many requests, each at its own time: ``run.engine(cache="paged").submit("Once", n=4)``.
+
+        ``options`` are those of ``polyhead.generate.engine.Engine``.
+        """
+        goes_on = self.config.kind == "decoder"
+        model, about = self._need("decoder" if goes_on else "encoder-decoder"), self._frame if goes_on else None
+        return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
 
     def _proposer(self, choice: Choice | None) -> Proposer | None:
         """Who guesses tokens; kept, for it may be a model that had to be opened."""

@@ -12,7 +12,9 @@ from polyhead.recipe import GenerationConfig
 DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
 """Keys of generation that shape what a language model says, and those that shape translations."""
-UNSEARCHED = DRAWN - {"max_new_tokens"} | {"max_length_ratio", "max_length_extra"}
+LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
+"""Keys that say how long a translation may be."""
+UNSEARCHED = DRAWN - {"max_new_tokens"} | LENGTHS
 """Keys without effect on the likeliest continuations, which a language model finds by beam search."""
 
 

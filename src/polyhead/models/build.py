@@ -17,6 +17,15 @@ from polyhead.registry import INIT
 Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder
 
 
+ABLE = {
+    "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
+    "decoder": ("a language model", "generate, eval, score or attend"),
+    "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
+    "classifier": ("a classifier", "classify, embed, eval or attend"),
+}
+"""What a model of each kind is called, and the verbs that use it."""
+
+
 def model_class(config: ModelConfig) -> type[Model]:
     """What a config describes: the model of its kind; an encoder may have a vocabulary, classes or neither to score."""
     if config.kind == "encoder-decoder":

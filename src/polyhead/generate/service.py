@@ -1,0 +1,174 @@
+"""Texts in, texts out, for many at once: the engine as a program uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from polyhead.errors import UserError
+from polyhead.generate.beam import Beaming, Beams, Wish
+from polyhead.generate.decoder import Decoder
+from polyhead.generate.drawing import Drawing, Drawn
+from polyhead.generate.engine import Engine
+from polyhead.generate.frame import Frame
+from polyhead.generate.request import Request
+from polyhead.generate.sampling import Sampling
+from polyhead.generate.search import beaming, limit
+from polyhead.generate.settings import DRAWN, LENGTHS, SEARCHED, UNSEARCHED, changed
+from polyhead.generate.stream import TextStream
+from polyhead.generate.text import Said
+from polyhead.recipe import GenerationConfig
+from polyhead.registry import Choice
+from polyhead.text.sides import between
+from polyhead.text.tokenizer import Tokenizer
+
+ENGINE = {"cache", "batch_tokens", "speculate"}  # settings of all requests, or of none
+
+Reason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Stream:
+    """What becomes of one text: iterate over it for the pieces as they come, or wait for ``texts()``.
+
+    ``reasons`` say for each sequence how it ended: "stop" (by itself or a stop string), "length", "cancelled" or
+    "error"; None while it goes on.
+    """
+
+    def __init__(self, request: Request, voices: list[TextStream], eos_id: int, opening: tuple[int, ...]) -> None:
+        self.request, self.voices, self.eos_id, self.opening = request, voices, eos_id, opening
+        self.reasons: list[Reason | None] = [None for _ in voices]
+        self._said = ["" for _ in voices]
+
+    def __iter__(self) -> Iterator[Said]:
+        """Piece by piece, never half a character; what beam search finds comes whole, at its end."""
+        try:
+            for token in self.request:
+                voice, ended = self.voices[token.row], token.id == self.eos_id
+                text = voice.end() if ended else voice.feed(token.id, token.last)
+                if voice.stopped and not token.last:
+                    self.request.stop(token.row)
+                if token.last or voice.stopped:
+                    self.reasons[token.row] = "stop" if ended or voice.stopped else "length"
+                yield self._note(token.row, text, token.last or voice.stopped)
+            if isinstance(self.request.search, Beams):
+                yield from self._found(self.request.search)
+        finally:
+            if self.request.end is not None:
+                rest: Reason = "cancelled" if self.request.end.reason == "cancelled" else "error"
+                self.reasons = [reason or rest for reason in self.reasons]
+
+    def texts(self) -> list[str]:
+        """All of it, when it has ended: a text for each sequence."""
+        for _ in self:
+            pass
+        return list(self._said)
+
+    def cancel(self) -> None:
+        """Wish no more of it; its memory is free at once."""
+        self.request.cancel()
+
+    def _found(self, search: Beams) -> Iterator[Said]:
+        if self.request.end is not None and self.request.end.reason == "done" and self.reasons[0] is None:
+            for row, hypothesis in enumerate(search.best()):
+                self.reasons[row] = "length" if len(hypothesis.tokens) >= search.most else "stop"
+                tokens, voice = hypothesis.tokens, self.voices[row]
+                n = len(self.opening) if tuple(tokens[: len(self.opening)]) == self.opening else 0
+                yield self._note(row, "".join(map(voice.feed, tokens[n:])) + voice.end(), True)
+
+    def _note(self, row: int, text: str, last: bool) -> Said:
+        self._said[row] += text
+        return Said(row, text, last)
+
+
+class TextEngine:
+    """An engine with a tokenizer. ``submit`` texts at any time, from any thread; whoever waits drives it.
+
+    ``run.engine()`` makes one.
+    """
+
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer, config: GenerationConfig, frame: Frame | None, max_len: int, **options: Any
+    ) -> None:
+        self.tokenizer, self.config, self.frame, self.max_len = tokenizer, config, frame, max_len
+        choice = options.pop("cache", None) or config.cache
+        if choice is None and model.cache_shape.state is None:
+            choice = Choice("paged")
+        self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)
+        self._drawing: dict[Sampling, Drawing] = {}
+        self._beaming: dict[str, Beaming] = {}
+
+    def submit(
+        self,
+        text: str,
+        *,
+        n: int = 1,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        **changes: Any,
+    ) -> Stream:
+        """Go on from a text, or translate it. ``changes`` are fields of GenerationConfig for this one request.
+
+        A language model draws ``n`` sequences, or with ``beam_size`` finds the n likeliest. An encoder-decoder searches;
+        with ``temperature`` (0 is the likeliest token), top_k, top_p or min_p it draws, and its words come one by one.
+        A UserError says why the request cannot be served.
+        """
+        for name in sorted(ENGINE & set(changes)):
+            raise UserError(f"{name} is a setting of the whole engine, not of one request")
+        if "n_best" in changes:
+            raise UserError("n says how many texts there are, not n_best")
+        if n < 1 or seed < 0:
+            raise UserError(f"n is {n} and seed is {seed}; wanted 1 or more, and 0 or more")
+        stops, translates = [stop] if isinstance(stop, str) else list(stop), self.frame is None
+        if translates:
+            drawn = bool(DRAWN - {"max_new_tokens"} & set(changes))
+            without, what = (SEARCHED - LENGTHS, "drawn translations") if drawn else (DRAWN, "translations")
+        else:
+            drawn = "beam_size" not in changes
+            without, what = (SEARCHED, "drawn text") if drawn else (UNSEARCHED, "the likeliest texts")
+        config = changed(self.config, changes if drawn else changes | {"n_best": n}, without, what)
+        (ids,) = self.tokenizer.encode([text])
+        if translates:
+            return self._translate(ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang))
+        assert self.frame is not None
+        prompt, eos_id = self.frame.prompt(ids), self.tokenizer.eos_id
+        if drawn:
+            search = Drawn(self._draw(config, eos_id), prompt, config.max_new_tokens, n, seed)
+            return self._stream(self.engine.submit(prompt, search), prompt, n, stops, eos_id)
+        most = min(config.max_new_tokens, self.max_len - len(prompt) + 1)
+        beams = Beams(self._beam(config, eos_id), Wish(max(1, most)))
+        return self._stream(self.engine.submit(prompt, beams), prompt, n, stops, eos_id)
+
+    def _translate(
+        self, ids: list[int], config: GenerationConfig, n: int, seed: int, stops: list[str], drawn: bool, sides: Any
+    ) -> Stream:
+        """Read a source and say its target."""
+        source = sides.source(ids)
+        if not ids:
+            raise UserError("an empty text has no translation")
+        if len(source) > self.max_len:
+            raise UserError(f"the text has {len(source)} tokens; this model takes {self.max_len} at most: split it")
+        told = list(sides.opening) if sides.forced else []
+        most = min(self.max_len, max(limit(len(ids), config), len(told) + 1))
+        if drawn:
+            search = Drawn(self._draw(config, sides.end), [sides.start, *told], max(1, most - len(told)), n, seed)
+            request = self.engine.submit([sides.start, *told], search, source=source)
+            return self._stream(request, [], n, stops, sides.end)
+        forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
+        beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told)))
+        return self._stream(self.engine.submit([sides.start], beams, source=source), [], n, stops, sides.end, sides.opening)
+
+    def _stream(
+        self, request: Request, before: list[int], n: int, stops: list[str], eos_id: int, opening: tuple[int, ...] = ()
+    ) -> Stream:
+        voices = [TextStream(lambda ids: self.tokenizer.decode([ids])[0], stops, before) for _ in range(n)]
+        return Stream(request, voices, eos_id, opening)
+
+    def _draw(self, config: GenerationConfig, eos_id: int) -> Drawing:
+        """One rule for all requests with the same settings, for those are drawn together."""
+        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
+        return self._drawing.setdefault(sampling, Drawing(sampling, eos_id))
+
+    def _beam(self, config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:
+        return self._beaming.setdefault(config.model_dump_json(), beaming(config, eos_id, forbidden))

@@ -1,0 +1,119 @@
+"""Texts put to an engine one by one are what the run says of them all at once; each stream tells how it ended."""
+
+import pytest
+import torch
+
+from polyhead import Choice, ModelConfig, build
+from polyhead.errors import UserError
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
+
+TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
+
+
+def make(kind, **changes):
+    tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 300)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48} | changes
+    model = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, tie_embeddings="none", **sizes), seed=1)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return Run(model, tokens, GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5))
+
+
+@pytest.fixture(scope="module")
+def speaker():
+    return make("decoder")
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return make("encoder-decoder")
+
+
+@pytest.mark.parametrize("cache", [None, "static", {"name": "paged", "block": 2, "blocks": 200}])
+def test_a_language_model_says_what_it_says_alone(speaker, cache):
+    engine = speaker.engine(cache=cache, rows=9, chunk=5)
+    ways = [{"temperature": 0.0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}, {"n": 2, "beam_size": 4}, {"max_new_tokens": 1}]
+    asked = [(text, way) for text in TEXTS for way in ways]
+    streams = [engine.submit(text, **way) for text, way in asked]
+    for (text, way), stream in zip(asked, streams, strict=True):
+        (wanted,) = speaker.generate([text], **{"n": 1} | way)
+        assert stream.texts() == wanted
+        assert stream.texts() == wanted  # asked again
+        assert all(reason in ("stop", "length") for reason in stream.reasons)
+    assert engine.engine.idle
+
+
+def test_a_translator_finds_what_it_finds_alone_and_can_also_draw(translator):
+    engine = translator.engine()
+    streams = [engine.submit(text, n=2) for text in TEXTS]
+    greedy = [engine.submit(text, temperature=0.0) for text in TEXTS]
+    assert [stream.texts() for stream in streams] == translator.translate(TEXTS, n_best=2)
+    assert [stream.texts() for stream in greedy] == [[text] for text in translator.translate(TEXTS, beam_size=1)]
+    drawn = [engine.submit(TEXTS[0], temperature=1.5, seed=seed, n=2).texts() for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][0] != drawn[0][1]
+
+
+def test_pieces_come_before_the_end_and_make_the_whole(speaker):
+    engine = speaker.engine()
+    first = engine.submit(TEXTS[1], seed=1, n=2)
+    pieces = iter(first)
+    begun = next(pieces)
+    assert first.request.end is None and not begun.last
+    texts = ["", ""]
+    for row, text, _ in [begun, *pieces]:
+        texts[row] += text
+    (wanted,) = speaker.generate([TEXTS[1]], seed=1, n=2)
+    assert texts == wanted == first.texts()
+
+
+def test_how_each_sequence_ended(speaker):
+    engine = speaker.engine()
+    plain = engine.submit(TEXTS[0], seed=5, max_new_tokens=12)
+    (text,) = plain.texts()
+    assert plain.reasons in (["length"], ["stop"])
+    cut = engine.submit(TEXTS[0], seed=5, max_new_tokens=12, stop=text[4:7])
+    assert cut.texts() == [text[: text.index(text[4:7])]]
+    assert cut.reasons == ["stop"]
+    short = engine.submit(TEXTS[0], seed=5, max_new_tokens=2, n=3)
+    assert (short.texts(), short.reasons)[1] == ["length"] * 3
+    gone = engine.submit(TEXTS[0], seed=5, max_new_tokens=12, n=2)
+    next(iter(gone))
+    gone.cancel()
+    gone.texts()
+    assert gone.reasons == ["cancelled"] * 2
+    assert engine.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "wish", "message"),
+    [
+        ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the whole engine, not of one request"),
+        ("decoder", "dogs", {"n": 0}, "n is 0 and seed is 0; wanted 1 or more"),
+        ("decoder", "dogs", {"length_penalty": 2.0}, "length_penalty has no effect on"),
+        ("decoder", "dogs", {"n": 3, "beam_size": 2}, r"n_best \(3\) is more than beam_size \(2\)"),
+        ("decoder", "dogs " * 60, {}, "this model takes 48 at most"),
+        ("encoder-decoder", "", {}, "an empty text has no translation"),
+        ("encoder-decoder", "dogs " * 60, {}, "this model takes 48 at most: split it"),
+        ("decoder", "dogs", {"n_best": 2}, "n says how many texts there are, not n_best"),
+        ("encoder-decoder", "dogs", {"max_new_tokens": 2}, "max_new_tokens has no effect on translations"),
+        ("encoder-decoder", "dogs", {"temperature": 1.0, "beam_size": 2}, "beam_size has no effect on drawn translations"),
+        ("decoder", "dogs", {"temperatur": 1}, "temperatur"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(speaker, translator, kind, text, wish, message):
+    engine = (speaker if kind == "decoder" else translator).engine()
+    with pytest.raises(UserError, match=message) as error:
+        engine.submit(text, **wish)
+    assert "\n" not in str(error.value)
+    assert engine.engine.idle
+
+
+def test_a_classifier_has_no_engine():
+    run = make("encoder", labels=("a", "b"), pooling=Choice("mean"), head=False)
+    with pytest.raises(UserError, match="the run is a classifier"):
+        run.engine()
