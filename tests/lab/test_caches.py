@@ -110,7 +110,7 @@ def test_a_window_diverges_as_a_model_whose_attention_has_it():
     wanted = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
     assert float(wanted.max()) > 1e-3  # it does make a difference
     assert found["window"].kl == pytest.approx(wanted.mean(1).tolist(), rel=1e-4)
-    assert found["window"].by_place.tolist() == pytest.approx(wanted.sum(0).tolist(), rel=1e-4, abs=1e-9)
+    assert found["window"].by_place.tolist() == pytest.approx(wanted.mean(0).tolist(), rel=1e-4, abs=1e-9)
     same = (p.argmax(-1) == q.argmax(-1)).double().mean(1).tolist()
     assert found["window"].same == pytest.approx(same)
 
@@ -119,7 +119,8 @@ def test_the_divergence_by_place_leaves_padding_out():
     translator, read = model("encoder-decoder"), ragged_pairs()
     found, _ = divergence(translator, [Policy("window", ONE, Choice("window", window=1, sink=0))], read)
     one = found["window"]
-    assert float(one.by_place.sum()) == pytest.approx(sum(kl * n for kl, n in zip(one.kl, one.tokens, strict=True)))
+    reach = torch.tensor([3, 2, 2, 2, 1, 1, 1])  # texts of 7, 4 and 1 tokens
+    assert float((one.by_place * reach).sum()) == pytest.approx(sum(kl * n for kl, n in zip(one.kl, one.tokens, strict=True)))
     assert float(one.by_place[1:].min()) > 0
     assert len(one.by_place) == 7
 
@@ -174,7 +175,11 @@ def test_claims_follow_the_numbers():
     assert [claim.held for claim in intact] == [False, False, False, False]
     assert change(bad, plain) == pytest.approx([1.0] * 3)
     assert worse([math.log(1.5)] * 2).startswith("+50 ")
+    assert worse([math.log(3)] * 2).startswith("+200 ")
     assert worse([1e-9, -1e-9]) == "none"
+    uneven = Found(nll=[2.0, 1.1], tokens=[9, 1])  # the mean of the changes is the change of the perplexity
+    other = Found(nll=[1.5, 1.4], tokens=[9, 1])
+    assert sum(change(uneven, other)) / 2 == pytest.approx(math.log(uneven.perplexity / other.perplexity))
 
 
 FRONT = Front("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3)], "b <i>": [("b <i> 1/2", 60.0, 1e-2), ("b <i> 1/4", 10.0, 1.0)]})  # fmt: skip

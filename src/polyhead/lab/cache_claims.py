@@ -193,8 +193,9 @@ def faster(found: Founds, name: str) -> list[float]:
 
 
 def change(one: Found, plain: Found) -> list[float]:
-    """How many more nats a token each text costs than without a cache."""
-    return [a - b for a, b in zip(one.nll, plain.nll, strict=True)]
+    """How many more nats a token each text costs than without a cache; long texts count for more, as in a perplexity."""
+    usual = sum(plain.tokens) / len(plain.tokens)
+    return [(a - b) * n / usual for a, b, n in zip(one.nll, plain.nll, plain.tokens, strict=True)]
 
 
 def worse(changes: Sequence[float]) -> str:
@@ -202,7 +203,8 @@ def worse(changes: Sequence[float]) -> str:
     found = interval(changes)
     if abs(found.mean) + found.half < ROUNDING:
         return "none"
-    return f"{100 * math.expm1(found.mean):+.2g} ± {100 * found.half:.2g} %"
+    percent, half = 100 * math.expm1(found.mean), 100 * found.half
+    return f"{percent:+.0f} ± {half:.2g} %" if abs(percent) >= 99.5 else f"{percent:+.2g} ± {half:.2g} %"
 
 
 def peak(found: Found) -> int:

@@ -149,18 +149,18 @@ def figures(chosen: Sequence[Policy], found: Founds, texts: int) -> list[Plot | 
         Plot(
             "Where in a text the divergence arises",
             "token",
-            [Curve(name, by_place(found[name], texts)) for name in lines],
-            "Nats a token, means over texts and neighbouring places, at a quarter of the tokens or of the width; what is less than "
+            [Curve(name, by_place(found[name].by_place)) for name in lines],
+            "Nats a token, means over the texts that reach so far and neighbouring places, at a quarter of the tokens or of the width; what is less than "
             f"{ROUNDING:.0e} is shown as that.",
         ),
     ]
 
 
-def by_place(one: Found, texts: int) -> list[tuple[float, float]]:
+def by_place(means: Tensor) -> list[tuple[float, float]]:
     """(token, mean divergence there), neighbours together."""
-    sums: Tensor = one.by_place / texts
-    size = -(-len(sums) // PLACES)
-    return [(i * size + len(part) / 2, max(float(part.mean()), ROUNDING)) for i, part in enumerate(sums.split(size))]
+    size = -(-len(means) // PLACES)
+    parts: list[Tensor] = list(means.split(size))
+    return [(i * size + (len(part) + 1) / 2, max(float(part.mean()), ROUNDING)) for i, part in enumerate(parts)]
 
 
 def numbers(

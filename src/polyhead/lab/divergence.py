@@ -30,7 +30,7 @@ class Found:
     nll: list[float] = field(default_factory=list)  # nats a token that was to be said
     same: list[float] = field(default_factory=list)  # share of tokens where the likeliest one is that of no cache
     seconds: list[float] = field(default_factory=list)
-    by_place: Tensor = field(default_factory=lambda: torch.zeros(0))  # sums of KL over texts, (T,)
+    by_place: Tensor = field(default_factory=lambda: torch.zeros(0))  # mean KL of the texts that reach there, (T,)
     memory: Memory | None = None  # of the batch that held most
     tokens: list[int] = field(default_factory=list)  # of each text
 
@@ -52,9 +52,11 @@ def divergence(model: Any, chosen: Sequence[Policy], rows: Rows) -> tuple[dict[s
     The reference of the KL divergence is the whole forward pass: KL(p whole ‖ p cached), nats.
     """
     found = {policy.name: Found(by_place=torch.zeros(rows.read.size(1), dtype=torch.double)) for policy in chosen}
-    plain = Found()
+    plain, reach = Found(), (rows.wanted != IGNORED).sum(0)
     for batch in rows.batches(ROWS):
         _lead(model, chosen, batch, found, plain)
+    for one in found.values():
+        one.by_place /= reach.clamp(min=1)
     return found, plain
 
 
