@@ -54,10 +54,10 @@ def ragged_pairs() -> Rows:
                 torch.where(back < sources, back, -1))  # fmt: skip
 
 
-def the_run(directory: Path, kind: str = "decoder") -> Path:
+def the_run(directory: Path, kind: str = "decoder", **changes: Any) -> Path:
     tokens = train_tokenizer(TEXT.splitlines(), Choice("bpe"), 300)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
-    made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **sizes), seed=1)
+    made = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, **(sizes | changes)), seed=1)
     Run(made, tokens, GenerationConfig(max_length_ratio=1.0, max_length_extra=3)).save(directory)
     return directory
 
@@ -233,6 +233,17 @@ def test_a_model_of_ones_own_goes_in_and_pages_come_out(tmp_path, capsys):
     assert found["claims"][0]["held"] is True
     assert (tmp_path / "out/caches-low-rank.safetensors").is_file()
     assert f"--text {tmp_path}/text.txt" in (tmp_path / "out/caches.html").read_text()
+
+
+def test_a_model_that_keeps_a_state_has_a_page_of_one_line(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    run = the_run(tmp_path / "run", attention="linear", position="none")
+    given = ["--run", str(run), "--text", str(tmp_path / "text.txt"), "--limit", "2"]
+    assert main(["lab", "caches", *given, "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out/caches.json").read_text())
+    assert [row[0] for row in found["figures"][2]["rows"]] == ["state"]
+    assert [claim["held"] for claim in found["claims"]] == [True]
+    assert not (tmp_path / "out/caches-low-rank.safetensors").exists()
 
 
 def test_a_translator_has_bleu_against_references(tmp_path):

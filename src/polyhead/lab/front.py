@@ -70,8 +70,9 @@ def best_of(front: Front) -> list[Dot]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """The powers of ten around two values."""
-    return [float(f"1e{p}") for p in range(math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9) + 1)]
+    """The powers of ten around two values, two of them at least."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    return [float(f"1e{p}") for p in range(first, max(first + 1, last) + 1)]
 
 
 def said(mark: float, floor: float) -> str:
