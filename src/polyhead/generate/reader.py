@@ -73,12 +73,10 @@ class Reader:
     def _feed(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Begin a step: what the cache lacks of the texts of some rows, tokens and positions (N, T), padding on the right."""
         new = [text[self.since[row] + self.held[row] :] for row, text in zip(rows, texts, strict=True)]
-        width = max(map(len, new))
-        tokens = torch.tensor([[*part, *[0] * (width - len(part))] for part in new])
-        lengths, first = (torch.tensor(x)[:, None] for x in (list(map(len, new)), [self.held[row] for row in rows]))
-        at = torch.arange(width)
-        pos = torch.where(at < lengths, first + at, -1)
-        tokens, pos = (x.to(self.model.cache_shape.device) for x in (tokens, pos))
+        width, device = max(map(len, new)), self.model.cache_shape.device
+        tokens = torch.tensor([[*part, *[0] * (width - len(part))] for part in new], device=device)
+        at = [range(self.held[row], self.held[row] + len(part)) for row, part in zip(rows, new, strict=True)]
+        pos = torch.tensor([[*places, *[-1] * (width - len(places))] for places in at], device=device)
         self.cache.begin(rows, pos)
         for row, part in zip(rows, new, strict=True):
             self.held[row] += len(part)

@@ -93,14 +93,14 @@ class Drafting:
         return [Guess(tokens, None if certain else rows) for tokens, rows in zip(found, drawn, strict=True)]
 
     def _draw(self, logits: Tensor, texts: Sequence[Sequence[int]], streams: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """What plain sampling would draw of this model, and the probabilities (N, V) it draws from."""
+        """What plain sampling would draw of this model, and the probabilities (N, V) it draws from; greedily, the logits."""
         if logits.size(1) != self.draft.vocab_size:  # rows beyond the tokenizer's tokens: some models have more of them
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
         allowed = self.terms.sampling.apply(logits, texts)
         greedy = self.terms.sampling.temperature == 0
         tokens = allowed.argmax(-1).tolist() if greedy else self.terms.chance.draw(allowed, streams)
-        q = allowed.double().softmax(-1)
-        to_host(q.gather(1, torch.tensor(tokens, device=q.device)[:, None]))
+        q = allowed if greedy else allowed.double().softmax(-1)
+        to_host(q.gather(1, torch.tensor(tokens, device=q.device)[:, None]))  # of a draft that is broken too, all is told
         return q, tokens
 
     def keep(self, rows: Sequence[int]) -> None:
