@@ -195,9 +195,9 @@ def test_offers_and_what_comes_in_their_place_make_p_in_closed_form(seed):
 
 
 def test_rounding_leaves_something_to_say():
-    """p and q differ by so little that nothing is left of p - q."""
+    """p and q differ by so little that nothing is left of p - q: then p itself is drawn from."""
     p = np.array([0.3, 0.6, 0.1])
-    assert judged(p, p + np.array([1e-9, 0, 0]), 0, [(1 - 1e-12, 0.5)]) == [1]
+    assert judged(p, p + 1e-9, 0, [(1 - 1e-12, 0.5)]) == [1]
 
 
 def exact(model, prompt, sampling, length):
