@@ -1,5 +1,7 @@
 """Packed weights: the same numbers as the plain model."""
 
+import copy
+
 import pytest
 import torch
 
@@ -8,6 +10,9 @@ from polyhead.fast.native import kernels
 from polyhead.fast.pack import can_pack, packed
 from polyhead.generate.beam import beam_search
 from polyhead.models import build, preset
+from polyhead.nn.attention.softmax import Attention
+from polyhead.nn.block.transformer import Block
+from polyhead.nn.norm import NoNorm
 
 CONFIG = preset("tiny", 97, n_layers=2, feed_forward="swiglu", n_kv_heads=2, max_len=32)
 SOURCE, TARGET = torch.randint(5, 97, (3, 9)), torch.randint(5, 97, (3, 7))
@@ -39,3 +44,22 @@ def test_beams_of_a_packed_model_are_those_of_the_plain_one():
 def test_a_model_in_training_is_left_alone():
     model = build(CONFIG, seed=1).train()
     assert not any(isinstance(layer, PackedLinear | NativeLinear) for layer in packed(model).modules())
+
+
+def test_a_packed_model_can_be_copied_and_its_parts_are_what_they_were():
+    model = packed(build(CONFIG, seed=1).eval())
+    other = copy.deepcopy(model)
+    assert [type(a).__name__ for a in model.modules()] == [type(a).__name__ for a in other.modules()]
+    assert isinstance(model.decoder.layers[0], Block) and isinstance(model.decoder.layers[0].attn, Attention)
+    assert model.head is model._modules["head"]
+    wanted = model(SOURCE, TARGET)
+    model.decoder.layers[1].ffn_residual.norm = NoNorm(128)
+    assert not torch.equal(model(SOURCE, TARGET), wanted)
+    assert torch.equal(other(SOURCE, TARGET), wanted)
+
+
+def test_a_hook_from_before_still_fires():
+    model, seen = build(CONFIG, seed=1).eval(), []
+    model.decoder.register_forward_hook(lambda *given: seen.append(given))
+    packed(model)(SOURCE, TARGET)
+    assert len(seen) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -16,12 +18,14 @@ def packed(model: nn.Module) -> nn.Module:
     """Put packed layers in the place of every Linear, Head and softmax attention of an evaluated CPU model, and return it.
 
     Results differ from the plain ones by rounding only (fp32 about 1e-6). The model cannot be trained, saved or moved
-    afterwards. The kernels are our own where they could be compiled, else oneDNN's; where this build of torch has none of
+    afterwards, and takes no hooks. The kernels are our own where they could be compiled, else oneDNN's; where this build of torch has none of
     those either, or the model is on a GPU, nothing is changed.
     """
     weight = next(model.parameters())
     if can_pack() and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
         _pack(model)
+        for part in model.modules():
+            _lighten(part)
     return model
 
 
@@ -40,6 +44,22 @@ def _pack(parent: nn.Module) -> None:
             setattr(parent, name, PackedAttention(layer))
         else:
             _pack(layer)
+
+
+def _lighten(part: nn.Module) -> None:
+    """A call of it becomes a call of its forward, and what it is made of is found at once.
+
+    What torch does around a call, for hooks above all, and its search for parts take as long as a small operation, and
+    a step of a small model has hundreds of both.
+    """
+    if not part._forward_hooks and not part._forward_pre_hooks:
+        part.__class__ = _direct(type(part))
+    vars(part).update(part._modules | part._parameters)
+
+
+@cache
+def _direct(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
 
 
 class PackedHead(Head):
