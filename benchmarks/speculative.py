@@ -35,7 +35,7 @@ NEVER = -1  # an end that no model says, so that all contestants say equally muc
 WAYS = {
     "look-up, 4": Choice("lookup", tokens=4),
     "look-up, 8": Choice("lookup", tokens=8),
-    "look-up, 8, 3 tokens alike": Choice("lookup", tokens=8, least=3),
+    "look-up, 4, 2 alike": Choice("lookup", tokens=4, least=2),
     "draft, 2": Choice("draft", tokens=2),
     "draft, 4": Choice("draft", tokens=4),
 }
@@ -105,7 +105,7 @@ def texts(options: argparse.Namespace) -> None:
     lines = [["prompt", "temperature", "texts", "guesses", "true", "a step", "tokens/s", "times as fast"]]
     for again in (False, True):
         for temperature in options.temperatures:
-            for n in options.batches:
+            for n in options.batches[:1] if again else options.batches:
                 prompts = [[cut(ids, i * n + j, options.prompt, again) for j in range(n)] for i in range(options.rounds + 1)]
                 lines += compared(run, proposers, prompts, temperature, options)
                 for line in lines[-1 - len(proposers) :]:
@@ -167,7 +167,7 @@ def steps(options: argparse.Namespace) -> None:
                          n_layers=options.layers, n_decoder_layers=options.layers, position="rope", max_len=4096)  # fmt: skip
     model = packed(build(config, seed=0).eval())
     print(f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, {options.rounds} rounds\n")
-    widths = [1, 2, 3, 5, 9, 17]
+    widths = [1, 2, 3, 5, 7, 8, 9, 17]
     lines = [["rows", "1 token ms", *(f"{k} tokens" for k in widths[1:])]]
     for n in options.batches:
 

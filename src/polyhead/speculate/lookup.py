@@ -25,10 +25,10 @@ class Lookup:
     Options:
       ngram: last tokens that are looked up, at most
       least: and at least; more of them guess less, and better
-      tokens: tokens guessed in a step, at most
+      tokens: tokens guessed in a step, at most; more of them pay where long passages come again
     """
 
-    def __init__(self, target: Run | None, *, ngram: int = 3, least: int = 1, tokens: int = 8) -> None:
+    def __init__(self, target: Run | None, *, ngram: int = 3, least: int = 1, tokens: int = 4) -> None:
         for name, value in (("ngram", ngram), ("least", least), ("tokens", tokens)):
             if value < 1:
                 raise UserError(f"speculate 'lookup': {name} is {value}, wanted at least 1")
