@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--given", type=int, default=32, help="tokens of each prompt or source")
+    parser.add_argument("--given", type=int, default=26, help="tokens of each prompt or source")
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--layers", type=int, help="layers (default: as many as the model has)")
     parser.add_argument("--rounds", type=int, default=5)

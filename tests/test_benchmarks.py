@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from polyhead.config import ModelConfig
-from polyhead.models import build
+from polyhead.models import build, preset
 
 pytest.importorskip("transformers")
 
@@ -74,3 +75,13 @@ def test_the_twin_of_hugging_face_gives_the_same_logits(peers, norm_first, chang
 )
 def test_what_hugging_face_has_no_equal_of_is_named(peers, changes, named):
     assert peers.differences(ModelConfig.model_validate({**SIZES, **changes})) == named
+
+
+def test_the_peer_of_a_language_model_gives_the_same_logits(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    decode = import_module("decode")
+    model = build(preset("gpt2", 50, n_layers=2, d_model=16, n_heads=2, max_len=20), seed=1).eval()
+    for parameter in model.parameters():  # norms and biases too
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randint(3, 50, (3, 9))
+    torch.testing.assert_close(model(tokens), decode.peer(model).eval()(tokens).logits, rtol=1e-4, atol=1e-4)

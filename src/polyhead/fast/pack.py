@@ -53,7 +53,7 @@ def _lighten(part: nn.Module) -> None:
     a step of a small model has hundreds of both.
     """
     if not part._forward_hooks and not part._forward_pre_hooks:
-        part.__class__ = _direct(type(part))
+        part.__class__ = _direct(type(part))  # type: ignore[arg-type]
     vars(part).update(part._modules | part._parameters)
 
 
