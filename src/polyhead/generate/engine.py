@@ -26,7 +26,9 @@ class Engine:
     time, no token. Every request ends exactly once: done, cancelled or by an error, which is its own affair.
 
     ``rows`` are the sequences at once at most, ``tokens`` the summed cost of requests at once, ``chunk`` the known
-    tokens read in a step. With ``deterministic`` every request is computed by itself: what it says, to the last bit,
+    tokens read in a step. Joining costs something, which is worth it for who waits for an answer; where nobody does,
+    ``refill`` lets new ones in only when this share of those that came last is gone: with 1 all of a batch are waited
+    for. With ``deterministic`` every request is computed by itself: what it says, to the last bit,
     does not depend on what else runs; otherwise by rounding, as sums in a batch are added up in another order.
     """
 
@@ -39,14 +41,18 @@ class Engine:
         rows: int = 2**30,
         tokens: int = 2**62,
         chunk: int = 4096,
+        refill: float = 0.0,
         deterministic: bool = False,
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
         for name, value in (("rows", rows), ("tokens", tokens), ("chunk", chunk), ("max_len", max_len)):
             if value < 1:
                 raise UserError(f"engine: {name} is {value}, wanted at least 1")
+        if not 0 <= refill <= 1:
+            raise UserError(f"engine: refill is {refill}, wanted a share from 0 to 1")
         self.model, self.max_len, self.cache, self.rows = model, max_len, cache, rows
-        self.tokens, self.chunk, self.deterministic = tokens, chunk, deterministic
+        self.tokens, self.chunk, self.refill, self.deterministic = tokens, chunk, refill, deterministic
+        self._most = 0  # requests that ran after the last ones joined
         self.waiting: deque[Request] = deque()
         self.batches: list[Batch] = []
         self.preemptions = 0
@@ -143,6 +149,8 @@ class Engine:
     def _admit(self) -> None:
         """Those that wait, in their order, as long as there is room; nobody overtakes, so nobody waits for ever."""
         coming: list[Request] = []
+        if len(self.live) > (1 - self.refill) * self._most:
+            return
         while self.waiting and self._fits(self.waiting[0], coming):
             coming.append(self.waiting.popleft())
         if self.deterministic:
@@ -152,6 +160,7 @@ class Engine:
         elif coming:
             self.batches = self.batches or [self._new()]
             self.batches[0].join(coming)
+        self._most = len(self.live)
 
     def _fits(self, request: Request, coming: Sequence[Request]) -> bool:
         live = self.live

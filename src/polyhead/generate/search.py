@@ -28,7 +28,8 @@ def search(
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Outputs of encoded source lines (without what stands around them), as (line from 0, best first), as they are found.
 
-    The longest begin first, so that what does not fit into memory fails at once. An output has at most
+    The longest begin first, so that what does not fit into memory fails at once. Lines of about one length run and end
+    together, so the next ones join when those before are gone: letting them in one by one takes 1.2 to 1.6 times as long. An output has at most
     ``max_length_ratio`` x source tokens + ``max_length_extra`` tokens, and never more than ``max_len``, the model's
     greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
     is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
@@ -50,7 +51,7 @@ def search(
         min(max_len, max(limit(len(line), config), len(told) + len(given) + 1))
         for line, given in zip(lines, prefix, strict=True)
     ]
-    engine = Engine(model, max_len=max(limits, default=1), cache=config.cache, tokens=config.batch_tokens)
+    engine = Engine(model, max_len=max(limits, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1)
     order = sorted(range(len(lines)), key=lambda row: -len(lines[row]))
     requests = {}
     for row in order:
@@ -74,7 +75,7 @@ def continued(
     check_prompts(prompts, max_len)
     rule, limits = beaming(config, eos_id), [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts]
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
-    engine = Engine(model, max_len=max(lengths, default=1), cache=config.cache, tokens=config.batch_tokens)
+    engine = Engine(model, max_len=max(lengths, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1)
     yield from _ended(
         engine,
         {
