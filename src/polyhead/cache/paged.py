@@ -99,8 +99,11 @@ class PagedCache:
         assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
         spans = self._spans(rows, host)
         wanted = self.table.wanted(spans)
-        if wanted > self.table.available:
-            self._grow(wanted - self.table.available)
+        more = wanted - self.table.available
+        if self.blocks is not None:  # known beginnings stay as long as the pages that were granted allow it
+            more = max(more, min(wanted - self.table.free, self.blocks - self.table.blocks))
+        if more > 0:
+            self._grow(more)
         granted = self.table.write(spans)
         dirty = [page for page in granted.fresh if page in self._dirty or self.device.type != "cpu"]
         self._dirty -= {*dirty, *(dst for _, dst in granted.copies)}
