@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from polyhead.analysis.charts import Curve, Scale, line_chart, log_ticks, number, thin, ticks
+from polyhead.analysis.charts import Curve, Scale, line_chart, log_ticks, number, powers, thin, ticks
 
 
 def path_points(svg: str) -> list[list[tuple[float, float]]]:
@@ -53,6 +53,14 @@ def test_ticks_of_a_constant_enclose_it():
 
 def test_logarithmic_ticks_enclose_the_values():
     assert log_ticks(0.03, 8) == [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10]
+
+
+def test_powers_of_ten_enclose_the_values():
+    assert powers(0.03, 8) == [0.01, 0.1, 1, 10]
+    assert powers(1e-7, 1e-3) == [1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
+    assert powers(0.1, 0.1) == [0.1, 1]
+    svg = line_chart([Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260)  # 21 ticks of 1, 2 and 5 would not fit
+    assert re.findall(r'tick end"[^>]*>([^<]*)<', svg) == ["1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]
 
 
 def test_the_drawn_points_are_the_values_on_the_drawn_axes():

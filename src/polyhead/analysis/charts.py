@@ -58,6 +58,12 @@ def log_ticks(lo: float, hi: float) -> list[float]:
     return all_ticks[first : last + 1]
 
 
+def powers(lo: float, hi: float) -> list[float]:
+    """The powers of ten around lo..hi, two of them at least."""
+    first, last = math.floor(math.log10(lo) + 1e-9), math.ceil(math.log10(hi) - 1e-9)
+    return [float(f"1e{p}") for p in range(first, max(first + 1, last) + 1)]
+
+
 def doublings(values: Sequence[float], width: float) -> list[float]:
     """Ticks of a logarithmic axis across: the values that were measured where they are few, else round ones."""
     own = sorted(set(values))
@@ -94,6 +100,7 @@ def scales(
     log = not from_zero and min(ys) > 0 and max(ys) / min(ys) > LOG_RATIO
     lo = 0.0 if from_zero or 0 < min(ys) <= 0.4 * max(ys) else min(ys)  # near enough to zero to show it
     y_ticks = log_ticks(min(ys), max(ys)) if log else ticks(min(lo, *ys), max(ys), max(3, round(height / 60)))
+    y_ticks = powers(min(ys), max(ys)) if log and len(y_ticks) > height / 18 else y_ticks
     round_x = doublings(xs, width) if log_x else ticks(min(xs), max(xs), max(3, round(width / 110)))
     x_ticks = [x for x in round_x if min(xs) <= x <= max(xs)]
     left, right, top, bottom = 14 + 7 * max(len(number(y)) for y in y_ticks), 22, 12, 40

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 
-from polyhead.analysis.charts import Scale, log_ticks, number
+from polyhead.analysis.charts import Scale, log_ticks, number, powers
 from polyhead.analysis.scatter import place
 from polyhead.compare.pareto import Dot, frontier
 from polyhead.lab.result import Front
@@ -18,7 +17,7 @@ def front_chart(front: Front, width: int, height: int) -> str:
     points = [(i, *point) for i, family in enumerate(front.families.values()) for point in family]
     xs = [cost for _, _, cost, _ in points]
     ys = [max(error, front.floor) for *_, error in points]
-    marks = decades(min(ys), max(ys))
+    marks = powers(min(ys), max(ys))
     left = 18 + 7.2 * max(len(said(mark, front.floor)) for mark in marks)
     bottom = height - BOTTOM
     x = Scale(min(xs) / 1.25, max(xs) * 1.25, left, width - RIGHT, True)
@@ -67,12 +66,6 @@ def best_of(front: Front) -> list[Dot]:
     points = [point for family in front.families.values() for point in family]
     dots = [Dot(i, name, cost, max(error, front.floor), ()) for i, (name, cost, error) in enumerate(points)]
     return frontier(dots, True)
-
-
-def decades(low: float, high: float) -> list[float]:
-    """The powers of ten around two values, two of them at least."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    return [float(f"1e{p}") for p in range(first, max(first + 1, last) + 1)]
 
 
 def said(mark: float, floor: float) -> str:

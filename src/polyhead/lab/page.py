@@ -104,8 +104,8 @@ def tabled(table: Table) -> str:
 
 
 def cell_text(cell: str | float) -> str:
-    """A cell as text."""
-    return cell if isinstance(cell, str) else number(cell)
+    """A cell as text; what belongs together stays in one line."""
+    return cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") if isinstance(cell, str) else number(cell)
 
 
 def about(text: str) -> str:
