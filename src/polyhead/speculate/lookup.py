@@ -20,7 +20,8 @@ class Lookup:
 
     Equation: guess_j = x_{i+j}, i = max {i <= t : x_{i-n} .. x_{i-1} = x_{t-n+1} .. x_t}, least <= n <= ngram, the largest such n
     Paper: Saxena, 2023 (prompt lookup decoding); Yang et al., 2023 (LLMA)
-    When: the output repeats the prompt or itself: summaries, corrections, code, lists. It costs no second model
+    When: one text or few whose output repeats the prompt or itself: corrections, code, lists, what is said greedily. It costs
+      no second model
     Recipe: generation: {speculate: lookup}
     Options:
       ngram: last tokens that are looked up, at most
