@@ -2,7 +2,8 @@
 
 python benchmarks/paging.py lengths --text multi30k/train.de
 python benchmarks/paging.py sharing --run RUN --text multi30k/test_2016_flickr.en
-python benchmarks/paging.py steps
+python benchmarks/paging.py steps            what a step costs with every cache, 12 layers of 768
+python benchmarks/paging.py steps --beams    the same where rows are forked all the time
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=60, help="of a language model, after a prompt of a line")
     parser.add_argument("--rows", type=int, default=64, help="sequences that are in memory at once")
     parser.add_argument("--caches", nargs="+", default=CACHES, help="in steps, the first is what the others are compared with")
+    parser.add_argument("--beams", action="store_true", help="steps before which rows are dropped and forked, as in beam search")
     parser.add_argument("--plain", action="store_true", help="steps of a model that is not packed, as where there is no compiler")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--past", type=int, nargs="+", default=[128, 512])
@@ -124,6 +126,8 @@ def steps(options: argparse.Namespace) -> None:
                 pos = torch.full((n, 1), at[name])
                 at[name] += 1
                 with torch.inference_mode():
+                    if options.beams:  # half of the rows go on, each in two
+                        caches[name].select(torch.randperm(n, generator=torch.Generator().manual_seed(at[name]))[torch.arange(n) // 2].tolist())
                     caches[name].begin(range(n), pos)
                     model.decode(tokens, pos, caches[name], None)
 
