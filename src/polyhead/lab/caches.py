@@ -215,7 +215,7 @@ def method(given: Subject, read: Rows, fit: Rows, length: int, projected: bool) 
     return (
         f"{given.said[0].upper()}{given.said[1:]}: {kind}. Each token is fed alone, through every cache in turns, {ROWS} texts at "
         "a time; the reference of the divergence is the whole forward pass without a cache, KL(p whole ‖ p cached). An interval is "
-        "the 95 % one over texts, of times over stretches of 16 steps.\n\nA window of 1/4 keeps the newest tokens of that share, "
+        "the 95 % one over texts, of times over stretches of 16 steps; times are those of the processor if there is one thread.\n\nA window of 1/4 keeps the newest tokens of that share, "
         "with a sink the first 4 (of a budget under 16 a quarter) are among them; h2o keeps half of its budget for the newest and "
         "has no sink; subgen half for the newest; low rank keeps that share of the width of heads; bits are those of a number, in "
         f"groups of 32 tokens (of short texts fewer).{low} Bytes are those of the cache alone: what a step unpacks or projects "

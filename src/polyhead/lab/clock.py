@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
+import torch
+
 K = TypeVar("K", bound=Hashable)
 
 TRIES, SHORT = 4, 0.05  # runs of a round, of what takes less than so many seconds
@@ -30,11 +32,16 @@ def race(runners: Mapping[K, Callable[[], object]], rounds: int = 5) -> dict[K, 
     return taken
 
 
-def seconds(run: Callable[[], object]) -> float:
+def seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """How long one run takes."""
-    start = time.perf_counter()
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def quiet_clock() -> Callable[[], float]:
+    """The clock that other programs disturb least: processor time where there is one thread, else the time of day."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def medians(taken: Mapping[K, list[float]]) -> dict[K, float]:

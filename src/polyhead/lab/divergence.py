@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from polyhead.cache.base import Cache, Memory
 from polyhead.cache.make import make_cache
 from polyhead.data.collate import IGNORED
+from polyhead.lab.clock import quiet_clock
 from polyhead.lab.policies import Policy
 from polyhead.lab.subject import Rows
 from polyhead.registry import Choice
@@ -73,17 +73,17 @@ def _lead(model: Any, chosen: Sequence[Policy], batch: Rows, found: dict[str, Fo
     caches: dict[str, Cache] = {policy.name: make_cache(policy.choice, model.cache_shape, n, length) for policy in chosen}
     sums = {name: torch.zeros(3, n, dtype=torch.double) for name in caches}  # KL, negative log-likelihood, same
     own, order = torch.zeros(n, dtype=torch.double), list(caches)
-    taken = dict.fromkeys(caches, 0.0)
+    taken, clock = dict.fromkeys(caches, 0.0), quiet_clock()
     for t in range(length):
         here = there[:, t]
         wanted = batch.wanted[:, t].clamp(min=0)[:, None]
         p = model.head(whole[:, t]).double().log_softmax(-1)
         own -= p.gather(1, wanted)[:, 0] * here
         for name in order[t % len(order) :] + order[: t % len(order)]:
-            start = time.perf_counter()
+            start = clock()
             caches[name].begin(range(n), batch.pos[:, t : t + 1])
             logits = model.decode(batch.read[:, t : t + 1], batch.pos[:, t : t + 1], caches[name], memory)
-            taken[name] += time.perf_counter() - start
+            taken[name] += clock() - start
             q = logits[:, 0].double().log_softmax(-1)
             kl = kl_divergence(p, q)
             sums[name] += torch.stack([kl, -q.gather(1, wanted)[:, 0], (p.argmax(-1) == q.argmax(-1)).double()]) * here

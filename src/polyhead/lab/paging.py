@@ -21,7 +21,7 @@ KWON = "Kwon et al., 2023 (PagedAttention)"
 BLOCKS = (1, 2, 4, 8, 16, 32)
 ROWS = 64  # in memory at once
 MOST = 512  # tokens of a text that is served, where the model takes as many
-ROOM = 8  # rows of the longest text that there is memory for
+ROOM = 4  # rows of the longest text that there is memory for
 NEW = 60  # tokens a language model goes on for, if it takes twice as many
 WASTE, NEAR = 0.04, 0.01
 SAVED = {"beams": 0.376, "samples": 0.061}  # the least that Kwon et al. report
@@ -59,8 +59,8 @@ def paging(bench: Bench) -> Result:
         f"beginning, {'each a source and as many tokens as its target has' if given.translates else 'lines, of which the first half is given and as many tokens as the second has are made'}, "
         f"{statistics.fmean(wish.length for wish in asked):.0f} on average in the cache. The memory is that of {served.memory.rows} "
         f"rows of the longest, {served.memory.longest} tokens: so many rows, or {served.memory.blocks} pages of "
-        f"{served.memory.block}; where these run out, the youngest text gives way and is read anew. Rounds in turns; what is kept "
-        "of sources is not counted.",
+        f"{served.memory.block}; where these run out, the youngest text gives way and is read anew. Rounds in turns, times "
+        "of the processor if there is one thread; what is kept of sources is not counted.",
     )
 
 
@@ -124,8 +124,8 @@ def empty_claims(
 def sharing_claims(shared: Mapping[Way, Sequence[Saved]]) -> list[Claim]:
     """What the literature says of sharing."""
     said = {
-        "beams": "Beam search holds 38 % less or better, for its beams share their beginnings.",
-        "samples": "Parallel samples hold 6 % less or better, for they share the prompt.",
+        "beams": "Beam search holds at least 38 % less, for its beams share their beginnings.",
+        "samples": "Parallel samples hold at least 6 % less, for they share the prompt.",
     }
     most = {"beams": "37.6 to 55.2 % on short instructions, up to 66 % on conversations",
             "samples": "6.1 to 9.8 % on short instructions, up to 30 % on conversations"}  # fmt: skip
@@ -153,7 +153,7 @@ def serving_claims(served: Served) -> list[Claim]:
             more > 2,
         ),
         Claim(
-            "So they serve more tokens a second.",
+            "In the same memory pages serve more tokens a second than reserved rows.",
             f"{KWON}, abstract: 2 to 4 times, on GPUs whose time a larger batch hardly costs",
             f"{interval(paged).said()} times as many as rows reserved for the longest.",
             above(paged, 1.0),

@@ -13,12 +13,13 @@ from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.frame import frame
 from polyhead.generate.sampling import Sampling
-from polyhead.lab.clock import race
+from polyhead.lab.clock import quiet_clock, seconds
 from polyhead.lab.subject import Subject
 from polyhead.registry import Choice
 
 NEVER = -1  # a token that no model says: outputs end where the texts did
 BATCHES, RESERVED, PAGES = "reserved, batch after batch", "reserved, joining and leaving", "pages, joining and leaving"
+WAYS = (BATCHES, RESERVED, PAGES)
 
 
 class Wish(NamedTuple):
@@ -79,15 +80,18 @@ def memory_of(asked: Sequence[Wish], rows: int) -> Memory:
 
 def serve(model: Any, asked: Sequence[Wish], rows: int, rounds: int) -> Served:
     """All wishes to their ends, in each way, in turns."""
-    memory = memory_of(asked, rows)
+    memory, clock = memory_of(asked, rows), quiet_clock()
     seen: dict[str, float] = {}
+    taken: dict[str, list[float]] = {how: [] for how in WAYS}
 
     def run(how: str) -> None:
         engine = Engine(model, max_len=memory.longest, **settings(how, memory))
         seen[how] = through(engine, asked, memory.rows if how == BATCHES else len(asked))
 
-    seconds = race({how: partial(run, how) for how in (BATCHES, RESERVED, PAGES)}, rounds)
-    return Served(seconds, seen, sum(wish.new for wish in asked), memory)
+    for turn in range(rounds):
+        for how in WAYS[turn % 3 :] + WAYS[: turn % 3]:
+            taken[how].append(seconds(partial(run, how), clock))
+    return Served(taken, seen, sum(wish.new for wish in asked), memory)
 
 
 def settings(how: str, memory: Memory) -> dict[str, Any]:
