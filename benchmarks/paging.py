@@ -142,7 +142,7 @@ def steps(options: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def filled(shape: CacheShape, choice: Choice, n: int, past: int, more: int) -> Cache:
-    """A cache of n rows that hold so many tokens, and have room for more; they came a few at a time, as texts grow."""
+    """A cache of n rows that hold so many tokens, and have room for more; after a prompt they came a few at a time, as texts grow."""
     cache = make_cache(choice, shape, n, past + more)
     for pos in chunks(past, n):
         cache.begin(range(n), pos)
@@ -154,10 +154,10 @@ def filled(shape: CacheShape, choice: Choice, n: int, past: int, more: int) -> C
     return cache
 
 
-def chunks(past: int, n: int, size: int = 8) -> Iterator[Tensor]:
-    """Positions of n rows, a few at a time."""
-    for first in range(0, past, size):
-        yield torch.arange(first, min(past, first + size)).expand(n, -1)
+def chunks(past: int, n: int, prompt: int = 32, size: int = 8) -> Iterator[Tensor]:
+    """Positions of n rows: a prompt, then a few at a time."""
+    for first in (0, *range(prompt, past, size)):
+        yield torch.arange(first, min(past, first + size if first else prompt)).expand(n, -1)
 
 
 def lines_of(path: Path) -> list[str]:
