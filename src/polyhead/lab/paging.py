@@ -44,7 +44,7 @@ def paging(bench: Bench) -> Result:
     bench.say(f"sharing measured on {len(texts)} texts; now they are served")
     most = min(MOST, given.run.config.max_len or MOST)
     asked = wishes(given, bench.limit or bench.size(128 if given.translates else 64, 4), most)
-    served = serve(given.run.model, asked, bench.size(ROOM, 2), bench.size(3, 2))
+    served = serve(given.run.model, asked, bench.size(ROOM, 2), bench.size(5, 2))
     return Result(
         "Pages: what stands empty, and what is shared",
         "A service that reserves for every text the longest one there could be fills its memory with nothing. Pages of a few "
