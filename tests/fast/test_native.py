@@ -50,6 +50,20 @@ def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
 
 
 @compiled
+@PRECISIONS
+def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near):
+    x, layer = torch.randn(14, 900, dtype=dtype), NativeLinear(torch.randn(70, 900, dtype=dtype), None)
+    for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13)):
+        assert torch.equal(layer(x[rows]), layer(x)[rows])
+    q, k, v = torch.randn(4, 2, 1, 32, dtype=dtype), torch.randn(4, 2, 40, 32, dtype=dtype), torch.randn(4, 2, 40, 16, dtype=dtype)
+    mask = torch.rand(4, 1, 1, 40) < 0.5
+    mask[1, ..., 21:] = False
+    together = few(q, Pages(k, v, torch.arange(4)[:, None], lambda x: x), mask)
+    alone = few(q[1:2], Pages(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21])
+    assert torch.equal(together[1:2], alone)
+
+
+@compiled
 def test_numbers_that_are_not_finite_stay_so():
     weight = torch.eye(4)
     x = torch.tensor([[torch.nan, 1, torch.inf, 2]])

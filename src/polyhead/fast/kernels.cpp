@@ -2,7 +2,8 @@
 //
 // A token needs every weight once, so the weights lie in the order they are read: panels of 64 outputs, and in a panel 64
 // outputs of one step after another, where a step is 4 bytes of the input: a float, or two bf16. A load of 16 weights serves
-// every row of the batch, no sum runs across lanes, and one panel after another streams from memory.
+// every row of the batch, no sum runs across lanes, and one panel after another streams from memory. A row's sums are taken in
+// the same order whatever the batch, so its results are the same to the last bit.
 #include <omp.h>
 
 #include <algorithm>
