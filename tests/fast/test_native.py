@@ -29,7 +29,7 @@ def close(found, wanted, near):
 
 @compiled
 @PRECISIONS
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200)])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200), (400, 20, 70)])
 def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
     x, weight, bias = torch.randn(rows, inputs, dtype=dtype), torch.randn(outputs, inputs, dtype=dtype), torch.randn(outputs, dtype=dtype)
     wanted = (x.double()[:, None] * weight.double()).sum(-1)
@@ -61,6 +61,19 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near
     together = few(q, Pages(k, v, torch.arange(4)[:, None], lambda x: x), mask)
     alone = few(q[1:2], Pages(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21])
     assert torch.equal(together[1:2], alone)
+
+
+@compiled
+def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
+    x = torch.randn(3, 2, dtype=torch.bfloat16)
+    pairs = torch.cat([torch.randn(200, 2) * 2.0 ** torch.randint(-8, 8, (200, 1)), torch.tensor([[1, 2**-8], [1, 3 * 2**-8], [-1, -(2**-8)]])])
+    weight = pairs.bfloat16()
+    exact = x.float()[:, None] * weight.float()
+    wanted = (exact[..., 0] + exact[..., 1]).bfloat16()
+    found = NativeLinear(weight, None)(x)
+    assert (found == wanted).float().mean() > 0.99  # the sum itself may be off by a rounding of fp32
+    ones = torch.ones(1, 2, dtype=torch.bfloat16)
+    assert torch.equal(NativeLinear(weight, None)(ones)[0], weight.float().sum(1).bfloat16())
 
 
 @compiled

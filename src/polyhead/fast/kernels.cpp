@@ -29,6 +29,7 @@ using bf16 = uint16_t;
 constexpr long LANES = 16, WIDE = 4, PANEL = LANES * WIDE;
 constexpr long ROWS = 6;     // of the input at once: 6 x 4 sums, 4 weights and an input fill 32 registers
 constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 64 KiB, which stay near
+constexpr long BATCH = 192;  // rows that go through all panels before the next ones: their inputs and sums stay near too
 
 [[maybe_unused]] float wide(bf16 x) {
     uint32_t bits = uint32_t(x) << 16;
@@ -36,11 +37,34 @@ constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 6
     std::memcpy(&out, &bits, 4);
     return out;
 }
-void narrow(float x, float* out) { *out = x; }
-void narrow(float x, bf16* out) {  // to the nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    *out = std::isnan(x) ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+Floats load(const float* x) {
+    Floats out;
+    std::memcpy(&out, x, sizeof out);
+    return out;
+}
+Floats load(const bf16* x) {
+    Halves halves;
+    std::memcpy(&halves, x, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+}
+void store(Floats x, float* out) { std::memcpy(out, &x, sizeof x); }
+void store(Floats x, bf16* out) {  // to the nearest, ties to even
+    const Bits bits = (Bits)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Halves halves = __builtin_convertvector(x == x ? rounded : rounded * 0 + 0x7fc0, Halves);
+    std::memcpy(out, &halves, sizeof halves);
+}
+
+Floats load(const float* x, long n) {
+    Floats out = {};
+    std::memcpy(&out, x, n * sizeof(float));
+    return out;
+}
+template <class T>
+void store(Floats x, T* out, long n) {
+    if (n == LANES) return store(x, out);
+    T all[LANES];
+    store(x, all);
+    std::memcpy(out, all, n * sizeof(T));
 }
 
 // sum + weights * input, of one step
@@ -83,35 +107,28 @@ void multiply(long rows, const Floats* panel, const float* x, long stride, long 
 template <class T>
 void linear(const T* x, const float* packed, const float* bias, T* out, long M, long N, long steps) {
     const float* input = reinterpret_cast<const float*>(x);
+    const long chunk = M <= ROWS ? steps : STEPS;
 #pragma omp parallel
     {
-        std::vector<float> sums(M * PANEL);
-#pragma omp for schedule(static)
-        for (long n = 0; n < N; n += PANEL) {
-            const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
-            const long chunk = M <= ROWS ? steps : STEPS;
-            for (long k = 0; k < steps; k += chunk)
-                for (long m = 0; m < M; m += ROWS)
-                    multiply<T>(std::min(ROWS, M - m), panel + k * WIDE, input + m * steps + k, steps,
-                                std::min(chunk, steps - k), sums.data() + m * PANEL, k == 0);
-            const long end = std::min(PANEL, N - n);
-            for (long m = 0; m < M; m++)
-                for (long j = 0; j < end; j++) narrow(sums[m * PANEL + j] + (bias ? bias[n + j] : 0), out + m * N + n + j);
+        std::vector<float> sums(std::min(M, BATCH) * PANEL);
+        for (long first = 0; first < M; first += BATCH) {
+            const long last = std::min(M, first + BATCH);
+#pragma omp for schedule(static) nowait
+            for (long n = 0; n < N; n += PANEL) {
+                const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
+                for (long k = 0; k < steps; k += chunk)
+                    for (long m = first; m < last; m += ROWS)
+                        multiply<T>(std::min(ROWS, last - m), panel + k * WIDE, input + m * steps + k, steps, std::min(chunk, steps - k),
+                                    sums.data() + (m - first) * PANEL, k == 0);
+                for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
+                    const long there = std::min(LANES, N - n - j);
+                    const Floats more = bias ? load(bias + n + j, there) : Floats{};
+                    for (long m = first; m < last; m++) store(load(&sums[(m - first) * PANEL + j]) + more, out + m * N + n + j, there);
+                }
+            }
         }
     }
 }
-
-Floats load(const float* x) {
-    Floats out;
-    std::memcpy(&out, x, sizeof out);
-    return out;
-}
-Floats load(const bf16* x) {
-    Halves halves;
-    std::memcpy(&halves, x, sizeof halves);
-    return (Floats)(__builtin_convertvector(halves, Bits) << 16);
-}
-void store(Floats x, float* out) { std::memcpy(out, &x, sizeof x); }
 
 float total(Floats x) {
     x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -188,7 +205,8 @@ void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const i
                         store(load(sums + i * z.v_dim + d) + scores[i * padded + s] * load(value + d), sums + i * z.v_dim + d);
         }
     for (long i = 0; i < n; i++)
-        for (long d = 0; d < z.v_dim; d++) narrow(sums[i * z.v_dim + d], out + (token(i) * z.heads * z.group + of_head(i)) * z.v_dim + d);
+        for (long d = 0; d < z.v_dim; d += LANES)
+            store(load(sums + i * z.v_dim + d), out + (token(i) * z.heads * z.group + of_head(i)) * z.v_dim + d);
 }
 
 template <class T>
