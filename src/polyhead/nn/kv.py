@@ -35,11 +35,15 @@ class KV(NamedTuple):
         return KV(self.k.index_select(0, rows), self.v.index_select(0, rows), *rest)
 
     def join(self, other: KV) -> KV:
-        """The rows of both, in this order; slots that only the longer one has are empty in the other's rows."""
-        sides, longest = (self, other), max(self.k.size(2), other.k.size(2))
-        k = torch.cat([F.pad(x.k, (0, 0, 0, longest - x.k.size(2))) for x in sides])
-        v = torch.cat([F.pad(x.v, (0, 0, 0, longest - x.v.size(2))) for x in sides])
-        pos = torch.cat([F.pad(x.positions(), (0, longest - x.k.size(2)), value=-1) for x in sides])
+        """The rows of both, in this order; slots that only the longer one has are empty in the other's rows.
+
+        Those at the end that no row needs any more are gone.
+        """
+        there = self.positions(), other.positions()
+        longest = max(int((pos >= 0).nonzero()[:, -1].amax()) + 1 for pos in there)
+        k = torch.cat([F.pad(x.k, (0, 0, 0, longest - x.k.size(2))) for x in (self, other)])
+        v = torch.cat([F.pad(x.v, (0, 0, 0, longest - x.v.size(2))) for x in (self, other)])
+        pos = torch.cat([F.pad(pos, (0, longest - pos.size(2)), value=-1) for pos in there])
         return KV(k, v, pos)
 
     def positions(self) -> Tensor:
