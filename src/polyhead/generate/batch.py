@@ -53,16 +53,13 @@ class Batch:
 
     def join(self, requests: Sequence[Request]) -> None:
         """Requests that begin, or begin anew; their sources are read together."""
-        if not requests:
-            return
-        first = len(self._rows())
-        self.cache.add(len(requests))
-        for row, request in enumerate(requests, first):
-            member = Member(request)
+        first, new = len(self._rows()), [Member(request) for request in requests]
+        self.members += new  # whatever fails from here on, they are among those that it concerns
+        self.cache.add(len(new))
+        for row, member in enumerate(new, first):
             if self.known is not None and member.unread:
                 member.held = [self.known.reuse(row, member.due[0])]
                 member.due = [member.due[0][member.held[0] :]]
-            self.members.append(member)
         if self.encode is not None:
             tokens, pos = pad([request.source or [] for request in requests], 0, self.device)
             read: list[Memory] = self.encode(tokens, pos)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import RLock
 
 import torch
@@ -52,6 +53,7 @@ class Engine:
             raise UserError(f"engine: refill is {refill}, wanted a share from 0 to 1")
         self.model, self.max_len, self.cache, self.rows = model, max_len, cache, rows
         self.tokens, self.chunk, self.refill, self.deterministic = tokens, chunk, refill, deterministic
+        self.half = max(1, max_len // 2)  # what a text that outgrows the model goes on from
         self._most = 0  # requests that ran after the last ones joined
         self.waiting: deque[Request] = deque()
         self.batches: list[Batch] = []
@@ -67,7 +69,8 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not self.waiting and not self.live
+        with self._lock:  # in the middle of a step a request may be in neither place
+            return not self.waiting and not self.live
 
     def submit(
         self, prompt: Sequence[int], search: Search, *, source: Sequence[int] | None = None, cost: int = 0
@@ -80,20 +83,22 @@ class Engine:
             raise UserError("a prompt has no token; a language model goes on from one at least")
         if len(prompt) > self.max_len:
             raise UserError(f"the prompt has {len(prompt)} tokens; this model takes {self.max_len} at most: give its end")
+        if (source is None) == hasattr(self.model, "encode"):
+            raise UserError("an encoder-decoder reads a source, " + ("none came" if source is None else "this model has no encoder"))
         if source is not None and not source:
             raise UserError("a source has no token")
         if search.width > self.rows:
             raise UserError(f"{search.width} sequences are wanted of one request; the engine runs {self.rows} at most")
-        wanted, there = self._worst(len(prompt), search), self._empty.cache.room(search.width)
-        if wanted > there:
+        request = Request(self, prompt, search, source, cost)
+        request.room, there = self._worst(request), self._empty.cache.room(search.width)
+        if request.room > there:
             raise UserError(
-                f"{len(prompt)} tokens and up to {search.most} new ones in {search.width} sequences want room for {wanted:,} tokens; "
+                f"{len(prompt)} tokens and up to {search.most} new ones in {search.width} sequences want room for {request.room:,} tokens; "
                 f"the cache has {there:,}: give it more, or wish less"
             )
         with self._lock:
-            request = Request(self, prompt, search, source, cost)
             self.waiting.append(request)
-            return request
+        return request
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -101,12 +106,7 @@ class Engine:
         with self._lock:
             self._admit()
             for batch in list(self.batches):
-                try:
-                    self._advance(batch)
-                except Exception as error:  # it is known to whoever waits for one of these, and the engine goes on
-                    self.batches.remove(batch)
-                    for member in batch.members:
-                        self._end(member.request, End("error", error))
+                self._try(batch, partial(self._advance, batch))
             # a cache whose rows were long would stay long; what others may begin with is worth keeping
             self.batches = [batch for batch in self.batches if batch.members or batch.known is not None]
 
@@ -138,13 +138,28 @@ class Engine:
         cache = make_cache(self.cache, self.model.cache_shape, 0, self.max_len)
         return Batch(self.model, cache, share=not self.deterministic)
 
-    def _worst(self, prompt: int, search: Search) -> int:
-        """The most tokens that a request ever holds: whole pages of its prompt once, the rest for each sequence."""
-        grain, longest = self._empty.cache.grain, min(prompt + search.most - 1, self.max_len)
-        if search.width == 1:
-            return longest
-        once = prompt // grain * grain
-        return once + search.width * -(-(longest - once) // grain) * grain
+    def _try(self, batch: Batch, work: Callable[[], None]) -> None:
+        """Do it; if it fails, whoever waits for one of these requests is told, and the engine goes on without the batch."""
+        try:
+            work()
+        except Exception as error:
+            self.batches.remove(batch)
+            for member in batch.members:
+                self._end(member.request, End("error", error))
+
+    def _worst(self, request: Request) -> int:
+        """The most tokens for which a new request ever takes room: whole pages of what all rows share, the rest for each."""
+        grain, search, begun = self._empty.cache.grain, request.search, len(request.prompt)
+        rows, length, most = search.width if search.most > 1 else len(search.rows), begun + search.most - 1, 0
+        shared = begun - (len(search.rows) > 1)  # rows that are there from the beginning write its last token each
+        while True:
+            once, longest = shared // grain * grain, min(length, self.max_len)
+            most = max(most, once + rows * -(-(longest - once) // grain) * grain)
+            if length <= self.max_len or not shared:
+                return most
+            gone = self.max_len + 1 - self.half
+            length, begun = length - gone, begun - gone
+            shared = max(0, begun)
 
     def _admit(self) -> None:
         """Those that wait, in their order, as long as there is room; nobody overtakes, so nobody waits for ever."""
@@ -155,12 +170,15 @@ class Engine:
             coming.append(self.waiting.popleft())
         if self.deterministic:
             for request in coming:
-                self.batches.append(self._new())
-                self.batches[-1].join([request])
+                self._let_in(self._new(), [request])
         elif coming:
-            self.batches = self.batches or [self._new()]
-            self.batches[0].join(coming)
+            self._let_in(self.batches[0] if self.batches else self._new(), coming)
         self._most = len(self.live)
+
+    def _let_in(self, batch: Batch, coming: Sequence[Request]) -> None:
+        if batch not in self.batches:
+            self.batches.append(batch)
+        self._try(batch, partial(batch.join, coming))
 
     def _fits(self, request: Request, coming: Sequence[Request]) -> bool:
         live = self.live
@@ -172,8 +190,9 @@ class Engine:
         if sum(other.cost for other in there) + request.cost > self.tokens:
             return False
         if self.deterministic:  # nothing gives way there, so the worst is counted
-            held = sum(self._worst(len(other.prompt), other.search) for other in [*there, request])
-            return held <= self._empty.cache.room(sum(other.search.width for other in [*there, request]))
+            there.append(request)
+            held, width = sum(other.room for other in there), sum(other.search.width for other in there)
+            return held <= self._empty.cache.room(width)
         cache = self.batches[0].cache if self.batches else self._empty.cache
         new = [*coming, request]
         free = cache.room(sum(other.search.width for other in new))
@@ -201,18 +220,16 @@ class Engine:
             for member in group:
                 if member.request.end is None:
                     self._tell(member.request)
-        for member in list(batch.members):
-            if member.ready and max(member.held) >= self.max_len:
-                self._forget_half(batch, member)
+                if member.held and member.held[0] >= self.max_len:  # before it may have to give way to another group
+                    self._forget_half(batch, member)
 
     def _go_on(self, batch: Batch, group: list[Member]) -> list[Member]:
         """A token more for those of a group that there is room for; who ended by it comes back."""
-        while group:
+        while group := [member for member in group if member in batch.members]:
             try:
                 return batch.step(group)
             except NoRoom:
                 self._preempt(batch)
-                group = [member for member in group if member in batch.members]
         return []
 
     def _preempt(self, batch: Batch) -> None:
@@ -226,7 +243,7 @@ class Engine:
 
     def _forget_half(self, batch: Batch, member: Member) -> None:
         """A text longer than the model goes on from its last half."""
-        member.request.since += member.held[0] + 1 - max(1, self.max_len // 2)
+        member.request.since += member.held[0] + 1 - self.half
         batch.leave([member])
         batch.join([member.request])
 

@@ -73,6 +73,7 @@ class Request:
         self.engine, self.search, self.source, self.cost = engine, search, source, cost
         self.prompt = list(prompt)  # what the model reads before its own words
         self.since = 0  # the first token that it still sees
+        self.room = 0  # the most tokens that it ever takes room for
         self.events: deque[Token] = deque()
         self.end: End | None = None
 
@@ -109,11 +110,11 @@ class Request:
     def __iter__(self) -> Iterator[Token]:
         """Every token as soon as it is sure; those of a beam search are sure at its end alone, and none come."""
         while True:
-            if self.events:
+            end = self.end  # looked at before the events: what was said before it is among them then
+            while self.events:
                 yield self.events.popleft()
-            elif self.end is None:
-                self.engine.step()
-            else:
+            if end is not None:
                 break
-        if self.end.error is not None:
-            raise self.end.error
+            self.engine.step()
+        if end.error is not None:
+            raise end.error
