@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,13 @@ def _pages(kv: KV) -> Pages:
     """Where the slots of kv lie; a row that lies together is a page."""
     if isinstance(kv, Stored):
         return kv.pages
-    return Pages(kv.k, kv.v, torch.arange(len(kv.k))[:, None], lambda x: x)
+    return Pages(kv.k, kv.v, _first(len(kv.k)), lambda x: x)
+
+
+@cache
+def _first(rows: int) -> Tensor:
+    """0, 1, ... (rows, 1): made once, for each layer of each step asks for it."""
+    return torch.arange(rows)[:, None]
 
 
 def few(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = None) -> Tensor:
