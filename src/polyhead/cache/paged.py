@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
 from polyhead.cache.pages import NoRoom, PageTable, Span, Usage, block_for
-from polyhead.cache.stored import Pages, Stored
+from polyhead.cache.stored import Pages, Stored, gathered
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
@@ -271,7 +271,7 @@ class PagedLayer:
             self.cache.soil(step.write)
         for x, part in zip((self.k, self.v), new, strict=True):
             x.flatten(0, 2).index_copy_(0, step.write, part.flatten(0, 2))
-        return Stored.of(Pages(self.k, self.v, step.pages, partial(_gather, step)), step.pos, step.seen)
+        return Stored.of(Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages))), step.pos, step.seen)
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (from, to) each."""
@@ -294,9 +294,3 @@ class PagedLayer:
 
     def select(self, rows: Tensor) -> None:
         raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")
-
-
-def _gather(step: Step, x: Tensor) -> Tensor:
-    """(page, K, slot, D) -> (B, K, S, D): the slots of the step's rows."""
-    found = x.flatten(2).flatten(0, 1).index_select(0, step.read)
-    return found.view(len(step.pages), x.size(1), -1, x.size(3))

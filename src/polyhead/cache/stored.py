@@ -39,3 +39,8 @@ class Stored(KV):
     @cached_property
     def v(self) -> Tensor:
         return self.pages.gather(self.pages.v)
+
+
+def gathered(read: Tensor, rows: int, x: Tensor) -> Tensor:
+    """(page, K, slot, D) -> (B, K, S, D): the slots of so many rows, whose pages in all heads are ``read`` (B * K * n,)."""
+    return x.flatten(2).flatten(0, 1).index_select(0, read).view(rows, x.size(1), -1, x.size(3))
