@@ -22,7 +22,7 @@ EOS, BOS, V = 0, 4, 4  # three words, the end of the sentence; the begin is neve
 class Tape:
     """A translator that remembers its outputs only through the cache it is given, as keys in two layers."""
 
-    training = False
+    training, vocab_size = False, 1000
     cache_shape = CacheShape(2, 1, 1, 1, torch.float32, torch.device("cpu"))
 
     def encode(self, source: Tensor, source_pos: Tensor | None = None) -> list[KV]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyhead.errors import UserError
-from polyhead.generate.sampling import Chance, Sampling, min_p, penalise, top_k, top_p
+from polyhead.generate.sampling import Chance, Sampling, min_p, penalise, pick, top_k, top_p
 
 transformers = pytest.importorskip("transformers")
 INF = float("inf")
@@ -108,6 +108,10 @@ def test_plain_sampling_changes_nothing_and_temperature_0_leaves_the_likeliest()
     ("given", "message"),
     [
         ({"temperature": -0.1}, "temperature is -0.1, wanted 0"),
+        ({"temperature": INF}, "temperature is inf"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
+        ({"repetition_penalty": INF}, "repetition_penalty is inf"),
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 0.0}, "top_p is 0.0, wanted a probability above 0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
@@ -118,6 +122,20 @@ def test_plain_sampling_changes_nothing_and_temperature_0_leaves_the_likeliest()
 def test_impossible_sampling_is_refused(given, message):
     with pytest.raises(UserError, match=message):
         Sampling(**given)
+
+
+@pytest.mark.acceptance("C9")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-38, 1e-6, 1e-5, 1.0, 1e3, 1e30])
+def test_any_temperature_gives_tokens_and_a_tiny_one_the_likeliest(temperature, dtype):
+    logits = (1e3 * rows(5)).to(dtype)
+    for rest in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 2.0}):
+        sampling = Sampling(temperature, **rest)
+        shaped = sampling.apply(logits, [[1, 2]] * len(logits))
+        assert not shaped.isnan().any() and not (shaped == INF).any()
+        drawn = shaped.argmax(-1).tolist() if sampling.temperature == 0 else pick(shaped, [0.5] * len(logits))
+        if temperature <= 1e-5 and "repetition_penalty" not in rest:
+            assert logits[range(len(drawn)), drawn].tolist() == logits.amax(-1).tolist()
 
 
 def test_draws_are_as_frequent_as_their_probabilities():

@@ -40,6 +40,7 @@ def streamed(decode, ids, stop=(), before=()):
 words = st.text(alphabet="abé你🙂 \n-s", min_size=1, max_size=4)
 
 
+@pytest.mark.acceptance("C7", "C8")
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_every_cut_of_a_text_gives_the_text_up_to_the_first_stop(data):

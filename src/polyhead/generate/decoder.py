@@ -24,6 +24,9 @@ class Decoder(Protocol):
     training: bool
 
     @property
+    def vocab_size(self) -> int: ...
+
+    @property
     def cache_shape(self) -> CacheShape: ...
 
     def decode(

@@ -30,7 +30,9 @@ class Engine:
     tokens read in a step. Joining costs something, which is worth it for who waits for an answer; where nobody does,
     ``refill`` lets new ones in only when this share of those that came last is gone: with 1 all of a batch are waited
     for. With ``deterministic`` every request is computed by itself: what it says, to the last bit,
-    does not depend on what else runs; otherwise by rounding, as sums in a batch are added up in another order.
+    does not depend on what else runs; otherwise by rounding, as sums in a batch are added up in another order. A cache
+    that forgets by what was looked at (h2o, subgen) may forget otherwise where a prompt is read in other chunks, and how
+    large they are depends, unless deterministic, on who else reads.
     """
 
     def __init__(
@@ -87,6 +89,9 @@ class Engine:
             raise UserError("an encoder-decoder reads a source, " + ("none came" if source is None else "this model has no encoder"))
         if source is not None and not source:
             raise UserError("a source has no token")
+        for token in (*prompt, *(source or ())):
+            if not 0 <= token < self.model.vocab_size:
+                raise UserError(f"there is no token {token}; this model knows 0 to {self.model.vocab_size - 1}")
         if search.width > self.rows:
             raise UserError(f"{search.width} sequences are wanted of one request; the engine runs {self.rows} at most")
         request = Request(self, prompt, search, source, cost)
@@ -150,10 +155,11 @@ class Engine:
     def _worst(self, request: Request) -> int:
         """The most tokens for which a new request ever takes room: whole pages of what all rows share, the rest for each."""
         grain, search, begun = self._empty.cache.grain, request.search, len(request.prompt)
-        rows, length, most = search.width if search.most > 1 else len(search.rows), begun + search.most - 1, 0
+        length, most = begun + search.most - 1, 0
         shared = begun - (len(search.rows) > 1)  # rows that are there from the beginning write its last token each
         while True:
             once, longest = shared // grain * grain, min(length, self.max_len)
+            rows = search.width if longest > shared else 1
             most = max(most, once + rows * -(-(longest - once) // grain) * grain)
             if length <= self.max_len or not shared:
                 return most

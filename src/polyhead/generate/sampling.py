@@ -12,6 +12,7 @@ from torch import Tensor
 from polyhead.errors import UserError
 
 NEVER = float("-inf")
+COLD = 1e-5  # a temperature below is 0: logits divided by it are not finite
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,17 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not 0 <= self.temperature < float("inf"):
             raise UserError(f"temperature is {self.temperature}, wanted 0 (the likeliest token) or more")
+        if self.temperature < COLD:
+            object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
             raise UserError(f"top_k is {self.top_k}, wanted 1 or more tokens, or 0 for all")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}, wanted a probability above 0, at most 1")
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p is {self.min_p}, wanted a probability from 0 to 1")
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < float("inf"):
             raise UserError(f"repetition_penalty is {self.repetition_penalty}, wanted more than 0; 1 is none")
 
     def apply(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:

@@ -56,6 +56,11 @@ class CausalLM(nn.Module):
         return out
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows, 0 and on."""
+        return self.config.vocab_size
+
+    @property
     def cache_shape(self) -> CacheShape:
         """What a cache must hold for this model."""
         return self.stack.cache_shape(self.config, self.embedding.token.weight)

@@ -73,6 +73,11 @@ class Seq2Seq(nn.Module):
         return out
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows, 0 and on."""
+        return self.config.vocab_size
+
+    @property
     def cache_shape(self) -> CacheShape:
         """What a cache must hold for this model."""
         return self.decoder.cache_shape(self.config, self.decoder_embedding.token.weight)
