@@ -1,5 +1,7 @@
 """Texts put to an engine one by one are what the run says of them all at once; each stream tells how it ended."""
 
+import gc
+
 import pytest
 import torch
 
@@ -117,3 +119,17 @@ def test_a_classifier_has_no_engine():
     run = make("encoder", labels=("a", "b"), pooling=Choice("mean"), head=False)
     with pytest.raises(UserError, match="the run is a classifier"):
         run.engine()
+
+
+def test_rules_are_shared_while_requests_follow_them_and_forgotten_afterwards(speaker):
+    engine = speaker.engine()
+    streams = [engine.submit("dogs", max_new_tokens=2, **way) for way in [{"temperature": 0.5}, {"n": 2, "beam_size": 2}] * 2]
+    assert streams[0].request.search.rule is streams[2].request.search.rule
+    assert streams[1].request.search.rule is streams[3].request.search.rule
+    for stream in streams:
+        stream.texts()
+    for i in range(20):
+        engine.submit("dogs", max_new_tokens=1, temperature=1 + i).texts()
+    del stream, streams
+    gc.collect()
+    assert len(engine._drawing) == len(engine._beaming) == 0

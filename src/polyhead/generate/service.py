@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from polyhead.errors import UserError
 from polyhead.generate.beam import Beaming, Beams, Wish
@@ -94,8 +95,9 @@ class TextEngine:
         if choice is None and model.cache_shape.state is None:
             choice = Choice("paged")
         self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)
-        self._drawing: dict[Sampling, Drawing] = {}
-        self._beaming: dict[str, Beaming] = {}
+        # a rule is kept as long as a request follows it: settings come from outside, and there is no end of them
+        self._drawing: WeakValueDictionary[Sampling, Drawing] = WeakValueDictionary()
+        self._beaming: WeakValueDictionary[str, Beaming] = WeakValueDictionary()
 
     def submit(
         self,
