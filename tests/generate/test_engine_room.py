@@ -347,3 +347,34 @@ def test_what_a_cache_forgets_may_hang_on_how_a_prompt_is_cut_but_not_on_who_els
         assert len({str(tokens) for tokens in found.values()}) == 1
     else:
         assert found[3, True] != found[1000, True] == found[1000, False]
+
+
+def test_the_next_ones_join_when_the_wanted_share_of_the_last_ones_is_gone():
+    def at_work():
+        engine.step()
+        return [len(engine.live), len(engine.waiting)]
+
+    engine = Engine(Silent(), max_len=MAX_LEN, refill=0.5, rows=4)
+    for most in (2, 3, 9, 9, 9, 3):
+        engine.submit([5], Fan(1, most, 1))
+    assert [at_work() for _ in range(4)] == [[4, 2], [3, 2], [2, 2], [4, 0]]
+    until_idle(engine)
+    engine = Engine(Silent(), max_len=MAX_LEN, refill=0.5)
+    for most in (2, 9, 9):
+        engine.submit([5], Fan(1, most, 1))
+    assert [at_work() for _ in range(3)] == [[3, 0], [2, 0], [2, 0]]
+    engine.submit([5], Fan(1, 9, 1))
+    assert at_work() == [2, 1]  # one of three is less than half of them, however long ago they came
+
+
+@pytest.mark.acceptance("D5", "D6")
+def test_the_youngest_gives_way_comes_back_before_all_others_and_nobody_who_was_first_comes_last():
+    engine, ended = Engine(Silent(), max_len=MAX_LEN, cache=Choice("paged", block=1, blocks=10)), []
+    requests = [engine.submit([5 + i], Fan(1, 8, 1)) for i in range(5)]
+    while not engine.idle:
+        engine.step()
+        running = [member.request for member in engine.live]
+        assert running == sorted(running, key=requests.index)
+        assert running + list(engine.waiting) == requests[len(requests) - len(running) - len(engine.waiting) :]
+        ended += [request for request in requests if request.end is not None and request not in ended]
+    assert ended == requests and engine.preemptions > 0

@@ -179,7 +179,8 @@ class Engine:
                 self._let_in(self._new(), [request])
         elif coming:
             self._let_in(self.batches[0] if self.batches else self._new(), coming)
-        self._most = len(self.live)
+        if coming:
+            self._most = len(self.live)
 
     def _let_in(self, batch: Batch, coming: Sequence[Request]) -> None:
         if batch not in self.batches:
