@@ -185,6 +185,7 @@ def test_any_requests_in_any_engine_say_what_they_say_alone(seed):
             if cache is not None:
                 batch.cache.table.check()
     assert cache is None or pages(engine) == 0
+    assert all(batch.known is not None for batch in engine.batches), "a cache is kept that nobody will read"
     for request, wish in running.items():
         alone = wish.put(Engine(model, max_len=max_len))
         wanted = [hypothesis.tokens for hypothesis in alone.result()]
