@@ -84,13 +84,15 @@ class Stream:
 class TextEngine:
     """An engine with a tokenizer. ``submit`` texts at any time, from any thread; whoever waits drives it.
 
-    ``run.engine()`` makes one.
+    ``run.engine()`` makes one. If not said otherwise, 256 sequences run at once, a step reads 512 known tokens at most, and
+    keys and values lie in pages.
     """
 
     def __init__(
         self, model: Decoder, tokenizer: Tokenizer, config: GenerationConfig, frame: Frame | None, max_len: int, **options: Any
     ) -> None:
         self.tokenizer, self.config, self.frame, self.max_len = tokenizer, config, frame, max_len
+        options = {"rows": 256, "chunk": 512} | options
         choice = options.pop("cache", None) or config.cache
         if choice is None and model.cache_shape.state is None:
             choice = Choice("paged")
