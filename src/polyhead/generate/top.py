@@ -38,6 +38,9 @@ def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Finding maxima is 15 times as fast as sorting, so this takes half the time at 8,000 tokens.
     """
+    if k == 1:
+        values, ids = x.max(-1, keepdim=True)
+        return values, ids
     if x.size(1) < 4 * k * BLOCK:
         values, ids = x.topk(k)
         return values, ids
