@@ -115,10 +115,13 @@ def test_every_part_says_what_it_is_and_types_its_options(registry: Registry[Any
     assert registry.names()
     for name in registry.names():
         assert registry.get(name).__doc__, f"{registry.kind} {name} has no docstring"
-        for option, (kind, default) in registry.options(name).items():
+        options = registry.options(name)
+        needed = {option: kind() for option, (kind, default) in options.items() if default is inspect.Parameter.empty}
+        for option, (kind, default) in options.items():
             assert kind is not Any, f"{registry.kind} {name}: option {option} has no type"
-            checked = registry.check(Choice(name, **{option: default}))
-            assert checked.options[option] == default
+            given = needed.get(option, default)
+            checked = registry.check(Choice(name, **needed | {option: given}))
+            assert checked.options[option] == given
 
 
 @pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.kind)

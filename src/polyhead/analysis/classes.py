@@ -71,7 +71,7 @@ def class_log_probs(
     rows = [framed(ids, tokenizer, model.config.max_len) for ids in zip(*encoded, strict=True)]
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
     out = np.zeros((len(rows), len(model.config.labels)))
-    device = model.classifier.weight.device
+    device = next(model.parameters()).device
     widest = max(batch_tokens, int(lengths.max(initial=1)))
     for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
         given = collate_framed([rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id)
