@@ -144,7 +144,7 @@ def test_what_can_never_fit_is_refused_at_once_and_what_just_fits_is_served():
     model, rule = make(), Drawing(GREEDY, -1)
     engine = Engine(model, max_len=MAX_LEN, cache=Choice("paged", block=4, blocks=5), rows=3)
     prompt = [5, 6, 7, 8, 9]
-    with pytest.raises(UserError, match=r"5 tokens and up to 17 new ones in 1 sequences want room for 24 tokens; the cache has 20"):
+    with pytest.raises(UserError, match=r"5 tokens and up to 17 new ones in 1 sequence want room for 24 tokens; the cache has 20"):
         engine.submit(prompt, Drawn(rule, prompt, 17))
     with pytest.raises(UserError, match="4 sequences are wanted of one request; the engine runs 3 at most"):
         engine.submit(prompt, Drawn(rule, prompt, 2, n=4))

@@ -73,6 +73,22 @@ def test_pieces_come_before_the_end_and_make_the_whole(speaker):
     assert texts == wanted == first.texts()
 
 
+@pytest.mark.parametrize("way", [{"n": 3, "beam_size": 4}, {"n": 3, "seed": 4, "max_new_tokens": 5}])
+def test_who_stops_listening_may_go_on_later_and_loses_nothing(speaker, way):
+    wanted = speaker.engine().submit(TEXTS[1], **way)
+    assert len(wanted.texts()) == 3
+    stream = speaker.engine().submit(TEXTS[1], **way)
+    while stream.request.end is None:
+        stream.request.engine.step()
+    for _ in stream:  # all is there, and only one piece is taken
+        break
+    assert stream.texts() == wanted.texts()
+    assert stream.reasons == wanted.reasons and {*stream.reasons} <= {"stop", "length"}
+    gone = speaker.engine().submit(TEXTS[1], **way)
+    gone.cancel()
+    assert gone.reasons == ["cancelled"] * 3  # also where nobody listened
+
+
 def test_how_each_sequence_ended(speaker):
     engine = speaker.engine()
     plain = engine.submit(TEXTS[0], seed=5, max_new_tokens=12)

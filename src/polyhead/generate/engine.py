@@ -98,7 +98,7 @@ class Engine:
         request.room, there = self._worst(request), self._empty.cache.room(search.width)
         if request.room > there:
             raise UserError(
-                f"{len(prompt)} tokens and up to {search.most} new ones in {search.width} sequences want room for {request.room:,} tokens; "
+                f"{len(prompt)} tokens and up to {search.most} new ones in {search.width} sequence{'s' * (search.width > 1)} want room for {request.room:,} tokens; "
                 f"the cache has {there:,}: give it more, or wish less"
             )
         with self._lock:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from polyhead.errors import UserError
 from polyhead.generate.decoder import Decoder, Token
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.sampling import Sampling
-from polyhead.generate.search import check_prompts
+from polyhead.generate.search import check_drawn
 from polyhead.registry import Choice
 
 __all__ = ["Token", "generate"]
@@ -37,11 +36,7 @@ def generate(
     sends its number (``generator.send({row, ...})``). What a sequence draws depends on (seed, its number) and never on
     the others; so many go on together as have ``batch_tokens`` tokens at their ends, those of one prompt at least.
     """
-    if max_new_tokens < 1 or n < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
-    if seed < 0:
-        raise UserError(f"seed is {seed}, wanted 0 or more")
-    check_prompts(prompts, max_len, first // n + 1)
+    check_drawn(prompts, max_new_tokens, n, seed, first, max_len)
     if not prompts:
         return
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]

@@ -115,6 +115,17 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number:
             raise UserError(f"prompt {i} has {len(prompt)} tokens; this model takes {max_len} at most: give its end")
 
 
+def check_drawn(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, n: int, seed: int, first: int, max_len: int | None
+) -> None:
+    """A UserError says which wish of drawn sequences, numbered from ``first``, cannot be met."""
+    if max_new_tokens < 1 or n < 1:
+        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
+    if seed < 0:
+        raise UserError(f"seed is {seed}, wanted 0 or more")
+    check_prompts(prompts, max_len, first // n + 1)
+
+
 def in_order(
     found: Iterable[tuple[int, list[Hypothesis]]], n: int, progress: Callable[[int], None] | None = None
 ) -> list[list[Hypothesis]]:

@@ -37,26 +37,32 @@ class Stream:
 
     def __init__(self, request: Request, voices: list[TextStream], eos_id: int, opening: tuple[int, ...]) -> None:
         self.request, self.voices, self.eos_id, self.opening = request, voices, eos_id, opening
-        self.reasons: list[Reason | None] = [None for _ in voices]
+        self._reasons: list[Reason | None] = [None for _ in voices]
         self._said = ["" for _ in voices]
 
+    @property
+    def reasons(self) -> list[Reason | None]:
+        """How each sequence ended."""
+        end = self.request.end
+        if end is None or end.reason == "done":
+            return list(self._reasons)
+        return [reason or end.reason for reason in self._reasons]
+
     def __iter__(self) -> Iterator[Said]:
-        """Piece by piece, never half a character; what beam search finds comes whole, at its end."""
-        try:
-            for token in self.request:
-                voice, ended = self.voices[token.row], token.id == self.eos_id
-                text = voice.end() if ended else voice.feed(token.id, token.last)
-                if voice.stopped and not token.last:
-                    self.request.stop(token.row)
-                if token.last or voice.stopped:
-                    self.reasons[token.row] = "stop" if ended or voice.stopped else "length"
-                yield self._note(token.row, text, token.last or voice.stopped)
-            if isinstance(self.request.search, Beams):
-                yield from self._found(self.request.search)
-        finally:
-            if self.request.end is not None:
-                rest: Reason = "cancelled" if self.request.end.reason == "cancelled" else "error"
-                self.reasons = [reason or rest for reason in self.reasons]
+        """Piece by piece, never half a character; what beam search finds comes whole, at its end.
+
+        Who stops listening may go on later, here or with ``texts()``.
+        """
+        for token in self.request:
+            voice, ended = self.voices[token.row], token.id == self.eos_id
+            text = voice.end() if ended else voice.feed(token.id, token.last)
+            if voice.stopped and not token.last:
+                self.request.stop(token.row)
+            if token.last or voice.stopped:
+                self._reasons[token.row] = "stop" if ended or voice.stopped else "length"
+            yield self._note(token.row, text, token.last or voice.stopped)
+        if isinstance(self.request.search, Beams):
+            yield from self._found(self.request.search)
 
     def texts(self) -> list[str]:
         """All of it, when it has ended: a text for each sequence."""
@@ -69,9 +75,11 @@ class Stream:
         self.request.cancel()
 
     def _found(self, search: Beams) -> Iterator[Said]:
-        if self.request.end is not None and self.request.end.reason == "done" and self.reasons[0] is None:
-            for row, hypothesis in enumerate(search.best()):
-                self.reasons[row] = "length" if len(hypothesis.tokens) >= search.most else "stop"
+        if self.request.end is None or self.request.end.reason != "done":
+            return
+        for row, hypothesis in enumerate(search.best()):
+            if self._reasons[row] is None:
+                self._reasons[row] = "length" if len(hypothesis.tokens) >= search.most else "stop"
                 tokens, voice = hypothesis.tokens, self.voices[row]
                 n = len(self.opening) if tuple(tokens[: len(self.opening)]) == self.opening else 0
                 yield self._note(row, "".join(map(voice.feed, tokens[n:])) + voice.end(), True)

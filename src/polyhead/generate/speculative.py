@@ -13,11 +13,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from polyhead.errors import UserError
 from polyhead.generate.decoder import Decoder, Token, to_host
 from polyhead.generate.reader import Reader
 from polyhead.generate.sampling import Chance, Sampling
-from polyhead.generate.search import check_prompts
+from polyhead.generate.search import check_drawn
 from polyhead.registry import Choice
 
 
@@ -78,11 +77,7 @@ def speculative(
     several tokens rounds other sums than a step of one.) A sequence gets at least one token a step, at most one more than
     was guessed. So many prompts go on together, in their order, as have ``batch_tokens`` tokens at their ends.
     """
-    if max_new_tokens < 1 or n < 1:
-        raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
-    if seed < 0:
-        raise UserError(f"seed is {seed}, wanted 0 or more")
-    check_prompts(prompts, max_len, first // n + 1)
+    check_drawn(prompts, max_new_tokens, n, seed, first, max_len)
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
     begin = 0
     while begin < len(prompts):

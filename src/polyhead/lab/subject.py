@@ -20,6 +20,7 @@ from polyhead.data.text import Text, TextReport, open_text
 from polyhead.errors import UserError
 from polyhead.generate.frame import frame
 from polyhead.lab.catalogue import Bench
+from polyhead.lab.learn import Listener
 from polyhead.loading import load
 from polyhead.nn.kv import whole
 from polyhead.recipe import Recipe
@@ -127,24 +128,8 @@ def small(seed: int, quick: bool) -> Subject:
             {**SMALL, "train": {**SMALL["train"], **changed}, "out": Path(place) / "run",
              "data": {"root": place, "train": ["train.txt"], "valid": ["test.txt"], "max_len": 256}}
         )  # fmt: skip
-        run, _ = run_training(recipe, report=Silent())
+        run, _ = run_training(recipe, report=Listener())
         return read_text(run, "a small language model of this package's source", open_text([Path(place) / "test.txt"], "file"))
-
-
-class Silent:
-    """The reporter of a training that nobody watches."""
-
-    def train(self, row: Any) -> None:
-        pass
-
-    def valid(self, row: Any) -> None:
-        pass
-
-    def say(self, line: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def rows(given: Subject, n: int, width: int) -> Rows:
