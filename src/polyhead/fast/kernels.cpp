@@ -80,26 +80,29 @@ Floats product(Floats sum, Floats w, float x, bf16) {
 #endif
 }
 
-// R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64)
+// R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64). Meanwhile as many weights as there are
+// steps come nearer from where `soon` points, if it does.
 template <class T, long R>
-void multiply(const Floats* panel, const float* x, long stride, long steps, float* sums, bool first) {
+void multiply(const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const Floats* soon) {
     Floats sum[R][WIDE] = {};
     if (!first) std::memcpy(sum, sums, sizeof sum);
-    for (long k = 0; k < steps; k++, panel += WIDE)
+    for (long k = 0; k < steps; k++, panel += WIDE) {
+        if (soon) __builtin_prefetch(soon + k, 0, 2);
         for (long r = 0; r < R; r++)
             for (long j = 0; j < WIDE; j++) sum[r][j] = product(sum[r][j], panel[j], x[r * stride + k], T());
+    }
     std::memcpy(sums, sum, sizeof sum);
 }
 
 template <class T>
-void multiply(long rows, const Floats* panel, const float* x, long stride, long steps, float* sums, bool first) {
+void multiply(long rows, const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const Floats* soon) {
     switch (rows) {
-        case 1: return multiply<T, 1>(panel, x, stride, steps, sums, first);
-        case 2: return multiply<T, 2>(panel, x, stride, steps, sums, first);
-        case 3: return multiply<T, 3>(panel, x, stride, steps, sums, first);
-        case 4: return multiply<T, 4>(panel, x, stride, steps, sums, first);
-        case 5: return multiply<T, 5>(panel, x, stride, steps, sums, first);
-        default: return multiply<T, 6>(panel, x, stride, steps, sums, first);
+        case 1: return multiply<T, 1>(panel, x, stride, steps, sums, first, soon);
+        case 2: return multiply<T, 2>(panel, x, stride, steps, sums, first, soon);
+        case 3: return multiply<T, 3>(panel, x, stride, steps, sums, first, soon);
+        case 4: return multiply<T, 4>(panel, x, stride, steps, sums, first, soon);
+        case 5: return multiply<T, 5>(panel, x, stride, steps, sums, first, soon);
+        default: return multiply<T, 6>(panel, x, stride, steps, sums, first, soon);
     }
 }
 
@@ -108,6 +111,7 @@ template <class T>
 void linear(const T* x, const float* packed, const float* bias, T* out, long M, long N, long steps) {
     const float* input = reinterpret_cast<const float*>(x);
     const long chunk = M <= ROWS ? steps : STEPS;
+    const bool fetch = M > 2 * ROWS;  // with few rows memory is busy anyway, and knows by itself what comes next
 #pragma omp parallel
     {
         std::vector<float> sums(std::min(M, BATCH) * PANEL);
@@ -116,10 +120,15 @@ void linear(const T* x, const float* packed, const float* bias, T* out, long M, 
 #pragma omp for schedule(static) nowait
             for (long n = 0; n < N; n += PANEL) {
                 const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
-                for (long k = 0; k < steps; k += chunk)
-                    for (long m = first; m < last; m += ROWS)
-                        multiply<T>(std::min(ROWS, last - m), panel + k * WIDE, input + m * steps + k, steps, std::min(chunk, steps - k),
-                                    sums.data() + (m - first) * PANEL, k == 0);
+                for (long k = 0; k < steps; k += chunk) {
+                    const long here = std::min(chunk, steps - k);
+                    for (long m = first; m < last; m += ROWS) {
+                        const long quarter = m / ROWS;  // of what comes next: the first rows fetch one each
+                        const Floats* soon = fetch && quarter < WIDE ? panel + (k + here) * WIDE + quarter * here : nullptr;
+                        multiply<T>(std::min(ROWS, last - m), panel + k * WIDE, input + m * steps + k, steps, here,
+                                    sums.data() + (m - first) * PANEL, k == 0, soon);
+                    }
+                }
                 for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
                     const long there = std::min(LANES, N - n - j);
                     const Floats more = bias ? load(bias + n + j, there) : Floats{};

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 64  # tokens looked at together
@@ -34,25 +33,27 @@ def likeliest(
 
 
 def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As ``x.topk(k)`` over rows (N, V): the k greatest lie in the k blocks with the greatest maxima.
+    """As ``x.topk(k)`` over rows (N, V), or as ``x.max`` for one: the k greatest lie in the k blocks with the greatest maxima.
 
-    Finding maxima is 15 times as fast as sorting, so this takes half the time at 8,000 tokens.
+    Finding maxima is 15 times as fast as sorting and 7 times as fast as finding where they are.
     """
-    if k == 1:
-        values, ids = x.max(-1, keepdim=True)
-        return values, ids
-    if x.size(1) < 4 * k * BLOCK:
-        values, ids = x.topk(k)
-        return values, ids
-    last = x.size(1) - 1
-    if x.size(1) % BLOCK:
-        x = F.pad(x, (0, -x.size(1) % BLOCK), value=float("-inf"))
-    blocks = x.view(len(x), -1, BLOCK)
-    best = blocks.amax(-1).topk(k).indices
-    flat = best + torch.arange(len(x), device=x.device)[:, None] * blocks.size(1)
-    values, within = blocks.view(-1, BLOCK).index_select(0, flat.flatten()).view(len(x), -1).topk(k)
-    # where hardly anything is allowed, padding is as good as the rest; it must still be a token
-    return values, (best.gather(1, within // BLOCK) * BLOCK + within % BLOCK).clamp(max=last)
+    width = x.size(1)
+    if width < 4 * k * BLOCK:
+        return _best(x, k)
+    whole = width // BLOCK * BLOCK
+    maxima = x[:, :whole].unflatten(1, (-1, BLOCK)).amax(-1)
+    if whole < width:
+        maxima = torch.cat([maxima, x[:, whole:].amax(-1, keepdim=True)], 1)
+    blocks = _best(maxima, k)[1]
+    near = (blocks[:, :, None] * BLOCK + torch.arange(BLOCK, device=x.device)).flatten(1)
+    values, within = _best(x.gather(1, near.clamp(max=width - 1)).masked_fill_(near >= width, float("-inf")), k)
+    # where hardly anything is allowed, what lies beyond the last token is as good as the rest; it must still be a token
+    return values, near.gather(1, within).clamp_(max=width - 1)
+
+
+def _best(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    values, ids = x.max(-1, keepdim=True) if k == 1 else x.topk(k)
+    return values, ids
 
 
 def forced_tokens(
