@@ -10,7 +10,7 @@ import torch
 
 from polyhead.cache.stored import Pages
 from polyhead.fast import native
-from polyhead.fast.attention import FEW, PackedAttention, few
+from polyhead.fast.attention import PackedAttention, paged
 from polyhead.fast.linear import PANEL, NativeLinear, PackedLinear
 from polyhead.fast.native import kernels
 from polyhead.fast.pack import can_pack, packed
@@ -58,8 +58,8 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near
     q, k, v = torch.randn(4, 2, 1, 32, dtype=dtype), torch.randn(4, 2, 40, 32, dtype=dtype), torch.randn(4, 2, 40, 16, dtype=dtype)
     mask = torch.rand(4, 1, 1, 40) < 0.5
     mask[1, ..., 21:] = False
-    together = few(q, Pages(k, v, torch.arange(4)[:, None], lambda x: x), mask)
-    alone = few(q[1:2], Pages(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21])
+    together = paged(q, Pages(k, v, torch.arange(4)[:, None], lambda x: x), mask)
+    alone = paged(q[1:2], Pages(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21])
     assert torch.equal(together[1:2], alone)
 
 
@@ -106,8 +106,8 @@ def attention(q, k, v, mask, scale):
 @compiled
 @PRECISIONS
 @pytest.mark.parametrize("masked", [None, (1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 4), (3, 2, 4)])
-@pytest.mark.parametrize(("share", "queries"), [(1, 1), (5, 1), (1, 4), (2, 4)])
-def test_few_queries_read_pages_where_they_lie(dtype, near, masked, share, queries):
+@pytest.mark.parametrize(("share", "queries"), [(1, 1), (1, 2), (5, 1), (1, 4), (2, 4)])
+def test_queries_read_pages_where_they_lie(dtype, near, masked, share, queries):
     B, K, group, block, n, D, Dv = 3, 2, 3, 4, 5, 32, 16
     torch.manual_seed(1)
     k, v = (torch.randn(B, K, n * block, width, dtype=dtype) for width in (D, Dv))
@@ -125,9 +125,19 @@ def test_few_queries_read_pages_where_they_lie(dtype, near, masked, share, queri
                 pages[table[row, i]] = x[row, :, i * block : (i + 1) * block]
         scattered.append(pages)
     wanted = attention(q, k, v, mask, 0.2)
-    close(few(q, Pages(*scattered, table, lambda x: x), mask, 0.2), wanted, near)
+    close(paged(q, Pages(*scattered, table, lambda x: x), mask, 0.2), wanted, near)
     whole = Pages(k.transpose(1, 2).contiguous().transpose(1, 2), v, torch.arange(B)[:, None], lambda x: x)
-    close(few(q.contiguous(), whole, mask, 0.2), wanted, near)
+    close(paged(q.contiguous(), whole, mask, 0.2), wanted, near)
+
+
+@compiled
+@PRECISIONS
+@pytest.mark.parametrize(("slots", "queries"), [(1, 8), (63, 9), (64, 12), (150, 20)])
+def test_many_queries_over_slots_that_fill_several_panels(dtype, near, slots, queries):
+    q = 2 * torch.randn(2, queries, 2, 48, dtype=dtype).transpose(1, 2)
+    k, v = torch.randn(2, 2, slots, 48, dtype=dtype), torch.randn(2, 2, slots, 80, dtype=dtype)
+    mask = torch.rand(2, 1, queries, slots) < 0.7
+    close(paged(q, Pages(k, v, torch.arange(2)[:, None], lambda x: x), mask), attention(q, k, v, mask, 48**-0.5), near)
 
 
 @compiled
@@ -136,7 +146,7 @@ def test_weights_far_apart_do_not_overflow():
     v, q = torch.randn(1, 1, 7, 16), torch.ones(1, 1, 1, 16)
     table = torch.zeros(1, 1, dtype=torch.int64)
     for last in range(1, 8):
-        close(few(q, Pages(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0), attention(q, k[:, :, :last], v[:, :, :last], None, 1.0), 1e-5)
+        close(paged(q, Pages(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0), attention(q, k[:, :, :last], v[:, :, :last], None, 1.0), 1e-5)
 
 
 CONFIGS = {
@@ -153,8 +163,8 @@ def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cach
     plain = build(CONFIGS[name], seed=1).eval()
     fast = packed(copy.deepcopy(plain))
     assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (6 if name == "grouped" else 2)
-    source = torch.randint(5, 97, (3, FEW + 3), generator=torch.Generator().manual_seed(2))
-    pos = torch.arange(FEW + 3).repeat(3, 1)
+    source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
+    pos = torch.arange(11).repeat(3, 1)
     pos[1, 4:] = -1
     rules = {"bos_id": 1, "eos_id": 2, "max_new_tokens": [12] * 3, "min_new_tokens": 12, "cache": Choice(cache)}
     a, b = (greedy(model, source, pos, **rules) for model in (plain, fast))
@@ -162,6 +172,17 @@ def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cach
     assert [x.log_prob for x in a] == pytest.approx([x.log_prob for x in b], abs=1e-4)
     a, b = (beam_search(model, source, pos, beam_size=3, **rules) for model in (plain, fast))
     assert [[x.tokens for x in best] for best in a] == [[x.tokens for x in best] for best in b]
+
+
+@compiled
+def test_long_texts_are_left_to_torch_and_say_the_same(monkeypatch):
+    fast = packed(build(CONFIGS["grouped"], seed=1).eval())
+    source = torch.randint(5, 97, (2, 40))
+    near = fast.encode(source)
+    monkeypatch.setattr("polyhead.fast.attention.SQUARE", 40)
+    monkeypatch.setattr("polyhead.fast.attention.paged", lambda *_: pytest.fail("these are too many scores"))
+    for one, other in zip(near, fast.encode(source), strict=True):
+        torch.testing.assert_close(one.k, other.k, rtol=0, atol=1e-5)
 
 
 @pytest.fixture

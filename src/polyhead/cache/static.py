@@ -199,5 +199,5 @@ def _of(x: Tensor, rows: Tensor | None) -> Tensor:
 
 def _aligned(pos: Tensor) -> bool:
     """Whether all rows hold the same run of positions: (B, T)."""
-    first = pos[0]
-    return bool(first[0] >= 0) and bool((pos == first[0] + torch.arange(pos.size(1))).all())
+    first = int(pos[0, 0])
+    return first >= 0 and bool((pos == torch.arange(first, first + pos.size(1))).all())

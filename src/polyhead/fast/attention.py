@@ -1,4 +1,4 @@
-"""Softmax attention by our own kernels: one product for queries, keys and values, and few queries over slots where they lie."""
+"""Softmax attention by our own kernels: one product for queries, keys and values, and queries over slots where they lie."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyhead.fast.native import SUFFIX, Sizes, kernels
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
 
-FEW = 8  # queries of a row; for more, matrix products that go over the slots once are better
+SQUARE = 2**17  # scores of a row's head at most: more do not stay near, and torch's attention, which keeps none, is faster
 LANES = 16  # a head's width is a multiple of it
 
 
@@ -48,20 +48,21 @@ class PackedAttention(Attention):
     def read(self, x: Tensor, pos: Tensor | None, memory: KV | None) -> tuple[Tensor, KV]:
         if memory is not None:
             return self.queries(self.qkv.part(x, 0, self.widths[0]), pos), memory
-        q, k, v = self.qkv(x).split(self.widths, -1)
+        q, k, v = self.qkv(x).split_with_sizes(self.widths, -1)
         return self.queries(q, pos), self.keys(k, v, pos)
 
     def remember(self, x: Tensor, pos: Tensor | None) -> KV:
-        k, v = self.qkv.part(x, self.widths[0], self.qkv.width).split(self.widths[1:], -1)
+        k, v = self.qkv.part(x, self.widths[0], self.qkv.width).split_with_sizes(self.widths[1:], -1)
         return self.keys(k, v, pos)
 
     def mean(self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]) -> Tensor:
         pages = _pages(kv)
         triangle = mask is None and self.causal
         own_masks = mask is not None and mask.size(0) not in (1, len(pages.table))  # of rows that share keys
-        if watch or q.size(2) > FEW or triangle or own_masks or kv.log_count is not None:
+        scores = q.size(2) * len(q) // len(pages.table) * pages.table.size(1) * pages.k.size(2)
+        if watch or triangle or own_masks or kv.log_count is not None or scores > SQUARE:
             return super().mean(q, kv, mask, pos, watch)
-        return few(q, pages, mask, self.scale)
+        return paged(q, pages, mask, self.scale)
 
 
 def _pages(kv: KV) -> Pages:
@@ -77,8 +78,8 @@ def _first(rows: int) -> Tensor:
     return torch.arange(rows)[:, None]
 
 
-def few(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """softmax(q k^T * scale) v of few queries (N, H, T, D) over slots where they lie; mask (1|B, 1|K, 1|T, S) -> (N, T, H * Dv)."""
+def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    """softmax(q k^T * scale) v of queries (N, H, T, D) over slots where they lie; mask (1|B, 1|K, 1|T, S) -> (N, T, H * Dv)."""
     found, (N, H, T, D), (B, n), (_, K, block, _) = kernels(), q.shape, pages.table.shape, pages.k.shape
     assert found is not None and N % B == 0, f"{N} rows of queries over {B}"
     q = q.transpose(1, 2)  # as they come out of a product

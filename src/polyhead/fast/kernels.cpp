@@ -15,9 +15,6 @@
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 namespace {
 
@@ -29,6 +26,7 @@ using bf16 = uint16_t;
 constexpr long LANES = 16, WIDE = 4, PANEL = LANES * WIDE;
 constexpr long ROWS = 6;     // of the input at once: 6 x 4 sums, 4 weights and an input fill 32 registers
 constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 64 KiB, which stay near
+constexpr long CROWD = 8;    // queries on the same keys: for so many these are laid out in panels, too
 constexpr long BATCH = 192;  // rows that go through all panels before the next ones: their inputs and sums stay near too
 
 [[maybe_unused]] float wide(bf16 x) {
@@ -164,6 +162,22 @@ struct Sizes {
     double scale;
 };
 
+// Scores of the slots that are seen -> their parts, up to the end of the row; who sees nothing gets 0.
+void softmax(float* row, const bool* seen, long slots, long padded) {
+    const float nothing = -std::numeric_limits<float>::infinity();
+    float most = nothing;
+    for (long s = 0; s < padded; s++) row[s] = s < slots && (!seen || seen[s]) ? row[s] : nothing;
+    for (long s = 0; s < slots; s++) most = std::max(most, row[s]);
+    Floats sum = {};
+    for (long s = 0; s < padded; s += LANES) {
+        const Floats x = most == nothing ? Floats{} : exponential(load(row + s) - most);
+        store(x, row + s);
+        sum += x;
+    }
+    const float part = most == nothing ? 0 : 1 / total(sum);
+    for (long s = 0; s < padded; s++) row[s] *= part;
+}
+
 // Some heads of one row of keys: for each of their queries the softmax over the slots, and the mean of the values by it. A page
 // holds all heads of its slots, and is read from end to end.
 template <class T>
@@ -171,7 +185,6 @@ void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const i
            float* room) {
     const long each = z.share * z.queries * z.group, n = (last - first) * each, padded = (z.slots + LANES - 1) / LANES * LANES;
     float *query = room, *sums = query + n * z.dim, *scores = sums + n * z.v_dim;
-    const float nothing = -std::numeric_limits<float>::infinity();
     const auto token = [&](long i) { return b * z.share * z.queries + i % each / z.group; };
     const auto of_head = [&](long i) { return (first + i / each) * z.group + i % z.group; };
 
@@ -190,18 +203,8 @@ void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const i
                 }
         }
     for (long i = 0; i < n; i++) {
-        float *row = scores + i * padded, most = nothing;
         const bool* mask = seen ? seen + b * z.seen_row + (first + i / each) * z.seen_head + i % each / z.group % z.queries * z.seen_query : nullptr;
-        for (long s = 0; s < padded; s++) row[s] = s < z.slots && (!mask || mask[s]) ? row[s] : nothing;
-        for (long s = 0; s < z.slots; s++) most = std::max(most, row[s]);
-        Floats sum = {};
-        for (long s = 0; s < padded; s += LANES) {
-            const Floats x = most == nothing ? Floats{} : exponential(load(row + s) - most);
-            store(x, row + s);
-            sum += x;
-        }
-        const float part = most == nothing ? 0 : 1 / total(sum);  // who sees nothing gets 0
-        for (long s = 0; s < padded; s++) row[s] *= part;
+        softmax(scores + i * padded, mask, z.slots, padded);
     }
     std::memset(sums, 0, n * z.v_dim * sizeof(float));
     for (long start = 0; start < z.slots; start += z.block)
@@ -218,17 +221,63 @@ void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const i
             store(load(sums + i * z.v_dim + d), out + (token(i) * z.heads * z.group + of_head(i)) * z.v_dim + d);
 }
 
+// The same for one head with many queries: two products, of which the keys and the values are the matrices.
+template <class T>
+void crowd(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long h, Floats* room) {
+    const long n = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
+    float *panel = reinterpret_cast<float*>(room), *sums = panel + PANEL * std::max(z.dim, z.slots);
+    float *query = sums + PANEL * ROWS, *scores = query + n * z.dim;
+    const auto token = [&](long i) { return b * z.share * z.queries + i / z.group; };
+    const auto page = [&](long s) { return table[b * z.pages + s / z.block]; };
+    const auto times = [&](const float* x, long stride, long steps, auto take) {  // rows of x times the panel, row by row
+        for (long i = 0; i < n; i += ROWS) {
+            multiply<float>(std::min(ROWS, n - i), room, x + i * stride, stride, steps, sums, true, nullptr);
+            for (long r = i; r < std::min(n, i + ROWS); r++) take(r, sums + (r - i) * PANEL);
+        }
+    };
+
+    for (long i = 0; i < n; i++)
+        for (long d = 0; d < z.dim; d += LANES)
+            store(load(q + token(i) * z.q_token + (h * z.group + i % z.group) * z.dim + d) * float(z.scale), query + i * z.dim + d);
+    for (long start = 0; start < z.slots; start += PANEL) {
+        for (long s = start; s < std::min(z.slots, start + PANEL); s++) {
+            const T* key = k + page(s) * z.k_page + h * z.k_head + s % z.block * z.k_slot;
+            for (long d = 0; d < z.dim; d += LANES) {
+                const Floats x = load(key + d);
+                for (long j = 0; j < LANES; j++) panel[(d + j) * PANEL + s - start] = x[j];
+            }
+        }
+        times(query, z.dim, z.dim, [&](long i, const float* sum) { std::memcpy(scores + i * padded + start, sum, PANEL * sizeof(float)); });
+    }
+    for (long i = 0; i < n; i++)
+        softmax(scores + i * padded, seen ? seen + b * z.seen_row + h * z.seen_head + i / z.group % z.queries * z.seen_query : nullptr, z.slots, padded);
+    for (long first = 0; first < z.v_dim; first += PANEL) {
+        const long width = std::min(PANEL, z.v_dim - first);
+        for (long s = 0; s < z.slots; s++)
+            for (long d = 0; d < width; d += LANES)
+                store(load(v + page(s) * z.v_page + h * z.v_head + s % z.block * z.v_slot + first + d), panel + s * PANEL + d);
+        times(scores, padded, z.slots, [&](long i, const float* sum) {
+            T* to = out + (token(i) * z.heads * z.group + h * z.group + i % z.group) * z.v_dim + first;
+            for (long d = 0; d < width; d += LANES) store(load(sum + d), to + d);
+        });
+    }
+}
+
 template <class T>
 void attend(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z) {
-    const long parts = std::min(z.heads, (omp_get_max_threads() + z.rows - 1) / z.rows), some = (z.heads + parts - 1) / parts;
-    const long n = some * z.share * z.queries * z.group, padded = (z.slots + LANES - 1) / LANES * LANES;
+    const long each = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
+    const long parts = each < CROWD ? std::min(z.heads, (omp_get_max_threads() + z.rows - 1) / z.rows) : z.heads, some = (z.heads + parts - 1) / parts;
+    const long shared = each < CROWD ? 0 : PANEL * (std::max(z.dim, z.slots) + ROWS);
 #pragma omp parallel
     {
-        std::vector<float> room(n * (z.dim + z.v_dim + padded));
+        std::vector<Floats> room((some * each * (z.dim + z.v_dim + padded) + shared) / LANES);
 #pragma omp for schedule(static)
         for (long unit = 0; unit < z.rows * parts; unit++) {
-            const long first = unit % parts * some, last = std::min(z.heads, first + some);
-            if (first < last) heads(q, k, v, out, seen, table, z, unit / parts, first, last, room.data());
+            const long b = unit / parts, first = unit % parts * some, last = std::min(z.heads, first + some);
+            if (each >= CROWD)
+                crowd(q, k, v, out, seen, table, z, b, first, room.data());  // one head
+            else if (first < last)
+                heads(q, k, v, out, seen, table, z, b, first, last, reinterpret_cast<float*>(room.data()));
         }
     }
 }
@@ -242,14 +291,6 @@ void pack(const float* weight, float* packed, long N, long steps) {
     for (long n = 0; n < N; n += PANEL)
         for (long k = 0; k < steps; k++)
             for (long j = 0; j < PANEL; j++) *packed++ = n + j < N ? weight[(n + j) * steps + k] : 0;
-}
-
-// Ask for large pages where memory allows: a matrix is read from end to end, and small ones cost a look-up each.
-void large_pages(char* memory, long bytes) {
-#ifdef MADV_HUGEPAGE
-    const uintptr_t size = 2 << 20, first = (uintptr_t(memory) + size - 1) & ~(size - 1), end = (uintptr_t(memory) + bytes) & ~(size - 1);
-    if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
 }
 
 void linear_fp32(const float* x, const float* packed, const float* bias, float* out, long M, long N, long steps) {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from polyhead.fast.large_pages import in_large_pages
 from polyhead.fast.native import SUFFIX, kernels
 
 PANEL = 64  # outputs that lie together in kernels.cpp
-LARGE = 2**21  # bytes of a large page
 ROWS = 64  # rows of a batch oneDNN's layout is tuned for; others work as well
 
 
@@ -26,14 +26,11 @@ class NativeLinear(nn.Module):
         found, weight = kernels(), weight.detach().contiguous()
         assert found is not None, "there is no kernel"
         self.width, self.steps = len(weight), weight.size(1) * weight.element_size() // 4
-        size = -(-self.width // PANEL) * PANEL * self.steps
-        room = torch.empty(size + LARGE // 4)  # as much more as makes it begin on a large page; it is never touched
-        first = -room.data_ptr() % LARGE // 4
-        self.panels = room[first : first + size]
-        found.large_pages(self.panels.data_ptr(), self.panels.nbytes)
+        self.panels = in_large_pages(-(-self.width // PANEL) * PANEL * self.steps)
         found.pack(weight.data_ptr(), self.panels.data_ptr(), self.width, self.steps)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
-        self.dtype, self.run = weight.dtype, getattr(found, f"linear_{SUFFIX[weight.dtype]}")
+        self.at = self.panels.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+        self.inputs, self.dtype, self.run = weight.size(1), weight.dtype, getattr(found, f"linear_{SUFFIX[weight.dtype]}")
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
@@ -44,10 +41,11 @@ class NativeLinear(nn.Module):
         assert x.dtype == self.dtype, f"{x.dtype} for weights in {self.dtype}"
         x = x.contiguous()
         out = x.new_empty((*x.shape[:-1], end - first))
-        rows = x.numel() * x.element_size() // (4 * self.steps)
-        panels = self.panels.data_ptr() + first * self.steps * 4
-        bias = None if self.bias is None else self.bias.data_ptr() + first * 4
-        self.run(x.data_ptr(), panels, bias, out.data_ptr(), rows, end - first, self.steps)
+        panels, bias = self.at
+        self.run(
+            x.data_ptr(), panels + first * self.steps * 4, None if bias is None else bias + first * 4, out.data_ptr(),
+            x.numel() // self.inputs, end - first, self.steps,
+        )  # fmt: skip
         return out
 
     def __deepcopy__(self, memo: object) -> NativeLinear:

@@ -54,7 +54,7 @@ def kernels() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
-    found.pack.argtypes, found.large_pages.argtypes = [POINTER, POINTER, WHOLE, WHOLE], [POINTER, WHOLE]
+    found.pack.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
         getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 6, ctypes.POINTER(Sizes)]

@@ -148,6 +148,8 @@ class Batch:
 
     def _arrange(self, origins: Mapping[Member, Sequence[int]]) -> None:
         """Each of these members goes on with these of its rows, one maybe several times; without rows it is gone."""
+        if all(list(kept) == list(range(len(member.held))) for member, kept in origins.items()):
+            return
         rows: list[int] = []
         first = 0
         for member in self.members:

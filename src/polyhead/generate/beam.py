@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -82,9 +81,9 @@ class Beaming:
         """One token more for each; those of equal width, and of which all or none may end, together."""
         beams = cast("Sequence[Beams]", searches)
         ends = np.cumsum([len(beam.rows) for beam in beams]).tolist()
-        order = sorted(range(len(beams)), key=lambda i: self._kind(beams[i]))
-        for (width, unripe), group in groupby(order, key=lambda i: self._kind(beams[i])):
-            members = list(group)
+        kinds = [(len(beam.rows), len(beam.rows[0]) < self.least) for beam in beams]
+        for width, unripe in dict.fromkeys(kinds):
+            members = [i for i, kind in enumerate(kinds) if kind == (width, unripe)]
             own = logits
             if len(members) < len(beams):
                 rows = [row for i in members for row in range(ends[i] - width, ends[i])]
@@ -92,13 +91,10 @@ class Beaming:
             banned = [*self.forbidden, *([self.eos_id] if unripe else [])]
             self._advance([beams[i] for i in members], own, width, banned)
 
-    def _kind(self, beam: Beams) -> tuple[int, bool]:
-        return len(beam.rows), len(beam.rows[0]) < self.least
-
     def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
         values, ids = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device))
         host = values.double().cpu().numpy().reshape(len(beams), width, -1)
-        live = np.stack([beam.live for beam in beams])
+        live = np.array([beam.live for beam in beams])
         scores, origin, token = _best_extensions(live, _free(host, beams), ids.cpu().numpy(), self.looked_at)
         broken = np.isnan(host).any((1, 2)).tolist()
         news = zip(beams, broken, scores.tolist(), origin.tolist(), token.tolist(), strict=True)
@@ -120,7 +116,7 @@ class Beams:
     def __init__(self, rule: Beaming, wish: Wish) -> None:
         self.rule, self.wish = rule, wish
         self.rows: list[list[int]] = [[]]
-        self.live: Floats = np.zeros(1)  # their log-probabilities
+        self.live = [0.0]  # their log-probabilities
         self.origins = [0]
         self.finished: list[Hypothesis] = []  # best first
         self.said: list[Token] = []
@@ -148,7 +144,7 @@ class Beams:
                 self._finish(self.rows[origin] + last, score, length)
         if not kept or self._done(length, kept[0][0]):
             kept = []
-        self.live = np.array([score for score, _, _ in kept])
+        self.live = [score for score, _, _ in kept]
         self.origins = [origin for _, origin, _ in kept]
         self.rows = [[*self.rows[origin], token] for _, origin, token in kept]
 

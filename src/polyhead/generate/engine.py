@@ -170,9 +170,22 @@ class Engine:
     def _admit(self) -> None:
         """Those that wait, in their order, as long as there is room; nobody overtakes, so nobody waits for ever."""
         coming: list[Request] = []
-        if len(self.live) > (1 - self.refill) * self._most:
+        live = self.live
+        if len(live) > (1 - self.refill) * self._most:
             return
-        while self.waiting and self._fits(self.waiting[0], coming):
+        rows, tokens = sum(member.request.search.width for member in live), sum(member.request.cost for member in live)
+        if self.deterministic:  # nothing gives way there, so the worst is counted
+            cache, new, taken = self._empty.cache, rows, sum(member.request.room for member in live)
+        else:
+            cache, new = self.batches[0].cache if self.batches else self._empty.cache, 0
+            taken = sum(member.unread + cache.grain * len(member.held) for member in live)
+        while self.waiting:
+            request = self.waiting[0]
+            rows, new, tokens = rows + request.search.width, new + request.search.width, tokens + request.cost
+            taken += request.room if self.deterministic else self._soon(request)
+            fits = rows <= self.rows and tokens <= self.tokens and taken <= cache.room(new)
+            if not fits and (live or coming):
+                break
             coming.append(self.waiting.popleft())
         if self.deterministic:
             for request in coming:
@@ -186,25 +199,6 @@ class Engine:
         if batch not in self.batches:
             self.batches.append(batch)
         self._try(batch, partial(batch.join, coming))
-
-    def _fits(self, request: Request, coming: Sequence[Request]) -> bool:
-        live = self.live
-        if not live and not coming:
-            return True
-        there = [member.request for member in live] + list(coming)
-        if sum(other.search.width for other in there) + request.search.width > self.rows:
-            return False
-        if sum(other.cost for other in there) + request.cost > self.tokens:
-            return False
-        if self.deterministic:  # nothing gives way there, so the worst is counted
-            there.append(request)
-            held, width = sum(other.room for other in there), sum(other.search.width for other in there)
-            return held <= self._empty.cache.room(width)
-        cache = self.batches[0].cache if self.batches else self._empty.cache
-        new = [*coming, request]
-        free = cache.room(sum(other.search.width for other in new))
-        taken = sum(member.unread + cache.grain * len(member.held) for member in live)
-        return taken + sum(self._soon(other) for other in new) <= free
 
     def _soon(self, request: Request) -> int:
         """Room that a request takes before it says something new."""

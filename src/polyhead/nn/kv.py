@@ -74,7 +74,7 @@ class Memory(Protocol):
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """(B, T, H * D) -> (B, H, T, D)."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.view(*x.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
