@@ -12,6 +12,7 @@ from polyhead.cache.stored import Pages
 from polyhead.fast import native
 from polyhead.fast.attention import PackedAttention, paged
 from polyhead.fast.linear import PANEL, NativeLinear, PackedLinear
+from polyhead.fast.log_sums import log_sums
 from polyhead.fast.native import kernels
 from polyhead.fast.pack import can_pack, packed
 from polyhead.generate.beam import beam_search
@@ -147,6 +148,22 @@ def test_weights_far_apart_do_not_overflow():
     table = torch.zeros(1, 1, dtype=torch.int64)
     for last in range(1, 8):
         close(paged(q, Pages(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0), attention(q, k[:, :, :last], v[:, :, :last], None, 1.0), 1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("way", ["kernel", "torch"])
+def test_logarithms_of_sums_are_those_of_log_softmax(width, way, monkeypatch):
+    if way == "torch":
+        monkeypatch.setattr("polyhead.fast.log_sums.kernels", lambda: None)
+    x = 30 * torch.randn(5, width) + torch.tensor([[0], [200], [-200], [1e4], [0]])
+    x[4, width // 2 :] = -torch.inf  # where width is 1, the whole row
+    most, log_sum = log_sums(x)
+    wanted = x.double().logsumexp(-1, keepdim=True) - x.double().amax(-1, keepdim=True)
+    assert torch.equal(most, x.amax(-1, keepdim=True))
+    torch.testing.assert_close(log_sum[:4].double(), wanted[:4], rtol=1e-6, atol=1e-6)
+    assert width == 1 or torch.isclose(log_sum[4].double(), wanted[4], rtol=1e-6, atol=1e-6)
+    x[1, -1] = torch.nan
+    assert log_sums(x)[1][1].isnan()
 
 
 CONFIGS = {

@@ -153,6 +153,24 @@ Floats exponential(Floats x) {
     return x < -87.0f ? Floats{} : (Floats)((Bits)y + ((Bits)n << 23));
 }
 
+// The greatest number of a row, and the logarithm of the sum of e^(x - greatest).
+void log_sum(const float* row, long width, float* out) {
+    const Floats nothing = Floats{} - std::numeric_limits<float>::infinity();
+    const auto at = [&](long i) {
+        if (i + LANES <= width) return load(row + i);
+        Floats x = nothing;
+        std::memcpy(&x, row + i, (width - i) * sizeof(float));
+        return x;
+    };
+    Floats highest = nothing, sum = {};
+    for (long i = 0; i < width; i += LANES) highest = at(i) > highest ? at(i) : highest;
+    float most = highest[0];
+    for (long j = 1; j < LANES; j++) most = std::max(most, highest[j]);
+    for (long i = 0; i < width; i += LANES) sum += exponential(at(i) - most);
+    out[0] = most;
+    out[1] = std::log(total(sum));
+}
+
 // Where queries, keys and values lie; strides are in numbers, and 0 where a mask is the same for all.
 struct Sizes {
     int64_t rows, share, heads, group, queries;  // rows of keys, of queries on each of them, heads of keys, of queries on each, T
@@ -291,6 +309,12 @@ void pack(const float* weight, float* packed, long N, long steps) {
     for (long n = 0; n < N; n += PANEL)
         for (long k = 0; k < steps; k++)
             for (long j = 0; j < PANEL; j++) *packed++ = n + j < N ? weight[(n + j) * steps + k] : 0;
+}
+
+// Of every row (N, V): its greatest number, and the logarithm of the sum of e^(x - greatest) -> (N, 2)
+void log_sums(const float* x, float* out, long N, long V) {
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < N; n++) log_sum(x + n * V, V, out + 2 * n);
 }
 
 void linear_fp32(const float* x, const float* packed, const float* bias, float* out, long M, long N, long steps) {

@@ -55,6 +55,7 @@ def kernels() -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
     found.pack.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
+    found.log_sums.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
         getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 6, ctypes.POINTER(Sizes)]

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyhead.fast.log_sums import log_sums
+
 BLOCK = 64  # tokens looked at together
-CHUNK = 2**19  # log-probabilities computed together: they stay inside the processor's cache
+CHUNK = 2**19  # logits looked at together: they stay inside the processor's cache
 
 
 def likeliest(
@@ -23,12 +25,16 @@ def likeliest(
     k, rows = min(k, logits.size(1)), max(1, CHUNK // logits.size(1))
     found = []
     for start in range(0, len(logits), rows):
-        log_probs = logits[start : start + rows].log_softmax(-1, dtype=torch.float32)
+        x = logits[start : start + rows].float()
+        most, log_sum = log_sums(x)
+        if banned or forced is not None:
+            x = x.clone() if x.dtype == logits.dtype else x
         if banned:
-            log_probs[:, list(banned)] = float("-inf")
+            x[:, list(banned)] = float("-inf")
         if forced is not None:
-            _force(log_probs, forced[start : start + rows])
-        found.append(top(log_probs, k))
+            _force(x, forced[start : start + rows])
+        values, ids = top(x, k)
+        found.append((values - most - log_sum, ids))
     return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
 
 
@@ -66,9 +72,9 @@ def forced_tokens(
     return torch.tensor(tokens, device=device).repeat_interleave(width)
 
 
-def _force(log_probs: Tensor, forced: Tensor) -> None:
+def _force(logits: Tensor, forced: Tensor) -> None:
     rows = (forced >= 0).nonzero()[:, 0]
     tokens = forced[rows]
-    kept = log_probs[rows, tokens]
-    log_probs[rows] = float("-inf")
-    log_probs[rows, tokens] = kept
+    kept = logits[rows, tokens]
+    logits[rows] = float("-inf")
+    logits[rows, tokens] = kept
