@@ -14,7 +14,7 @@ from polyhead.fast.native import SUFFIX, Sizes, kernels
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
 
-SQUARE = 2**17  # scores of a row's head at most: more do not stay near, and torch's attention, which keeps none, is faster
+SQUARE = 2**17  # queries times slots of a head at most: more scores do not stay near, and torch, which keeps none, is faster
 LANES = 16  # a head's width is a multiple of it
 
 
@@ -59,8 +59,8 @@ class PackedAttention(Attention):
         pages = _pages(kv)
         triangle = mask is None and self.causal
         own_masks = mask is not None and mask.size(0) not in (1, len(pages.table))  # of rows that share keys
-        scores = q.size(2) * len(q) // len(pages.table) * pages.table.size(1) * pages.k.size(2)
-        if watch or triangle or own_masks or kv.log_count is not None or scores > SQUARE:
+        pairs = q.size(0) * q.size(1) * q.size(2) // (len(pages.table) * pages.k.size(1)) * pages.table.size(1) * pages.k.size(2)
+        if watch or triangle or own_masks or kv.log_count is not None or pairs > SQUARE:
             return super().mean(q, kv, mask, pos, watch)
         return paged(q, pages, mask, self.scale)
 

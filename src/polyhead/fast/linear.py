@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polyhead.fast.large_pages import in_large_pages
 from polyhead.fast.native import SUFFIX, kernels
 
-PANEL = 64  # outputs that lie together in kernels.cpp
+PANEL = 64  # outputs that lie together in products.hpp
 ROWS = 64  # rows of a batch oneDNN's layout is tuned for; others work as well
 
 

@@ -1,4 +1,4 @@
-"""The kernels of kernels.cpp, compiled on this machine for its processor when they are first wanted.
+"""The kernels of kernels/, compiled on this machine for its processor when they are first wanted.
 
 Where there is no compiler, or it refuses, there are none, and torch's own operations do the work.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = Path(__file__).with_name("kernels")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi"]
 SECONDS = 120  # that compiling may take; it takes 3
 POINTER, WHOLE = ctypes.c_void_p, ctypes.c_int64
@@ -30,7 +30,7 @@ rows share heads group queries slots block pages dim v_dim q_token k_head k_page
 
 
 class Sizes(ctypes.Structure):
-    """As in kernels.cpp."""
+    """As in attention.hpp."""
 
     _fields_ = [*((name, WHOLE) for name in WHOLES.split()), ("scale", ctypes.c_double)]
 
@@ -41,7 +41,8 @@ def kernels() -> ctypes.CDLL | None:
     compiler = shutil.which("g++")
     if compiler is None:
         return None
-    made_of = "\n".join([SOURCE.read_text(encoding="utf-8"), *FLAGS, compiler, _processor()])
+    sources = [source.read_text(encoding="utf-8") for source in sorted(SOURCES.glob("*.[ch]pp"))]
+    made_of = "\n".join([*sources, *FLAGS, compiler, _processor()])
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
     library = home / f"kernels-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
     try:
@@ -49,7 +50,7 @@ def kernels() -> ctypes.CDLL | None:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home) as folder:  # another process may be at the same
                 made = Path(folder) / library.name
-                subprocess.run([compiler, *FLAGS, "-o", made, SOURCE], check=True, capture_output=True, timeout=SECONDS)
+                subprocess.run([compiler, *FLAGS, "-o", made, SOURCES / "kernels.cpp"], check=True, capture_output=True, timeout=SECONDS)
                 made.replace(library)
         found = ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError):

@@ -1,0 +1,142 @@
+// Attention over keys and values where they lie, in pages or in one piece.
+#pragma once
+#include <omp.h>
+
+#include <limits>
+
+#include "products.hpp"
+
+namespace {
+
+constexpr long CROWD = 8;  // queries on the same keys: for so many these are laid out in panels, too
+
+// Where queries, keys and values lie; strides are in numbers, and 0 where a mask is the same for all.
+struct Sizes {
+    int64_t rows, share, heads, group, queries;  // rows of keys, of queries on each of them, heads of keys, of queries on each, T
+    int64_t slots, block, pages;                 // slots that a row sees, in a page; pages of a row
+    int64_t dim, v_dim, q_token;                 // widths of a head; from the queries of a token to those of the next
+    int64_t k_head, k_page, k_slot, v_head, v_page, v_slot, seen_row, seen_head, seen_query;
+    double scale;
+};
+
+// Scores of the slots that are seen -> their parts, up to the end of the row; who sees nothing gets 0.
+void softmax(float* row, const bool* seen, long slots, long padded) {
+    const float nothing = -std::numeric_limits<float>::infinity();
+    float most = nothing;
+    for (long s = 0; s < padded; s++) row[s] = s < slots && (!seen || seen[s]) ? row[s] : nothing;
+    for (long s = 0; s < slots; s++) most = std::max(most, row[s]);
+    Floats sum = {};
+    for (long s = 0; s < padded; s += LANES) {
+        const Floats x = most == nothing ? Floats{} : exponential(load(row + s) - most);
+        store(x, row + s);
+        sum += x;
+    }
+    const float part = most == nothing ? 0 : 1 / total(sum);
+    for (long s = 0; s < padded; s++) row[s] *= part;
+}
+
+// Some heads of one row of keys: for each of their queries the softmax over the slots, and the mean of the values by it. A page
+// holds all heads of its slots, and is read from end to end.
+template <class T>
+void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long first, long last,
+           float* room) {
+    const long each = z.share * z.queries * z.group, n = (last - first) * each, padded = (z.slots + LANES - 1) / LANES * LANES;
+    float *query = room, *sums = query + n * z.dim, *scores = sums + n * z.v_dim;
+    const auto token = [&](long i) { return b * z.share * z.queries + i % each / z.group; };
+    const auto of_head = [&](long i) { return (first + i / each) * z.group + i % z.group; };
+
+    for (long i = 0; i < n; i++)
+        for (long d = 0; d < z.dim; d += LANES)
+            store(load(q + token(i) * z.q_token + of_head(i) * z.dim + d) * float(z.scale), query + i * z.dim + d);
+    for (long start = 0; start < z.slots; start += z.block)
+        for (long h = first; h < last; h++) {
+            const T* key = k + table[b * z.pages + start / z.block] * z.k_page + h * z.k_head;
+            const long from = (h - first) * each, end = std::min(z.slots, start + z.block);
+            for (long s = start; s < end; s++, key += z.k_slot)
+                for (long i = from; i < from + each; i++) {
+                    Floats sum = {};
+                    for (long d = 0; d < z.dim; d += LANES) sum += load(query + i * z.dim + d) * load(key + d);
+                    scores[i * padded + s] = total(sum);
+                }
+        }
+    for (long i = 0; i < n; i++) {
+        const bool* mask = seen ? seen + b * z.seen_row + (first + i / each) * z.seen_head + i % each / z.group % z.queries * z.seen_query : nullptr;
+        softmax(scores + i * padded, mask, z.slots, padded);
+    }
+    std::memset(sums, 0, n * z.v_dim * sizeof(float));
+    for (long start = 0; start < z.slots; start += z.block)
+        for (long h = first; h < last; h++) {
+            const T* value = v + table[b * z.pages + start / z.block] * z.v_page + h * z.v_head;
+            const long from = (h - first) * each, end = std::min(z.slots, start + z.block);
+            for (long s = start; s < end; s++, value += z.v_slot)
+                for (long i = from; i < from + each; i++)
+                    for (long d = 0; d < z.v_dim; d += LANES)
+                        store(load(sums + i * z.v_dim + d) + scores[i * padded + s] * load(value + d), sums + i * z.v_dim + d);
+        }
+    for (long i = 0; i < n; i++)
+        for (long d = 0; d < z.v_dim; d += LANES)
+            store(load(sums + i * z.v_dim + d), out + (token(i) * z.heads * z.group + of_head(i)) * z.v_dim + d);
+}
+
+// The same for one head with many queries: two products, of which the keys and the values are the matrices.
+template <class T>
+void crowd(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long h, Floats* room) {
+    const long n = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
+    float *panel = reinterpret_cast<float*>(room), *sums = panel + PANEL * std::max(z.dim, z.slots);
+    float *query = sums + PANEL * ROWS, *scores = query + n * z.dim;
+    const auto token = [&](long i) { return b * z.share * z.queries + i / z.group; };
+    const auto page = [&](long s) { return table[b * z.pages + s / z.block]; };
+    const auto times = [&](const float* x, long stride, long steps, auto take) {  // rows of x times the panel, row by row
+        for (long i = 0; i < n; i += ROWS) {
+            multiply<float>(std::min(ROWS, n - i), room, x + i * stride, stride, steps, sums, true, nullptr);
+            for (long r = i; r < std::min(n, i + ROWS); r++) take(r, sums + (r - i) * PANEL);
+        }
+    };
+
+    for (long i = 0; i < n; i++)
+        for (long d = 0; d < z.dim; d += LANES)
+            store(load(q + token(i) * z.q_token + (h * z.group + i % z.group) * z.dim + d) * float(z.scale), query + i * z.dim + d);
+    for (long start = 0; start < z.slots; start += PANEL) {
+        for (long s = start; s < std::min(z.slots, start + PANEL); s++) {
+            const T* key = k + page(s) * z.k_page + h * z.k_head + s % z.block * z.k_slot;
+            for (long d = 0; d < z.dim; d += LANES) {
+                const Floats x = load(key + d);
+                for (long j = 0; j < LANES; j++) panel[(d + j) * PANEL + s - start] = x[j];
+            }
+        }
+        times(query, z.dim, z.dim, [&](long i, const float* sum) { std::memcpy(scores + i * padded + start, sum, PANEL * sizeof(float)); });
+    }
+    for (long i = 0; i < n; i++)
+        softmax(scores + i * padded, seen ? seen + b * z.seen_row + h * z.seen_head + i / z.group % z.queries * z.seen_query : nullptr, z.slots, padded);
+    for (long first = 0; first < z.v_dim; first += PANEL) {
+        const long width = std::min(PANEL, z.v_dim - first);
+        for (long s = 0; s < z.slots; s++)
+            for (long d = 0; d < width; d += LANES)
+                store(load(v + page(s) * z.v_page + h * z.v_head + s % z.block * z.v_slot + first + d), panel + s * PANEL + d);
+        times(scores, padded, z.slots, [&](long i, const float* sum) {
+            T* to = out + (token(i) * z.heads * z.group + h * z.group + i % z.group) * z.v_dim + first;
+            for (long d = 0; d < width; d += LANES) store(load(sum + d), to + d);
+        });
+    }
+}
+
+template <class T>
+void attend(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z) {
+    const long each = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
+    const long parts = each < CROWD ? std::min(z.heads, (omp_get_max_threads() + z.rows - 1) / z.rows) : z.heads, some = (z.heads + parts - 1) / parts;
+    const long shared = each < CROWD ? 0 : PANEL * (std::max(z.dim, z.slots) + ROWS);
+#pragma omp parallel
+    {
+        std::vector<Floats> room((some * each * (z.dim + z.v_dim + padded) + shared) / LANES);
+#pragma omp for schedule(static)
+        for (long unit = 0; unit < z.rows * parts; unit++) {
+            const long b = unit / parts, first = unit % parts * some, last = std::min(z.heads, first + some);
+            if (each >= CROWD)
+                crowd(q, k, v, out, seen, table, z, b, first, room.data());  // one head
+            else if (first < last)
+                heads(q, k, v, out, seen, table, z, b, first, last, reinterpret_cast<float*>(room.data()));
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,60 @@
+// What decoding a token is made of: products, attention, and the sums that make probabilities of logits.
+#include <cmath>
+
+#include "attention.hpp"
+#include "products.hpp"
+
+namespace {
+
+// The greatest number of a row, and the logarithm of the sum of e^(x - greatest).
+void log_sum(const float* row, long width, float* out) {
+    const Floats nothing = Floats{} - std::numeric_limits<float>::infinity();
+    const auto at = [&](long i) {
+        if (i + LANES <= width) return load(row + i);
+        Floats x = nothing;
+        std::memcpy(&x, row + i, (width - i) * sizeof(float));
+        return x;
+    };
+    Floats highest = nothing, sum = {};
+    for (long i = 0; i < width; i += LANES) highest = at(i) > highest ? at(i) : highest;
+    float most = highest[0];
+    for (long j = 1; j < LANES; j++) most = std::max(most, highest[j]);
+    for (long i = 0; i < width; i += LANES) sum += exponential(at(i) - most);
+    out[0] = most;
+    out[1] = std::log(total(sum));
+}
+
+}  // namespace
+
+extern "C" {
+
+// Lay a matrix (N, steps), of 4 bytes a step, out in panels; what is missing of the last one is 0.
+void pack(const float* weight, float* packed, long N, long steps) {
+    for (long n = 0; n < N; n += PANEL)
+        for (long k = 0; k < steps; k++)
+            for (long j = 0; j < PANEL; j++) *packed++ = n + j < N ? weight[(n + j) * steps + k] : 0;
+}
+
+// Of every row (N, V): its greatest number, and the logarithm of the sum of e^(x - greatest) -> (N, 2)
+void log_sums(const float* x, float* out, long N, long V) {
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < N; n++) log_sum(x + n * V, V, out + 2 * n);
+}
+
+void linear_fp32(const float* x, const float* packed, const float* bias, float* out, long M, long N, long steps) {
+    linear(x, packed, bias, out, M, N, steps);
+}
+void linear_bf16(const bf16* x, const float* packed, const float* bias, bf16* out, long M, long N, long steps) {
+    linear(x, packed, bias, out, M, N, steps);
+}
+
+// Queries (share * rows, T, H, dim) over keys and values in pages -> (share * rows, T, H, v_dim); table (rows, pages) says which
+// pages are a row's.
+void attend_fp32(const float* q, const float* k, const float* v, float* out, const bool* seen, const int64_t* table, const Sizes* z) {
+    attend(q, k, v, out, seen, table, *z);
+}
+void attend_bf16(const bf16* q, const bf16* k, const bf16* v, bf16* out, const bool* seen, const int64_t* table, const Sizes* z) {
+    attend(q, k, v, out, seen, table, *z);
+}
+
+}  // extern "C"

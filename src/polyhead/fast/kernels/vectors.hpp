@@ -1,0 +1,67 @@
+// Sixteen numbers at once, in fp32 whatever they are kept in.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+using Floats = float __attribute__((vector_size(64)));
+using Bits = uint32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+using bf16 = uint16_t;
+
+constexpr long LANES = 16;
+
+[[maybe_unused]] float wide(bf16 x) {
+    uint32_t bits = uint32_t(x) << 16;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+Floats load(const float* x) {
+    Floats out;
+    std::memcpy(&out, x, sizeof out);
+    return out;
+}
+Floats load(const bf16* x) {
+    Halves halves;
+    std::memcpy(&halves, x, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+}
+void store(Floats x, float* out) { std::memcpy(out, &x, sizeof x); }
+void store(Floats x, bf16* out) {  // to the nearest, ties to even
+    const Bits bits = (Bits)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Halves halves = __builtin_convertvector(x == x ? rounded : rounded * 0 + 0x7fc0, Halves);
+    std::memcpy(out, &halves, sizeof halves);
+}
+
+Floats load(const float* x, long n) {
+    Floats out = {};
+    std::memcpy(&out, x, n * sizeof(float));
+    return out;
+}
+template <class T>
+void store(Floats x, T* out, long n) {
+    if (n == LANES) return store(x, out);
+    T all[LANES];
+    store(x, all);
+    std::memcpy(out, all, n * sizeof(T));
+}
+
+float total(Floats x) {
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x[0] + x[1];
+}
+
+// e^x for x <= 0: 2^n times a polynomial of what is left (Cephes, expf); below -87 it is 0, as for -inf
+Floats exponential(Floats x) {
+    const Floats n = x * 1.44269504f + 12582912.0f;  // the sum has no room for a fraction: its lowest bits are a whole number
+    const Floats whole = n - 12582912.0f, r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = ((((y * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f) * r * r + r + 1.0f;
+    return x < -87.0f ? Floats{} : (Floats)((Bits)y + ((Bits)n << 23));
+}
+
+}  // namespace
