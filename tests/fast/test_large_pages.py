@@ -1,0 +1,32 @@
+"""Pieces of large pages are memory like any other."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from polyhead.fast import large_pages
+from polyhead.fast.large_pages import CHUNK, in_large_pages
+
+
+def test_pieces_do_not_overlap_and_begin_at_lines():
+    sizes = [1, 15, 16, 17, 1000, CHUNK // 4 - 5, 3, CHUNK // 2 + 1, 2]
+    pieces = [in_large_pages(n) for n in sizes]
+    for value, piece in enumerate(pieces):
+        piece.fill_(value)
+    for value, (n, piece) in enumerate(zip(sizes, pieces, strict=True)):
+        assert piece.shape == (n,)
+        assert piece.data_ptr() % 64 == 0
+        assert bool((piece == value).all())
+
+
+def test_a_piece_stays_when_others_and_the_rest_of_its_memory_are_gone(monkeypatch):
+    pieces = [in_large_pages(1000).fill_(i) for i in range(3)]
+    kept = pieces[1]
+    del pieces
+    monkeypatch.setattr(large_pages, "_rest", torch.empty(0))
+    gc.collect()
+    fresh = [in_large_pages(CHUNK // 4).fill_(7) for _ in range(2)]
+    assert bool((kept == 1).all())
+    assert len(fresh) == 2
