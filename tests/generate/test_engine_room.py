@@ -379,3 +379,13 @@ def test_the_youngest_gives_way_comes_back_before_all_others_and_nobody_who_was_
         assert running + list(engine.waiting) == requests[len(requests) - len(running) - len(engine.waiting) :]
         ended += [request for request in requests if request.end is not None and request not in ended]
     assert ended == requests and engine.preemptions > 0
+
+
+def test_who_waits_is_looked_at_once(monkeypatch):
+    engine, asked = Engine(Silent(), max_len=50, rows=150), []
+    plain = engine._soon
+    monkeypatch.setattr(engine, "_soon", lambda request: asked.append(request) or plain(request))
+    requests = [engine.submit([1, 2, 3], Fan(1, 5, 1)) for _ in range(200)]
+    engine.step()
+    assert len(engine.live) == 150
+    assert asked == requests[:151]  # those who come, and the first for whom there is no place
