@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from polyhead.generate.top import BLOCK, CHUNK, forced_tokens, likeliest, top
+from polyhead.generate.top import BLOCK, CHUNK, likeliest, top
 
 
 @pytest.mark.parametrize("width", [1, 5, 4 * BLOCK, 4 * BLOCK + 1, 9 * BLOCK, 1000, 8000])
@@ -59,13 +59,6 @@ def test_what_is_forbidden_is_gone_and_the_rest_keeps_its_probability():
     torch.testing.assert_close(values.double(), wanted.topk(5).values, rtol=0, atol=1e-5)
     assert ids[0, 0] == 7
     assert ids[600, 0] == 999
-
-
-def test_forced_tokens_are_those_of_the_step_for_each_row():
-    cpu = torch.device("cpu")
-    assert forced_tokens([[5], [], [6, 7]], 0, 2, cpu).tolist() == [5, 5, -1, -1, 6, 6]
-    assert forced_tokens([[5], [], [6, 7]], 1, 1, cpu).tolist() == [-1, -1, 7]
-    assert forced_tokens([[5], [], [6, 7]], 2, 2, cpu) is None
 
 
 def test_at_most_the_whole_vocabulary_comes_back():

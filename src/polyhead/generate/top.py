@@ -62,16 +62,6 @@ def _best(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, ids
 
 
-def forced_tokens(
-    prefix: Sequence[Sequence[int]], step: int, width: int, device: torch.device
-) -> Tensor | None:
-    """What each row must say at this step, or None where all are free; ``width`` rows for each prefix."""
-    if all(step >= len(given) for given in prefix):
-        return None
-    tokens = [given[step] if step < len(given) else -1 for given in prefix]
-    return torch.tensor(tokens, device=device).repeat_interleave(width)
-
-
 def _force(logits: Tensor, forced: Tensor) -> None:
     rows = (forced >= 0).nonzero()[:, 0]
     tokens = forced[rows]
