@@ -149,3 +149,39 @@ def test_rules_are_shared_while_requests_follow_them_and_forgotten_afterwards(sp
     del stream, streams
     gc.collect()
     assert len(engine._drawing) == len(engine._beaming) == 0
+
+
+@pytest.mark.parametrize("way", [{"n": 2, "seed": 4}, {"n": 2, "beam_size": 3}])
+def test_who_only_listens_while_another_drives_hears_the_same(speaker, way):
+    (wanted,) = speaker.generate([TEXTS[1]], **way)
+    engine = speaker.engine()
+    stream, said = engine.submit(engine.tokens(TEXTS[1]), **way), ["", ""]
+    assert not list(stream.news())
+    while stream.request.end is None:
+        engine.engine.step()
+        for row, text, _ in stream.news():
+            said[row] += text
+    assert said == wanted == stream.texts()
+    assert not list(stream.news())
+    assert [speaker.tokenizer.decode([ids])[0] for ids in stream.tokens] == wanted
+
+
+def test_the_log_probability_of_each_token_adds_up_to_that_of_the_text(speaker):
+    stream = speaker.engine().submit(TEXTS[1], seed=2, n=2)
+    stream.texts()
+    for hypothesis, log_probs, tokens in zip(stream.request.result(), stream.log_probs, stream.tokens, strict=True):
+        assert len(log_probs) == len(tokens)
+        assert sum(log_probs) == pytest.approx(hypothesis.log_prob)
+
+
+def test_when_the_engine_itself_fails_every_request_ends_and_the_next_is_served(speaker):
+    engine = speaker.engine(rows=2)
+    running, waiting = engine.submit(TEXTS[1], n=2, seed=1), engine.submit(TEXTS[0])
+    engine.engine.step()
+    engine.engine.fail(RuntimeError("out of order"))
+    for stream in (running, waiting):
+        assert stream.request.end.reason == "error" and set(stream.reasons) == {"error"}
+        with pytest.raises(RuntimeError, match="out of order"):
+            stream.texts()
+    assert engine.engine.idle
+    assert engine.submit(TEXTS[1], n=2, seed=1).texts() == speaker.generate([TEXTS[1]], n=2, seed=1)[0]

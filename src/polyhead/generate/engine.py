@@ -123,6 +123,17 @@ class Engine:
                 self._drop(request)
                 self._end(request, End("cancelled"))
 
+    def fail(self, error: Exception) -> None:
+        """Every request ends by this error, and the engine is as new; for what can go wrong beside the requests."""
+        with self._lock:
+            everyone = [*self.waiting, *(member.request for member in self.live)]
+            self.waiting.clear()
+            self.batches.clear()
+            self._most = 0
+            for request in everyone:
+                if request.end is None:
+                    self._end(request, End("error", error))
+
     @torch.inference_mode()
     def stop(self, request: Request, number: int) -> None:
         """One of its sequences ends; with the last one the request is done."""

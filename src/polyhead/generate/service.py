@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from polyhead.errors import UserError
@@ -12,7 +12,7 @@ from polyhead.generate.decoder import Decoder
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.frame import Frame
-from polyhead.generate.request import Request
+from polyhead.generate.request import Request, Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, limit
 from polyhead.generate.settings import DRAWN, LENGTHS, SEARCHED, UNSEARCHED, changed
@@ -20,7 +20,7 @@ from polyhead.generate.stream import TextStream
 from polyhead.generate.text import Said
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import Choice
-from polyhead.text.sides import between
+from polyhead.text.sides import Sides, between
 from polyhead.text.tokenizer import Tokenizer
 
 ENGINE = {"cache", "batch_tokens", "speculate"}  # settings of all requests, or of none
@@ -37,6 +37,8 @@ class Stream:
 
     def __init__(self, request: Request, voices: list[TextStream], eos_id: int, opening: tuple[int, ...]) -> None:
         self.request, self.voices, self.eos_id, self.opening = request, voices, eos_id, opening
+        self.tokens: list[list[int]] = [[] for _ in voices]  # of each sequence so far, its end included where it said one
+        self.log_probs: list[list[float]] = [[] for _ in voices]  # of these tokens; beams have one score for all
         self._reasons: list[Reason | None] = [None for _ in voices]
         self._said = ["" for _ in voices]
 
@@ -53,13 +55,27 @@ class Stream:
 
         Who stops listening may go on later, here or with ``texts()``.
         """
-        for token in self.request:
+        while True:
+            end = self.request.end  # looked at before the news: what was said before it is among them then
+            yield from self.news()
+            if end is not None:
+                break
+            self.request.engine.step()
+        if end.error is not None:
+            raise end.error
+
+    def news(self) -> Iterator[Said]:
+        """The pieces that are there and nobody has fetched yet; the engine is driven by somebody else."""
+        while self.request.events:
+            token = self.request.events.popleft()
             voice, ended = self.voices[token.row], token.id == self.eos_id
             text = voice.end() if ended else voice.feed(token.id, token.last)
             if voice.stopped and not token.last:
                 self.request.stop(token.row)
             if token.last or voice.stopped:
                 self._reasons[token.row] = "stop" if ended or voice.stopped else "length"
+            self.tokens[token.row].append(token.id)
+            self.log_probs[token.row].append(token.log_prob)
             yield self._note(token.row, text, token.last or voice.stopped)
         if isinstance(self.request.search, Beams):
             yield from self._found(self.request.search)
@@ -81,12 +97,26 @@ class Stream:
             if self._reasons[row] is None:
                 self._reasons[row] = "length" if len(hypothesis.tokens) >= search.most else "stop"
                 tokens, voice = hypothesis.tokens, self.voices[row]
+                self.tokens[row] = [*tokens, self.eos_id] if self._reasons[row] == "stop" else tokens
                 n = len(self.opening) if tuple(tokens[: len(self.opening)]) == self.opening else 0
                 yield self._note(row, "".join(map(voice.feed, tokens[n:])) + voice.end(), True)
 
     def _note(self, row: int, text: str, last: bool) -> Said:
         self._said[row] += text
         return Said(row, text, last)
+
+
+class Asked(NamedTuple):
+    """A text that was read and a wish that was checked, ready for the engine."""
+
+    prompt: list[int]  # what the model goes on from: a text, or the begin of a target
+    search: Search
+    source: list[int] | None
+    before: list[int]  # tokens of the text that is gone on from
+    n: int
+    stops: list[str]
+    eos_id: int
+    opening: tuple[int, ...] = ()
 
 
 class TextEngine:
@@ -109,9 +139,18 @@ class TextEngine:
         self._drawing: WeakValueDictionary[Sampling, Drawing] = WeakValueDictionary()
         self._beaming: WeakValueDictionary[str, Beaming] = WeakValueDictionary()
 
-    def submit(
+    def submit(self, text: str | Sequence[int], **wishes: Any) -> Stream:
+        """Go on from a text, or translate it, as ``read`` says."""
+        return self.begin(self.read(text, **wishes))
+
+    def tokens(self, text: str) -> list[int]:
+        """What a language model reads before it goes on from a text; of a source, its own tokens alone."""
+        (ids,) = self.tokenizer.encode([text])
+        return ids if self.frame is None else self.frame.prompt(ids)
+
+    def read(
         self,
-        text: str,
+        text: str | Sequence[int],
         *,
         n: int = 1,
         seed: int = 0,
@@ -119,12 +158,12 @@ class TextEngine:
         source_lang: str | None = None,
         target_lang: str | None = None,
         **changes: Any,
-    ) -> Stream:
-        """Go on from a text, or translate it. ``changes`` are fields of GenerationConfig for this one request.
+    ) -> Asked:
+        """A wish, checked; nothing runs yet. ``changes`` are fields of GenerationConfig for this one request.
 
         A language model draws ``n`` sequences, or with ``beam_size`` finds the n likeliest. An encoder-decoder searches;
         with ``temperature`` (0 is the likeliest token), top_k, top_p or min_p it draws, and its words come one by one.
-        A UserError says why the request cannot be served.
+        The text may be given as tokens, such as ``tokens`` gives. A UserError says why the request cannot be served.
         """
         for name in sorted(ENGINE & set(changes)):
             raise UserError(f"{name} is a setting of the whole engine, not of one request")
@@ -140,21 +179,25 @@ class TextEngine:
             drawn = "beam_size" not in changes
             without, what = (SEARCHED, "drawn text") if drawn else (UNSEARCHED, "the likeliest texts")
         config = changed(self.config, changes if drawn else changes | {"n_best": n}, without, what)
-        (ids,) = self.tokenizer.encode([text])
+        ids = self.tokens(text) if isinstance(text, str) else list(text)
         if translates:
             return self._translate(ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang))
-        assert self.frame is not None
-        prompt, eos_id = self.frame.prompt(ids), self.tokenizer.eos_id
+        eos_id = self.tokenizer.eos_id
         if drawn:
-            search = Drawn(self._draw(config, eos_id), prompt, config.max_new_tokens, n, seed)
-            return self._stream(self.engine.submit(prompt, search), prompt, n, stops, eos_id)
-        most = min(config.max_new_tokens, self.max_len - len(prompt) + 1)
-        beams = Beams(self._beam(config, eos_id), Wish(max(1, most)))
-        return self._stream(self.engine.submit(prompt, beams), prompt, n, stops, eos_id)
+            search: Search = Drawn(self._draw(config, eos_id), ids, config.max_new_tokens, n, seed)
+        else:
+            search = Beams(self._beam(config, eos_id), Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1))))
+        return Asked(ids, search, None, ids, n, stops, eos_id)
+
+    def begin(self, asked: Asked) -> Stream:
+        """Give the engine what was read; a UserError says why it can never be served."""
+        voices = [TextStream(lambda ids: self.tokenizer.decode([ids])[0], asked.stops, asked.before) for _ in range(asked.n)]
+        request = self.engine.submit(asked.prompt, asked.search, source=asked.source)
+        return Stream(request, voices, asked.eos_id, asked.opening)
 
     def _translate(
-        self, ids: list[int], config: GenerationConfig, n: int, seed: int, stops: list[str], drawn: bool, sides: Any
-    ) -> Stream:
+        self, ids: list[int], config: GenerationConfig, n: int, seed: int, stops: list[str], drawn: bool, sides: Sides
+    ) -> Asked:
         """Read a source and say its target."""
         source = sides.source(ids)
         if not ids:
@@ -164,18 +207,12 @@ class TextEngine:
         told = list(sides.opening) if sides.forced else []
         most = min(self.max_len, max(limit(len(ids), config), len(told) + 1))
         if drawn:
-            search = Drawn(self._draw(config, sides.end), [sides.start, *told], max(1, most - len(told)), n, seed)
-            request = self.engine.submit([sides.start, *told], search, source=source)
-            return self._stream(request, [], n, stops, sides.end)
+            begin = [sides.start, *told]
+            search = Drawn(self._draw(config, sides.end), begin, max(1, most - len(told)), n, seed)
+            return Asked(begin, search, source, [], n, stops, sides.end)
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
         beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told)))
-        return self._stream(self.engine.submit([sides.start], beams, source=source), [], n, stops, sides.end, sides.opening)
-
-    def _stream(
-        self, request: Request, before: list[int], n: int, stops: list[str], eos_id: int, opening: tuple[int, ...] = ()
-    ) -> Stream:
-        voices = [TextStream(lambda ids: self.tokenizer.decode([ids])[0], stops, before) for _ in range(n)]
-        return Stream(request, voices, eos_id, opening)
+        return Asked([sides.start], beams, source, [], n, stops, sides.end, sides.opening)
 
     def _draw(self, config: GenerationConfig, eos_id: int) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
