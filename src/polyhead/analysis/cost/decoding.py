@@ -1,0 +1,106 @@
+"""What decoding costs: operations for a token, bytes of the cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from polyhead.analysis.cost import flops
+from polyhead.analysis.cost.weightless import weightless
+from polyhead.cache.base import Cache, CacheShape
+from polyhead.cache.make import make_cache
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.models import CausalLM, Seq2Seq
+from polyhead.models.build import model_class
+from polyhead.nn.kv import KV
+from polyhead.registry import CACHE, Choice
+
+BOUNDS = {"window": ("window", "sink"), "h2o": ("budget",), "subgen": ("budget",)}  # options that bound what a query sees
+
+
+class Held(NamedTuple):
+    """What a cache holds of so many rows of so many tokens."""
+
+    cache: Choice
+    nbytes: int  # of storage
+    per_token: float  # what the last tokens of a row added, each
+    refused: str = ""  # why it does not serve the model, if it does not
+
+
+def token_flops(config: ModelConfig, context: int, source: int = 0, cache: Choice | None = None) -> int:
+    """Operations for one more token of a row that then has ``context`` of them.
+
+    Of an encoder-decoder the source has been read already. A cache that keeps fewer tokens is looked at as far as it goes;
+    what it computes itself (directions, clusters, unpacking) does not count.
+    """
+    if cache is not None and cache.name in BOUNDS:
+        context = min(context, sum(CACHE.check(cache).options[name] for name in BOUNDS[cache.name]))
+    return sum(work.total for work in flops.token(config, context, source))
+
+
+def cache_shape(config: ModelConfig, dtype: torch.dtype = torch.float32) -> CacheShape:
+    """What a cache must hold for the model of that config, without memory for the model."""
+    with weightless():
+        model = model_class(config)(config)
+        assert isinstance(model, CausalLM | Seq2Seq), "an encoder decodes nothing"
+        return model.cache_shape._replace(dtype=dtype, device=torch.device("cpu"))
+
+
+def held(choice: Choice | None, shape: CacheShape, rows: int, length: int) -> Held:
+    """What a cache holds of ``rows`` rows of ``length`` tokens each: made of one row and of two, fed with zeros, and asked."""
+    named = CACHE.check(choice or Choice("static" if shape.state is None else "state"))
+    half = max(1, length // 2)
+    try:
+        less, one, two = (_weighed(named, shape, *size) for size in ((1, half), (1, length), (2, length)))
+    except UserError as error:
+        return Held(named, 0, 0.0, str(error))
+    return Held(named, one + (rows - 1) * (two - one), (one - less) / max(1, length - half))
+
+
+def _weighed(choice: Choice, shape: CacheShape, rows: int, length: int) -> int:
+    """Bytes of some rows. One layer is made and stands for the others, but where a part wants them all."""
+    try:
+        one = shape._replace(n_layers=1, windows=shape.windows[:1])
+        common, of_layer = _bytes(choice, one, rows, length)
+        return common + shape.n_layers * of_layer
+    except UserError:
+        return sum(_bytes(choice, shape, rows, length))
+
+
+@torch.inference_mode()
+def _bytes(choice: Choice, shape: CacheShape, rows: int, length: int) -> tuple[int, int]:
+    """What the layers of a cache share, and what they hold together."""
+    cache: Cache = make_cache(choice, shape, rows, length)
+    pos = torch.arange(length).expand(rows, -1)
+    cache.begin(range(rows), pos)
+    if shape.state is None:
+        size = (rows, shape.n_kv_heads, length)
+        k, v = (torch.zeros(*size, width, dtype=shape.dtype) for width in (shape.head_dim, shape.v_dim))
+        for layer in cache.layers:
+            layer.update(KV(k, v, pos[:, None]))
+    of_layers = sum(layer.nbytes for layer in cache.layers)
+    return cache.nbytes - of_layers, of_layers
+
+
+def source_bytes(config: ModelConfig, source: int, itemsize: int = 4) -> int:
+    """Keys and values of a source of that many tokens, which a decoding row of an encoder-decoder keeps besides its cache.
+
+    With linear attention to the source they are sums of a constant size.
+    """
+    shape = config.shape(causal=False)
+    choice = config.cross_attention or config.attention
+    width = shape.head_dim + shape.v_head_dim
+    slots = source
+    if choice.name == "linear":
+        slots, width = flops.feature_count(choice, shape.head_dim), shape.v_head_dim + 1
+    return config.decoder_layers * shape.n_kv_heads * width * slots * itemsize
+
+
+def by_heads(config: ModelConfig, itemsize: int = 4) -> dict[int, int]:
+    """Bytes of keys and values a token by n_kv_heads: of all heads, a group of every size that divides them, one alone."""
+    shape = config.shape(causal=True)
+    depth = config.decoder_layers if config.kind == "encoder-decoder" else config.n_layers
+    each = depth * (shape.head_dim + shape.v_head_dim) * itemsize
+    return {n: n * each for n in range(shape.n_heads, 0, -1) if shape.n_heads % n == 0}

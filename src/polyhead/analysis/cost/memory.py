@@ -1,0 +1,116 @@
+"""Bytes of training: weights, gradients, state of the optimiser, averages, and what the backward pass waits for.
+
+Parameters are fp32, also in mixed precision, where products round copies of them to bf16 (train/precision.py): these
+copies count among the activations, because autograd keeps them with the rest (Micikevicius et al., 2018).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from polyhead.analysis.cost.flops import Load, Unknown
+from polyhead.analysis.cost.weightless import Saved, features_of, given, weightless
+from polyhead.config import ModelConfig
+from polyhead.models.build import model_class
+from polyhead.registry import OPTIMIZER, Choice
+
+CHUNK = 512  # rows of logits that exist at a time (nn/loss.py)
+
+
+class Memory(NamedTuple):
+    """Bytes of a training, by what they hold. A step holds at most all of it."""
+
+    weights: int  # parameters, and tables that are no parameters
+    gradients: int
+    optimizer: int
+    average: int  # of the weights, with train.ema
+    activations: int | None  # None: a part fails on tensors without numbers
+    loss: int  # gradients of the head and of what it reads, and the logits of a chunk
+
+    @property
+    def total(self) -> int | None:
+        return None if self.activations is None else sum(x for x in self if x is not None)
+
+
+def training_memory(
+    config: ModelConfig,
+    load: Load,
+    optimizer: Choice,
+    *,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    ema: bool = False,
+    frozen: tuple[str, ...] = (),
+) -> Memory:
+    """Of one step over a batch, without memory for any of it."""
+    with weightless():
+        model = model_class(config)(config)
+        freeze(model, frozen)
+        every, learned = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
+        tables = sum(x.nbytes for x in model.buffers())
+        return Memory(
+            sum(p.nbytes for p in every) + tables,
+            sum(p.nbytes for p in learned),
+            _state(model, optimizer),
+            sum(p.nbytes for p in every) if ema else 0,
+            _activations(model, config, load, precision),
+            _loss(config, load, precision),
+        )
+
+
+def freeze(model: nn.Module, parts: tuple[str, ...]) -> None:
+    """Parts that do not learn, as ``train.freeze`` names them."""
+    for name, parameter in model.named_parameters():
+        if any(name == part or name.startswith(f"{part}.") for part in parts):
+            parameter.requires_grad_(False)
+
+
+def _state(model: nn.Module, optimizer: Choice) -> int:
+    """Bytes that the optimisers of a run keep: those they make in their first step."""
+    for p in model.parameters():
+        p.grad = torch.empty_like(p) if p.requires_grad else None
+    optimizers = OPTIMIZER.build(OPTIMIZER.check(optimizer), model, 1e-3)
+    for one in optimizers:
+        one.step()
+    for p in model.parameters():
+        p.grad = None
+    states = [state for one in optimizers for state in one.state.values()]
+    return sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
+
+
+def activations(config: ModelConfig, load: Load, precision: Literal["fp32", "bf16"] = "fp32") -> int | None:
+    """What autograd keeps of a forward pass over whole rows, up to what the head reads; None where a part fails."""
+    with weightless():
+        return _activations(model_class(config)(config), config, load, precision)
+
+
+def _activations(model: nn.Module, config: ModelConfig, load: Load, precision: str) -> int | None:
+    if any(isinstance(part, nn.LSTM) for part in model.modules()):
+        return None  # oneDNN keeps a workspace of its own, whose size is known when it is there
+    try:
+        with Saved(model.train()) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            features_of(model, given(config, load))  # type: ignore[arg-type]
+    except (Unknown, RuntimeError, NotImplementedError):
+        return None
+    return saved.nbytes
+
+
+def literature(config: ModelConfig, load: Load) -> float:
+    """Bytes of activations of 16 bits by the formula of Korthikanti et al. (2022, eq. 2), S B H (34 + 5 n_heads S / H) a layer.
+
+    It is for the layer of GPT with dropout of one byte an element, attention weights stored, both widths H and 4H.
+    """
+    S, H = load.length, config.d_model
+    return config.n_layers * load.rows * S * H * (34 + 5 * config.n_heads * S / H)
+
+
+def _loss(config: ModelConfig, load: Load, precision: str) -> int:
+    """Cross-entropy takes its gradients in the forward pass (nn/loss.py): of what the head reads, and of its weights."""
+    if config.labels or not config.head:
+        return 0
+    C, V, width = config.d_model, config.vocab_size, 2 if precision == "bf16" else 4
+    chunk = min(CHUNK, load.labels)
+    kept = load.labels * (C * width + 8) + V * (C + config.head_bias) * 4
+    return kept + chunk * V * (4 + width)  # the probabilities, and the same rounded for the products
