@@ -48,6 +48,14 @@ def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "tiny"))
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
+    source, target = ["1 2 3", "4 5 6 7"], ["3 2 1", "7 6 5 4"]
+    exact, found = (ph.load(saved, dtype=kind).score(source, target) for kind in ("fp32", dtype))
+    off = max(abs(a.log_prob - b.log_prob) for a, b in zip(exact, found, strict=True))
+    assert off == 0 if dtype == "fp32" else 0 < off < 0.2
+
+
 def test_what_is_saved_is_loaded(saved: Path) -> None:
     ours, theirs = run(), ph.load(saved)
     assert theirs.config == ours.config

@@ -16,7 +16,7 @@ from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
 from polyhead.text.tokenizer import Tokenizer
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}  # of what is not rounded further
 
 
 def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> Run:
@@ -25,7 +25,8 @@ def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> R
     Every way in which it cannot be one is a UserError of one line.
 
     ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
-    weights out for inference on this CPU, after which the model cannot be trained or saved.
+    weights out for inference on this CPU, after which the model cannot be trained or saved. "int8" does so too, and
+    rounds weights and what they are multiplied with to 8 bits: the fastest, and nearly as good (docs/results.md).
     """
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
@@ -39,8 +40,8 @@ def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> R
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
     run = _own(directory) if model_type(directory) in (None, MODEL_TYPE) else Run(*open_checkpoint(directory))
     run.model = run.model.to(DTYPES[dtype]).eval()
-    if fast:
-        packed(run.model)
+    if fast or dtype == "int8":
+        packed(run.model, int8=dtype == "int8")
     return run
 
 

@@ -27,7 +27,7 @@ def run(
         str | None, typer.Option(metavar="TEXT", help="instead of vectors, how like this text each is: the cosine, and the text")
     ] = None,
     chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 512,
-    dtype: Annotated[str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")] = "fp32",
 ) -> None:
     """Make one vector of each text: a line of numbers for each line, parted by tabs.
 

@@ -18,7 +18,7 @@ def run(
     ] = "-",
     top: Annotated[int, typer.Option(min=1, help="tokens shown for a mask, the likeliest first")] = 5,
     chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 64,
-    dtype: Annotated[str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")] = "fp32",
 ) -> None:
     """Say what stands behind the masks of texts.
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.cache.stored import Pages, Stored
-from polyhead.fast.linear import PANEL, NativeLinear, product
+from polyhead.fast.int8 import Int8Linear
+from polyhead.fast.linear import PANEL, NativeLinear, Product
 from polyhead.fast.native import SUFFIX, Sizes, kernels
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
@@ -21,7 +22,7 @@ LANES = 16  # a head's width is a multiple of it
 def can_fuse(attn: Attention) -> bool:
     """Whether the kernels serve this attention: what they do not know are biases on scores, and bounds."""
     widths = attn.head_dim, attn.v_head_dim, *(len(layer.weight) for layer in _projections(attn))
-    known = attn.position.acts_on != "scores" and attn.softcap is None and len({*_projections(attn)}) == 3
+    known = attn.position.acts_on != "scores" and attn.softcap is None and len({*_projections(attn)}) == 3 and attn.q_proj.in_features % 2 == 0
     return known and kernels() is not None and widths[0] % LANES == widths[1] % LANES == 0 == widths[2] % PANEL == widths[3] % PANEL
 
 
@@ -32,7 +33,7 @@ def _projections(attn: Attention) -> tuple[nn.Linear, ...]:
 class PackedAttention(Attention):
     """The same attention; its parameters are those of the plain one in another order."""
 
-    def __init__(self, plain: Attention) -> None:
+    def __init__(self, plain: Attention, product: Product) -> None:
         nn.Module.__init__(self)
         kept = {name: value for name, value in vars(plain).items() if not name.startswith("_") and name != "training"}
         for name, value in (kept | dict(plain.named_children())).items():
@@ -40,7 +41,9 @@ class PackedAttention(Attention):
                 setattr(self, name, value)
         given = _projections(plain)
         biases = None if plain.q_proj.bias is None else torch.cat([layer.bias for layer in given])
-        self.qkv = NativeLinear(torch.cat([layer.weight for layer in given]), biases)
+        qkv = product(torch.cat([layer.weight for layer in given]), biases)
+        assert isinstance(qkv, NativeLinear | Int8Linear), "only kernels give some of the outputs"
+        self.qkv = qkv
         self.o_proj = product(plain.o_proj.weight, plain.o_proj.bias)  # type: ignore[assignment]
         self.widths = [len(layer.weight) for layer in given]
         self.eval()

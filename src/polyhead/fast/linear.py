@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from polyhead.fast.large_pages import in_large_pages
 from polyhead.fast.native import SUFFIX, kernels
+
+Product = Callable[[Tensor, Tensor | None], nn.Module]  # makes x W^T + b of W (N, K) and b (N)
 
 PANEL = 64  # outputs that lie together in products.hpp
 ROWS = 64  # rows of a batch oneDNN's layout is tuned for; others work as well

@@ -59,6 +59,7 @@ def kernels() -> ctypes.CDLL | None:
     found.log_sums.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
+        getattr(found, f"linear_int8_{suffix}").argtypes = [*[POINTER] * 6, *[WHOLE] * 3]
         getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 6, ctypes.POINTER(Sizes)]
     return found
 

@@ -8,22 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.fast.attention import PackedAttention, can_fuse
-from polyhead.fast.linear import product
+from polyhead.fast.int8 import int8_product
+from polyhead.fast.linear import Product, product
 from polyhead.fast.native import SUFFIX
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.head import Head
 
 
-def packed(model: nn.Module) -> nn.Module:
+def packed(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """Put packed layers in the place of every Linear, Head and softmax attention of an evaluated CPU model, and return it.
 
-    Results differ from the plain ones by rounding only (fp32 about 1e-6). The model cannot be trained, saved or moved
+    Results differ from the plain ones by rounding only (fp32 about 1e-6); with ``int8`` weights, and what they are
+    multiplied with, are rounded to 8 bits (about 1e-2 a product), and all else stays as it is. The model cannot be trained, saved or moved
     afterwards, and takes no hooks. The kernels are our own where they could be compiled, else oneDNN's; where this build of torch has none of
     those either, or the model is on a GPU, nothing is changed.
     """
     weight = next(model.parameters())
-    if can_pack() and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
-        _pack(model)
+    if (can_pack() or int8) and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
+        _pack(model, int8_product if int8 else product)
         for part in model.modules():
             _lighten(part)
     return model
@@ -34,16 +36,16 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
-def _pack(parent: nn.Module) -> None:
+def _pack(parent: nn.Module, product: Product) -> None:
     for name, layer in list(parent.named_children()):
         if isinstance(layer, nn.Linear):
             setattr(parent, name, product(layer.weight, layer.bias))
         elif isinstance(layer, Head):
-            setattr(parent, name, PackedHead(layer))
+            setattr(parent, name, PackedHead(layer, product))
         elif isinstance(layer, Attention) and can_fuse(layer):
-            setattr(parent, name, PackedAttention(layer))
+            setattr(parent, name, PackedAttention(layer, product))
         else:
-            _pack(layer)
+            _pack(layer, product)
 
 
 def _lighten(part: nn.Module) -> None:
@@ -65,7 +67,7 @@ def _direct(kind: type[nn.Module]) -> type[nn.Module]:
 class PackedHead(Head):
     """A head whose product is packed."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, product: Product) -> None:
         super().__init__(head.weight.detach(), None, head.scale, head.softcap)
         self.product = product(head.weight, head.bias)
 

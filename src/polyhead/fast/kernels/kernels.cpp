@@ -47,6 +47,14 @@ void linear_fp32(const float* x, const float* packed, const float* bias, float* 
 void linear_bf16(const bf16* x, const float* packed, const float* bias, bf16* out, long M, long N, long steps) {
     linear(x, packed, bias, out, M, N, steps);
 }
+void linear_int8_fp32(const float* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, float* out,
+                      long M, long N, long K) {
+    linear_int8(x, packed, sizes, offsets, bias, out, M, N, K);
+}
+void linear_int8_bf16(const bf16* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, bf16* out,
+                      long M, long N, long K) {
+    linear_int8(x, packed, sizes, offsets, bias, out, M, N, K);
+}
 
 // Queries (share * rows, T, H, dim) over keys and values in pages -> (share * rows, T, H, v_dim); table (rows, pages) says which
 // pages are a row's.

@@ -1,13 +1,13 @@
 // Products of few rows with a large matrix.
 //
 // A token needs every weight once, so the weights lie in the order they are read: panels of 64 outputs, and in a panel 64
-// outputs of one step after another, where a step is 4 bytes of the input: a float, or two bf16. A load of 16 weights serves
+// outputs of one step after another, where a step is 4 bytes of the input: a float, two bf16 or four int8. A load of 16 weights serves
 // every row of the batch, no sum runs across lanes, and one panel after another streams from memory. A row's sums are taken in
 // the same order whatever the batch, so its results are the same to the last bit.
 #pragma once
 #include <algorithm>
 #include <vector>
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
 #include <immintrin.h>
 #endif
 
@@ -30,6 +30,18 @@ Floats product(Floats sum, Floats w, float x, bf16) {
     std::memcpy(&pair, &x, 4);
     Bits bits = (Bits)w;
     return sum + (Floats)(bits << 16) * wide(bf16(pair)) + (Floats)(bits & 0xffff0000u) * wide(bf16(pair >> 16));
+#endif
+}
+Floats product(Floats sum, Floats w, float x, int8_t) {  // the bits of whole numbers; the input's are from 1 to 255
+    uint32_t four;
+    std::memcpy(&four, &x, 4);
+#ifdef __AVX512VNNI__
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32(int(four))), "v"(w));  // GCC's own function makes it copy the sums
+    return sum;
+#else
+    Ints sums = (Ints)sum;
+    for (int i = 0; i < 4; i++) sums += ((Ints)((Bits)w << (24 - 8 * i)) >> 24) * int(four >> (8 * i) & 255);
+    return (Floats)sums;
 #endif
 }
 
@@ -59,10 +71,9 @@ void multiply(long rows, const Floats* panel, const float* x, long stride, long 
     }
 }
 
-// x (M, K) times the packed matrix (N, K) -> (M, N); steps are those of K
-template <class T>
-void linear(const T* x, const float* packed, const float* bias, T* out, long M, long N, long steps) {
-    const float* input = reinterpret_cast<const float*>(x);
+// Rows (M, steps) times the packed matrix (N, steps); finish(n, there) gives what is done with outputs n to n + there of a row.
+template <class T, class Finish>
+void products(const float* input, const float* packed, long M, long N, long steps, Finish finish) {
     const long chunk = M <= ROWS ? steps : STEPS;
     const bool fetch = M > 2 * ROWS;  // with few rows memory is busy anyway, and knows by itself what comes next
 #pragma omp parallel
@@ -83,13 +94,60 @@ void linear(const T* x, const float* packed, const float* bias, T* out, long M, 
                     }
                 }
                 for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
-                    const long there = std::min(LANES, N - n - j);
-                    const Floats more = bias ? load(bias + n + j, there) : Floats{};
-                    for (long m = first; m < last; m++) store(load(&sums[(m - first) * PANEL + j]) + more, out + m * N + n + j, there);
+                    const auto end = finish(n + j, std::min(LANES, N - n - j));
+                    for (long m = first; m < last; m++) end(m, load(&sums[(m - first) * PANEL + j]));
                 }
             }
         }
     }
+}
+
+// x (M, K) times the packed matrix (N, K) -> (M, N); steps are those of K
+template <class T>
+void linear(const T* x, const float* packed, const float* bias, T* out, long M, long N, long steps) {
+    products<T>(reinterpret_cast<const float*>(x), packed, M, N, steps, [&](long n, long there) {
+        const Floats more = bias ? load(bias + n, there) : Floats{};
+        return [=](long m, Floats sum) { store(sum + more, out + m * N + n, there); };
+    });
+}
+
+// A row of K numbers as whole ones from -127 to 127, to the nearest, with 128 added; gives the size of 1. The rest of a step is 0.
+template <class T>
+float rounded(const T* x, uint8_t* out, long K) {
+    Floats highest = {}, strange = {};  // what is not finite makes the size, and so all outputs, NaN
+    const auto at = [&](long i) { return i + LANES <= K ? load(x + i) : load(x + i, K - i); };
+    for (long i = 0; i < K; i += LANES) {
+        const Floats here = at(i), size = here < 0 ? -here : here;
+        highest = size > highest ? size : highest;
+        strange += here * 0;
+    }
+    float most = 0;
+    for (long j = 0; j < LANES; j++) most = std::max(most, highest[j]);
+    const float times = most > 0 ? 127 / most : 0;
+    for (long i = 0; i < K; i += LANES) {
+        const Floats whole = at(i) * times + 12582912.0f;  // the sum has no room for a fraction: its lowest bits are a whole number
+        const Bytes bytes = __builtin_convertvector((Bits)whole - (0x4b400000u - 128), Bytes);
+        if (i + LANES <= K) std::memcpy(out + i, &bytes, LANES);
+        else std::memcpy(out + i, &bytes, (K - i + 3) / 4 * 4);
+    }
+    return most / 127 + total(strange);
+}
+
+// As linear, with weights of whole numbers from -127 to 127, an output's times its size; offsets are 128 times their sums.
+template <class T>
+void linear_int8(const T* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, T* out, long M, long N, long K) {
+    const long steps = (K + 3) / 4;
+    std::vector<float> input(M * steps), units(M);
+#pragma omp parallel for schedule(static) if (M > ROWS)
+    for (long m = 0; m < M; m++) units[m] = rounded(x + m * K, reinterpret_cast<uint8_t*>(&input[m * steps]), K);
+    products<int8_t>(input.data(), packed, M, N, steps, [&](long n, long there) {
+        const Floats size = load(sizes + n, there), more = bias ? load(bias + n, there) : Floats{};
+        const Ints offset = (Ints)load(reinterpret_cast<const float*>(offsets) + n, there);
+        return [=, &units](long m, Floats sum) {
+            const Floats whole = __builtin_convertvector((Ints)sum - offset, Floats);
+            store(whole * (size * units[m]) + more, out + m * N + n, there);
+        };
+    });
 }
 
 }  // namespace

@@ -7,6 +7,8 @@ namespace {
 
 using Floats = float __attribute__((vector_size(64)));
 using Bits = uint32_t __attribute__((vector_size(64)));
+using Ints = int32_t __attribute__((vector_size(64)));
+using Bytes = uint8_t __attribute__((vector_size(16)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 using bf16 = uint16_t;
 
@@ -35,10 +37,11 @@ void store(Floats x, bf16* out) {  // to the nearest, ties to even
     std::memcpy(out, &halves, sizeof halves);
 }
 
-Floats load(const float* x, long n) {
-    Floats out = {};
-    std::memcpy(&out, x, n * sizeof(float));
-    return out;
+template <class T>
+Floats load(const T* x, long n) {
+    T all[LANES] = {};
+    std::memcpy(all, x, n * sizeof(T));
+    return load(all);
 }
 template <class T>
 void store(Floats x, T* out, long n) {

@@ -1,0 +1,153 @@
+"""Products in whole numbers of 8 bits against the same in double precision, and models made of them."""
+
+from __future__ import annotations
+
+import copy
+import platform
+
+import pytest
+import torch
+
+from polyhead.fast import native
+from polyhead.fast.attention import PackedAttention
+from polyhead.fast.int8 import Int8Linear, PlainInt8Linear
+from polyhead.fast.linear import PANEL
+from polyhead.fast.native import kernels
+from polyhead.fast.pack import packed
+from polyhead.generate.greedy import greedy
+from polyhead.models import build, preset
+from polyhead.registry import Choice
+
+compiled = pytest.mark.skipif(kernels() is None, reason="no kernel can be compiled here")
+KINDS = pytest.mark.parametrize("kind", [pytest.param(Int8Linear, marks=compiled, id="kernel"), pytest.param(PlainInt8Linear, id="torch")])
+SHAPES = [(1, 8, 1), (5, 24, 63), (6, 39, 64), (7, 17, 65), (13, 1, 130), (40, 1111, 200), (400, 20, 70)]
+CONFIG = preset("tiny", 97, n_layers=2, d_model=128, n_heads=4, n_kv_heads=2, max_len=48)
+
+
+def wholes(x):
+    """Of each row in double precision: whole numbers from -127 to 127, and what 1 of them is worth."""
+    size = x.double().abs().amax(1, keepdim=True) / 127
+    return (x.double() / torch.where(size == 0, 1, size)).round(), size
+
+
+def product_of_wholes(x, weight):
+    (a, a_size), (b, b_size) = wholes(x), wholes(weight)
+    return (a @ b.T) * a_size * b_size.T
+
+
+def draw(rows, inputs, outputs, dtype=torch.float32):
+    """Rows of sizes far apart, and a product's exact result; nothing lies between two whole numbers, where rounding may go either way."""
+    x = torch.randn(rows, inputs, dtype=torch.double) * 10.0 ** torch.randint(-6, 6, (rows, 1))
+    x, weight, bias = x.to(dtype), torch.randn(outputs, inputs) * torch.rand(outputs, 1), torch.randn(outputs)
+    for y in (x, weight):
+        between = (((y.double() / wholes(y)[1]) % 1) - 0.5).abs() < 1e-4
+        y[between] = 0
+    return x, weight, bias, product_of_wholes(x, weight)
+
+
+@KINDS
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_a_product_is_that_of_the_rounded_numbers(kind, rows, inputs, outputs):
+    x, weight, bias, wanted = draw(rows, inputs, outputs)
+    worth = wanted.abs().amax(1, keepdim=True)
+    assert (kind(weight, None)(x) - wanted).abs().le(2e-6 * worth).all()
+    assert (kind(weight, bias)(x) - (wanted + bias.double())).abs().le(2e-6 * (worth + bias.abs().max())).all()
+    several = kind(weight, None)(x.expand(2, 3, -1, -1))
+    assert several.shape == (2, 3, rows, outputs)
+    assert torch.equal(several[1, 2], kind(weight, None)(x))
+
+
+@KINDS
+def test_it_is_as_far_from_the_real_product_as_two_roundings(kind):
+    x, weight = torch.randn(50, 300), torch.randn(70, 300)
+    a, b = x.abs().amax(1, keepdim=True) / 254, weight.abs().amax(1, keepdim=True) / 254  # half of a whole number
+    worst = a * weight.abs().sum(1) + x.abs().sum(1, keepdim=True) * b.T + 300 * a * b.T
+    error = (kind(weight, None)(x) - x @ weight.T).abs()
+    assert error.le(worst).all()
+    assert 0.001 < error.norm() / (x @ weight.T).norm() < 0.02
+
+
+@KINDS
+def test_vectors_in_bf16_give_bf16(kind):
+    x, weight, bias, wanted = draw(9, 64, 130, torch.bfloat16)
+    found = kind(weight, bias)(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted + bias.double(), rtol=2**-8, atol=2**-8 * float(bias.abs().max()))
+
+
+@KINDS
+def test_nothing_gives_the_bias_and_what_is_not_finite_is_not_hidden(kind):
+    weight, bias = torch.randn(70, 20), torch.randn(70)
+    x = torch.randn(6, 20)
+    x[1], x[2, 3], x[3, 19], x[4, 0] = 0, torch.nan, torch.inf, -torch.inf
+    found = kind(weight, bias)(x)
+    assert torch.equal(found[1], bias)
+    assert found[2:5].isnan().all()
+    assert found[[0, 5]].isfinite().all()
+    weight[3] = 0
+    assert torch.equal(kind(weight, bias)(x)[[0, 5], 3], bias[3].expand(2))
+
+
+@compiled
+def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it():
+    x, layer = torch.randn(14, 900), Int8Linear(torch.randn(70, 900), torch.randn(70))
+    for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13)):
+        assert torch.equal(layer(x[rows]), layer(x)[rows])
+
+
+@compiled
+def test_a_part_of_a_product_is_that_of_its_rows():
+    x, layer = torch.randn(3, 10), Int8Linear(torch.randn(3 * PANEL + 5, 10), torch.randn(3 * PANEL + 5))
+    for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
+        assert torch.equal(layer.part(x, first, end), layer(x)[:, first:end])
+
+
+@pytest.fixture
+def other_kernels():
+    """What is compiled within is not what the other tests use."""
+    kernels.cache_clear()
+    yield
+    kernels.cache_clear()
+
+
+@compiled
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="of processors of another kind")
+def test_a_processor_without_the_instruction_for_it_gets_the_same(other_kernels, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = [draw(*shape) for shape in SHAPES]
+    ours = [Int8Linear(weight, bias)(x) for x, weight, bias, _ in here]
+    kernels.cache_clear()
+    monkeypatch.setattr(native, "FLAGS", [flag.replace("march=native", "march=x86-64-v3") for flag in native.FLAGS])
+    for (x, weight, bias, _), wanted in zip(here, ours, strict=True):
+        torch.testing.assert_close(Int8Linear(weight, bias)(x), wanted, rtol=1e-6, atol=1e-6)
+
+
+def say(model, cache=None):
+    source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
+    return greedy(model, source, None, bos_id=1, eos_id=2, max_new_tokens=[12] * 3, min_new_tokens=12, cache=cache and Choice(cache))
+
+
+@compiled
+@pytest.mark.parametrize("cache", ["static", "paged", "quantized"])
+def test_a_model_says_the_same_by_our_kernels_and_by_torch(other_kernels, monkeypatch, cache):
+    plain = build(CONFIG, seed=1).eval()
+    fast = packed(copy.deepcopy(plain), int8=True)
+    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == 6
+    ours = say(fast, cache)
+    monkeypatch.setattr("polyhead.fast.int8.kernels", lambda: None)
+    monkeypatch.setattr("polyhead.fast.attention.kernels", lambda: None)
+    other = packed(copy.deepcopy(plain), int8=True)
+    assert any(isinstance(part, PlainInt8Linear) for part in other.modules())
+    assert not any(isinstance(part, Int8Linear | PackedAttention) for part in other.modules())
+    theirs = say(other, cache)
+    assert [x.tokens for x in ours] == [x.tokens for x in theirs]
+    assert [x.log_prob for x in ours] == pytest.approx([x.log_prob for x in theirs], abs=1e-3)
+
+
+def test_logits_are_near_those_of_the_model_that_was_trained():
+    plain = build(CONFIG, seed=1).eval()
+    source, target = torch.randint(5, 97, (4, 20)), torch.randint(5, 97, (4, 15))
+    with torch.inference_mode():
+        wanted, found = (model(source, target) for model in (plain, packed(copy.deepcopy(plain), int8=True)))
+    off = (found - wanted).norm() / wanted.norm()
+    assert 1e-4 < off < 0.05
