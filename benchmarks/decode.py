@@ -29,6 +29,7 @@ from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
+from polyhead.loading import DTYPES
 from polyhead.models import CausalLM, Seq2Seq, build, preset
 
 PAD, BOS, EOS = 0, 1, 2
@@ -89,11 +90,11 @@ def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
     return model, torch.randint(5, model.config.vocab_size - 1, (options.batch, options.given))
 
 
-def ours_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
+def ours_of(options: argparse.Namespace, dtype: str) -> Outputs:
     """What one call of a Polyhead process does, as `polyhead translate` and `polyhead generate` do it."""
     tune_memory()
     model, source = prepare(options)
-    ready, n = packed(model.to(dtype)), options.new_tokens
+    ready, n = packed(model.to(DTYPES[dtype]), int8=dtype == "int8"), options.new_tokens
     rules = {"bos_id": BOS, "eos_id": EOS, "max_new_tokens": [n] * len(source), "min_new_tokens": n}
 
     def decode() -> list[list[int]]:
@@ -204,12 +205,17 @@ def hugging_face_bf16(options: argparse.Namespace) -> Outputs:
 
 def polyhead_fp32(options: argparse.Namespace) -> Outputs:
     """As `polyhead translate` and `polyhead generate`."""
-    return ours_of(options, torch.float32)
+    return ours_of(options, "fp32")
 
 
 def polyhead_bf16(options: argparse.Namespace) -> Outputs:
     """As the same with `--dtype bf16`."""
-    return ours_of(options, torch.bfloat16)
+    return ours_of(options, "bf16")
+
+
+def polyhead_int8(options: argparse.Namespace) -> Outputs:
+    """As the same with `--dtype int8`."""
+    return ours_of(options, "int8")
 
 
 def ctranslate2_fp32(options: argparse.Namespace) -> Outputs:
@@ -218,7 +224,7 @@ def ctranslate2_fp32(options: argparse.Namespace) -> Outputs:
 
 
 def ctranslate2_int8(options: argparse.Namespace) -> Outputs:
-    """CTranslate2 with int8 weights: another precision than any of ours, for the record."""
+    """CTranslate2 with int8 weights, the rest in fp32."""
     return ctranslate2_of(options, "int8")
 
 
@@ -227,6 +233,7 @@ SYSTEMS = {
     "Hugging Face bf16": hugging_face_bf16,
     "Polyhead fp32": polyhead_fp32,
     "Polyhead bf16": polyhead_bf16,
+    "Polyhead int8": polyhead_int8,
     "CTranslate2 fp32": ctranslate2_fp32,
     "CTranslate2 int8": ctranslate2_int8,
 }

@@ -70,6 +70,7 @@ def equal_lengths(options: argparse.Namespace) -> None:
         "Polyhead fp32": polyhead_fp32,
         "Hugging Face bf16": hugging_face_bf16,
         "Polyhead bf16": polyhead_bf16,
+        "Polyhead int8": polyhead_int8,
     }
     with apart(systems, options) as calls:
         theirs = calls["Hugging Face fp32"]()
@@ -114,6 +115,11 @@ def polyhead_bf16(options: argparse.Namespace) -> Outputs:
     return ours_of(options, lambda model: packed(model.bfloat16()))
 
 
+def polyhead_int8(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate --dtype int8`."""
+    return ours_of(options, lambda model: packed(model, int8=True))
+
+
 def theirs_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
     """What one call of a Hugging Face process does."""
     if options.tune_peers:
@@ -151,7 +157,7 @@ def trained(options: argparse.Namespace) -> None:
     """A trained run on real text: speed, BLEU, and how far each output is that of fp32."""
     run = ph.load(options.run)
     sources, references = text_of(run, options)
-    systems = {"Polyhead fp32": run_fp32, "Polyhead bf16": run_bf16}
+    systems = {"Polyhead fp32": run_fp32, "Polyhead bf16": run_bf16, "Polyhead int8": run_int8}
     if why := differences(run.config):
         print(f"Hugging Face has no model of these equations ({why}): Polyhead alone")
     else:
@@ -174,8 +180,9 @@ def trained(options: argparse.Namespace) -> None:
     print(f"{options.run}, beam {beam(run, options)}, {len(sources):,} sentences, {options.threads} threads, {timed}, "
           f"a process each; BLEU {scores[first].signature}")  # fmt: skip
     print(table(rows))
-    half = ph.load(options.run, dtype="bf16")
-    print(f"likeliest next token after each beginning of the fp32 outputs, bf16 as fp32: {share(*choices(run, half, sources, wanted))}")
+    for dtype in ("bf16", "int8"):
+        found = share(*choices(run, ph.load(options.run, dtype=dtype), sources, wanted))
+        print(f"likeliest next token after each beginning of the fp32 outputs, {dtype} as fp32: {found}")
 
 
 def run_fp32(options: argparse.Namespace) -> Outputs:
@@ -186,6 +193,11 @@ def run_fp32(options: argparse.Namespace) -> Outputs:
 def run_bf16(options: argparse.Namespace) -> Outputs:
     """As `polyhead translate --dtype bf16`."""
     return translator_of(options, "bf16")
+
+
+def run_int8(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate --dtype int8`."""
+    return translator_of(options, "int8")
 
 
 def translator_of(options: argparse.Namespace, dtype: str) -> Outputs:
