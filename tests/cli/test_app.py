@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -62,9 +63,68 @@ def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == f"polyhead: unknown verb 'xyzzy'; there are: {', '.join(VERBS)}\n"
 
 
-def test_an_unknown_option_is_a_mistake_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env", "--nope"]) == 2
-    assert "No such option: --nope" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("env --nope", "no option --nope"),
+        ("eval runs/x --beamsize 3", "no option --beamsize; did you mean '--beam-size'?"),
+        ("env x", "got unexpected extra argument (x)"),
+        ("train", "RECIPE: missing"),
+        ("attend runs/x", "TEXT: missing"),
+        ("convert-heads runs/x runs/y", "--kv-heads: missing"),
+        ("translate runs/x --chunk 0", "--chunk: should be greater than or equal to 1"),
+        ("generate runs/x a -n no", "--n: should be a valid integer, unable to parse string as an integer"),
+        ("eval runs/x --split no", "--split: 'no' is not one of 'test', 'valid'"),
+        ("translate runs/x --cache", "option '--cache' requires an argument"),
+    ],
+)
+def test_what_a_verb_does_not_take_is_said_in_one_line(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *rest = typed.split()
+    assert main([verb, *rest]) == 2
+    assert capsys.readouterr().err == f"polyhead: {said} (polyhead {verb} --help)\n"
+
+
+@pytest.mark.parametrize("typed", [["--help"], ["parts"]])
+def test_nobody_reads_what_is_said(typed: list[str]) -> None:
+    """As in `polyhead --help | head -0`: no word on standard error."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "polyhead", *typed],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "polyhead", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "polyhead: No space left on device\n")
+
+
+def test_an_interruption_before_the_verb_has_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyhead.cli.app.run_verb", interrupted)
+    assert main(["env"]) == 130
+    assert capsys.readouterr().err == "polyhead: interrupted\n"
 
 
 def verb_that_raises(error: BaseException) -> int:

@@ -6,6 +6,7 @@ Only the verb that was typed is imported, so that ``polyhead --help`` costs no m
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,11 +39,29 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was typed and return the exit code: 0 done, 1 failed, 2 mistake of the user, 130 interrupted."""
-    typed = list(sys.argv[1:] if arguments is None else arguments)
+    """Run what was typed and return the exit code: 0 done, 1 failed, 2 mistake of the user, 130 interrupted, 141 nobody reads."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        code = answer(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has seen enough; keep Python from complaining when it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:  # before the verb's own boundary: while it is imported
+        print("polyhead: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:  # no room for the help, say
+        print(f"polyhead: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def answer(typed: list[str]) -> int:
+    """Help, version, or the verb that was typed; its exit code."""
     if not typed or typed[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -77,6 +96,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
     """Import the verb, parse its arguments, run it inside the error boundary."""
     import typer
 
+    from polyhead.cli import usage
     from polyhead.cli.guard import guarded
 
     module = VERBS[verb][0]
@@ -85,7 +105,11 @@ def run_verb(verb: str, arguments: list[str]) -> int:
     names = {"help_option_names": ["-h", "--help"]}
     app.command(verb, context_settings=names)(guarded(function))
     try:
-        app(arguments, prog_name=f"polyhead {verb}")
+        return int(app(arguments, prog_name=f"polyhead {verb}", standalone_mode=False) or 0)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what click's mistakes have, and typer's own copy of them
+            raise
+        print(f"polyhead: {usage.said(verb, error)}", file=sys.stderr)
+        return 2

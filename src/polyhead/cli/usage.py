@@ -1,0 +1,32 @@
+"""What a verb was given and does not take, said in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyhead.errors import nearest
+
+
+def said(verb: str, error: Any) -> str:
+    """One line for an error of the parser (click's, whichever package it comes in): the word, what is wrong, the way out."""
+    return f"{_place(error)}{_reason(error)} (polyhead {verb} --help)"
+
+
+def _place(error: Any) -> str:
+    """``--chunk: `` where the error is of one option or argument."""
+    param = getattr(error, "param", None)
+    if param is None:
+        return ""
+    name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar or param.name
+    return f"{name}: "
+
+
+def _reason(error: Any) -> str:
+    if type(error).__name__ == "NoSuchOption":
+        known = [name for param in error.ctx.command.params for name in param.opts if name.startswith("--")]
+        return f"no option {error.option_name}{nearest(error.option_name, known)}"
+    if type(error).__name__ == "MissingParameter":
+        return "missing"
+    reason = " ".join(str(error.message).replace("argument(s)", "argument").split()).removesuffix(".")
+    reason = reason.removeprefix("Value error, ").removeprefix("Input ")
+    return reason[:1].lower() + reason[1:]
