@@ -27,6 +27,7 @@ VERBS = {
     "fill-mask": ("fill_mask", "Say what stands behind the masks of texts."),
     "embed": ("embed", "Make one vector of each text."),
     "attend": ("attend", "Show what every head looks at: a page, and a map in the terminal."),
+    "serve": ("serve", "Serve a model over HTTP, with a page to try it on."),
     "draw": ("draw", "Draw what positions do and where tokens lie: a page."),
     "import": ("import_", "Make a run of a published checkpoint, such as GPT-2."),
     "export": ("export", "Write a run as a checkpoint that transformers opens."),

@@ -16,7 +16,9 @@ import typer
 from polyhead.errors import UserError
 
 DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-EXTRAS = {"babel": "demo", "tensorboard": "board", "transformers": "hf"}
+EXTRAS = {
+    "babel": "demo", "tensorboard": "board", "transformers": "hf", "uvicorn": "serve", "prometheus_client": "serve"
+}  # fmt: skip
 _PATH_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
 

@@ -1,0 +1,90 @@
+"""``polyhead serve``: an HTTP service and a page for one model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyhead.document import parse_part
+from polyhead.errors import UserError
+
+AS_TRAINED = "of the run"
+
+
+def run(
+    directory: Annotated[str, typer.Argument(metavar="RUN", help="directory of a trained run, or of a published checkpoint")],
+    host: Annotated[str, typer.Option(help="address to listen on; others than this machine's own need a key")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0 is any free one")] = 8000,
+    name: Annotated[str | None, typer.Option(help="id of the model", show_default="name of the directory")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="keys, one a line, of which requests must carry one; POLYHEAD_API_KEY is another")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="every answer is the same to the last bit, whatever else runs; slower at load")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse unknown fields, which else are ignored and told in a header")] = False,
+    cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)] = None,
+    rows: Annotated[int, typer.Option(min=1, help="sequences that are decoded at once")] = 128,
+    chunk: Annotated[int, typer.Option(min=1, help="known tokens read in a step")] = 512,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model", show_default="all cores")] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, or bf16: half the memory, faster where the CPU has it")] = "fp32",
+    max_waiting: Annotated[int, typer.Option(min=1, help="texts that may wait; with more a request gets 429")] = 256,
+    max_batch: Annotated[int, typer.Option(min=1, help="texts of a request")] = 32,
+    max_chars: Annotated[int, typer.Option(min=1, help="characters of a text")] = 32_768,
+    max_body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = 2 * 2**20,
+    max_n: Annotated[int, typer.Option(min=1, help="outputs of a text")] = 8,
+    max_beams: Annotated[int, typer.Option(min=1, help="hypotheses of a beam search")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens of an output")] = 4096,
+    max_connections: Annotated[int, typer.Option(min=1, help="connections open at once")] = 1024,
+    timeout: Annotated[float, typer.Option(help="seconds until a request must be answered")] = 120,
+    write_timeout: Annotated[float, typer.Option(help="seconds for which a client may read nothing of its answer")] = 20,
+    stall: Annotated[float, typer.Option(help="seconds without a sign of the model after which it counts as hung")] = 2,
+    grace: Annotated[float, typer.Option(help="seconds to finish what was accepted when told to stop")] = 30,
+    log: Annotated[bool, typer.Option("--log/--no-log", help="a line on standard error for each request, without its text")] = True,
+) -> None:
+    """Serve a model over HTTP, with the routes that OpenAI's clients know, and a page to try it on.
+
+    SIGTERM or Ctrl-C lets accepted requests finish; a second one ends at once.
+
+    \b
+    polyhead serve runs/shakespeare
+    polyhead serve runs/multi30k --port 8080 --deterministic
+    polyhead serve runs/multi30k --host 0.0.0.0 --api-key-file keys.txt
+    """
+    from polyhead.serve.keys import check_host, environment, read_keys
+    from polyhead.serve.limits import Limits
+
+    limits = Limits(
+        body=max_body, chars=max_chars, batch=max_batch, n=max_n, beams=max_beams, max_tokens=max_tokens, waiting=max_waiting,
+        connections=max_connections, request_time=timeout, write_time=write_timeout, stall=stall, grace=grace,
+    )  # fmt: skip
+    keys = read_keys(api_key_file, environment())
+    check_host(host, keys)
+    options: dict[str, Any] = {"rows": rows, "chunk": chunk, "cache": None if cache is None else parse_part(cache)}
+    import prometheus_client  # noqa: F401  # what is missing is told before the model is loaded
+    import torch
+    import uvicorn  # noqa: F401
+
+    from polyhead.fast.memory import tune_memory
+    from polyhead.loading import load
+    from polyhead.serve.server import address, listen, serve
+    from polyhead.serve.service import Service
+
+    sock = listen(host, port)
+    tune_memory()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("polyhead.serve").setLevel(logging.INFO if log else logging.ERROR)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may repeat what a client wrote
+    model = load(directory, dtype=dtype, fast=True)
+    called = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
+    if not called.isprintable() or not 0 < len(called) <= 200:
+        raise UserError(f"--name {called!r} is no name that a request could give")
+    service = Service(model, called, limits, keys, strict=strict, deterministic=deterministic, **options)
+    about = f"{called} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
+    serve(service, sock, lambda: print(f"{about}\nready at {address(sock)}", flush=True))

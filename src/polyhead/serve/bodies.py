@@ -1,0 +1,250 @@
+"""What requests may say: a field, its type and bounds a line, from which both the checks and /openapi.json are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
+
+from polyhead.errors import UserError, explain, nearest, path, show
+from polyhead.serve.limits import Limits
+from polyhead.serve.refusal import Refusal
+
+LARGEST = 2**31 - 1
+STOPS, STOP_CHARS = 4, 64
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0, None),
+    "presence_penalty": (0, None),
+    "logit_bias": ({}, None),
+    "suffix": ("", None),
+    "best_of": (1, None),
+    "targets": (None,),
+    "tools": ([], None),
+}
+"""Fields of other services that would change an answer if they were kept, with the values that ask for nothing."""
+HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+"""Fields of other services that change no answer."""
+
+
+def one_or_many(given: Any) -> list[str]:
+    """A text or a list of texts, as a list."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{show(given)} is not a text or a list of texts")
+    return texts
+
+
+def texts_or_ids(given: Any) -> list[str | list[int]]:
+    """A text, texts, token ids or lists of token ids, as a list."""
+    several = given if isinstance(given, list) and given and not _ids(given) else [given]
+    if not all(isinstance(one, str) or _ids(one) for one in several):
+        raise UserError(f"{show(given)} is not a text, a list of texts, a list of token ids, or a list of such lists")
+    return several
+
+
+def texts_or_pairs(given: Any) -> list[str] | list[tuple[str, str]]:
+    """A text or texts, or a list of pairs."""
+    if isinstance(given, list) and given and all(isinstance(one, list) for one in given):
+        if any(len(one) != 2 or not all(isinstance(text, str) for text in one) for one in given):
+            raise UserError(f"{show(given)} is not a list of pairs of texts")
+        return [(one[0], one[1]) for one in given]
+    return one_or_many(given)
+
+
+def stop_strings(given: Any) -> list[str]:
+    """A few short texts that end an output."""
+    stops = one_or_many(given)
+    if len(stops) > STOPS or not all(0 < len(stop) <= STOP_CHARS for stop in stops):
+        raise UserError(f"wanted at most {STOPS} texts of 1 to {STOP_CHARS} characters")
+    return stops
+
+
+def _ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(one) is int for one in given)
+
+
+TEXT, IDS = {"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _many(of: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": of, "minItems": 1}
+
+
+Texts = Annotated[list[str], PlainValidator(one_or_many), WithJsonSchema({"anyOf": [TEXT, _many(TEXT)]})]
+Prompts = Annotated[
+    list[str | list[int]], PlainValidator(texts_or_ids), WithJsonSchema({"anyOf": [TEXT, _many(TEXT), IDS, _many(IDS)]})
+]
+Pairs = Annotated[
+    list[str] | list[tuple[str, str]],
+    PlainValidator(texts_or_pairs),
+    WithJsonSchema({"anyOf": [TEXT, _many(TEXT), _many({"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2})]}),
+]
+Stops = Annotated[
+    list[str],
+    PlainValidator(stop_strings),
+    WithJsonSchema({"anyOf": [TEXT | {"minLength": 1, "maxLength": STOP_CHARS}, _many(TEXT) | {"maxItems": STOPS}]}),
+]
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(min_length=1)]
+
+
+def number(default: int, least: int, limit: str = "", most: int = LARGEST, about: str = "") -> Any:
+    """A whole number; ``limit`` names the bound of the service that it keeps."""
+    return Field(default, ge=least, le=most, description=about, json_schema_extra={"limit": limit} if limit else None)
+
+
+def real(default: float, about: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Any:
+    """A finite number."""
+    return Field(default, allow_inf_nan=False, description=about, ge=ge, gt=gt, le=le)
+
+
+class Body(BaseModel):
+    """What every request has."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str = Field("", description="the id of the model, as GET /v1/models says; this service has one")
+
+
+class Usage(BaseModel):
+    """How a stream ends."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool = Field(False, description="tell the number of tokens before the end")
+
+
+class Drawing(Body):
+    """How text is drawn or searched for. What is not given is as the run was trained to be used."""
+
+    n: int = number(1, 1, "n", about="outputs of each text")
+    seed: int = number(0, 0, most=2**63 - 1, about="the same seed gives the same text; at random if not given")
+    temperature: float = real(1.0, "below 1 safer, above 1 bolder, 0 the likeliest", ge=0, le=1e6)
+    top_k: int = number(0, 0, about="only the k likeliest tokens; 0 is all")
+    top_p: float = real(1.0, "only the likeliest tokens that have this probability together", gt=0, le=1)
+    min_p: float = real(0.0, "only tokens this likely beside the likeliest", ge=0, le=1)
+    repetition_penalty: float = real(1.0, "above 1 against saying things again", gt=0, le=1e6)
+    beam_size: int = number(1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find")
+    length_penalty: float = real(1.0, "with beams: above 0 favours longer texts", ge=-100, le=100)
+    min_tokens: int = number(0, 0, "max_tokens", about="with beams: shortest output")
+    max_tokens: int = number(1, 1, "max_tokens", about="longest output, in tokens")
+    stop: Stops = Field([], description="texts that end an output and are no part of it")
+    stream: bool = Field(False, description="send the text as it comes, as server-sent events")
+    stream_options: Usage = Field(Usage(), description="what a stream tells besides")
+    truncate: bool = Field(False, description="take a part of a text that is longer than the model reads, instead of refusing it")
+
+
+class CompletionBody(Drawing):
+    """POST /v1/completions."""
+
+    prompt: Prompts = Field(description="what is gone on from; an encoder-decoder says what it makes of it")
+    logprobs: int = number(0, 0, most=0, about="0 tells the log-probability of each token said; alternatives are not kept")
+    echo: bool = Field(False, description="begin each output with its prompt")
+
+
+class TranslationBody(Drawing):
+    """POST /v1/translations."""
+
+    input: Texts = Field(description="what is translated")
+    source: str = Field("", description="its language, of models of many")
+    target: str = Field("", description="the language of the translation, of models of many")
+    return_attention: bool = Field(False, description="tell where the decoder looked, for each token")
+    return_scores: bool = Field(True, description="tell the score of what beam search found")
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings."""
+
+    input: Texts = Field(description="texts, a vector each")
+    encoding_format: str = Field("float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)")
+    dimensions: int = number(1, 1, about="if given, the width that the model has; others it cannot make")
+    pooling: str = Field("mean", description="mean, first, max, or own: what the model was trained with")
+    truncate: bool = Field(False, description="read the beginning of a text that is too long, instead of refusing it")
+
+
+class FillBody(Body):
+    """POST /v1/fill-mask."""
+
+    input: Texts = Field(description="texts with a mask each, written <mask> or [MASK]")
+    top_k: int = number(5, 1, most=100, about="how many tokens are told for a mask")
+
+
+class ClassifyBody(Body):
+    """POST /v1/classify."""
+
+    input: Pairs = Field(description="texts, or pairs of texts")
+    truncate: bool = Field(False, description="read the beginning of a text that is too long, instead of refusing it")
+
+
+class ScoreBody(Body):
+    """POST /v1/score."""
+
+    input: Texts = Field(description="texts that a language model judges, or sources")
+    target: Texts = Field(["-"], description="translations of the sources, one each")
+
+
+class TokenizeBody(Body):
+    """POST /tokenize."""
+
+    prompt: str = Field(description="a text")
+    return_token_strs: bool = Field(False, description="tell the name of each token too")
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: Ids = Field(description="token ids")
+
+
+B = TypeVar("B", bound=Body)
+
+
+def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = False) -> tuple[B, list[str]]:
+    """A checked body, and what of it has no meaning here; every mistake is a Refusal that names the field."""
+    ignored = _unknown(kind, given, strict)
+    try:
+        body = kind.model_validate({name: given[name] for name in given if name in kind.model_fields})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Refusal(400, "invalid_value", "; ".join(str(explain(error)).splitlines())[:1000], path(first["loc"][:1])) from None
+    for name, field in kind.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and name in body.model_fields_set:
+            most = getattr(limits, str(extra["limit"]))
+            if getattr(body, name) > most:
+                raise Refusal(400, "invalid_value", f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most", name)
+    _check_size(body, limits)
+    return body, ignored
+
+
+def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]:
+    """What is said of fields that have no meaning here; one that would have changed the answer is refused."""
+    told = []
+    for name in sorted(given.keys() - kind.model_fields.keys()):
+        if name in NEUTRAL:
+            if not any(type(given[name]) is not bool and given[name] == value for value in NEUTRAL[name]):
+                raise Refusal(400, "unsupported_parameter", f"{name} is not supported by this service; leave it out", name)
+            continue
+        hint = "" if name in HARMLESS else nearest(name, kind.model_fields)
+        if strict and name not in HARMLESS:
+            raise Refusal(400, "unknown_parameter", f"unknown field {show(name)}{hint}", name[:64])
+        told.append(f"field {show(name)} is ignored{hint}")
+    return told
+
+
+def _check_size(body: Body, limits: Limits) -> None:
+    """Refuse more texts, or longer ones, than the service takes; nothing has been tokenized yet."""
+    for name in sorted({"prompt", "input", "target", "tokens"} & body.model_fields_set):
+        given: Any = getattr(body, name)
+        texts = [given] if name == "tokens" or isinstance(given, str) else given
+        if len(texts) > limits.batch:
+            raise Refusal(400, "too_many_texts", f"{name} has {len(texts)} texts; this service takes {limits.batch} at once", name)
+        for text in _flat(texts):
+            if len(text) > limits.chars:
+                what = "characters" if isinstance(text, str) else "tokens"
+                raise Refusal(400, "text_too_long", f"{name} has a text of {len(text)} {what}; this service takes {limits.chars}", name)
+
+
+def _flat(texts: Iterable[Any]) -> Iterable[Any]:
+    for text in texts:
+        yield from text if isinstance(text, tuple) else [text]

@@ -1,0 +1,246 @@
+"""The one thread that touches the model: it drives the engine, and between two steps does whatever else a model is for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from asyncio import AbstractEventLoop, Queue
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from polyhead.generate.service import Asked, Stream, TextEngine
+from polyhead.serve.refusal import where
+
+PULSE = 0.25  # seconds between two signs of life of a thread that has nothing to do
+log = logging.getLogger("polyhead.serve")
+
+
+class Piece(NamedTuple):
+    """New text of one output, and the tokens it came with."""
+
+    row: int
+    text: str
+    last: bool
+    tokens: list[int]
+    log_probs: list[float]
+
+
+class News(NamedTuple):
+    """What became of one text since it was heard of last."""
+
+    talk: Talk
+    pieces: list[Piece]
+    ended: bool
+
+
+class Talk:
+    """One text between the service and the engine: asked by the event loop, answered by the model's thread."""
+
+    def __init__(self, number: int, asked: Asked, hears: Queue[News], live: bool) -> None:
+        self.number, self.asked, self.hears, self.live = number, asked, hears, live  # live: wants every piece
+        self.stream: Stream | None = None
+        self.error: BaseException | None = None
+        self.begun = time.monotonic()
+        self.first = 0.0  # when its first token came
+        self.told = [0] * asked.n  # tokens of each output that its pieces came with
+
+
+class Job(NamedTuple):
+    """Items for a function of the model, which may be given those of others along with them."""
+
+    key: Hashable
+    work: Callable[[list[Any]], Sequence[Any]]
+    items: list[Any]
+    done: Future[Sequence[Any]]
+
+
+class Driver(threading.Thread):
+    """What others wish of it is a command in its inbox, so that nothing in the service ever waits for a lock of the engine."""
+
+    def __init__(self, engine: TextEngine | None, loop: AbstractEventLoop, stall: float, together: int) -> None:
+        super().__init__(name="polyhead-model", daemon=True)
+        self.engine, self.loop, self.stall, self.together = engine, loop, stall, together
+        self.talks: dict[Talk, Stream] = {}
+        self.beat, self.slowest = time.monotonic(), 0.0
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._jobs: deque[Job] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+
+    # ---- what others may call, from any thread
+
+    def begin(self, talk: Talk) -> None:
+        """Put a text to the engine; the first news of it say that it was taken, or by what error it was not."""
+        self._post(lambda: self._begin(talk))
+
+    def drop(self, talk: Talk) -> None:
+        """Nobody wants to hear of it any more. What has ended stays ended."""
+        self._post(lambda: self._drop(talk))
+
+    def work(self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]) -> Future[Sequence[Any]]:
+        """``work(items)`` with one result an item; jobs of the same key that wait together are done in one call."""
+        job = Job(key, work, items, Future())
+        self._post(lambda: self._jobs.append(job))
+        return job.done
+
+    def close(self) -> None:
+        """Come to an end after the present step."""
+        self._closed = True
+        self._post(lambda: None)
+
+    @property
+    def waiting(self) -> int:
+        """Texts whose turn has not come."""
+        jobs = sum(len(job.items) for job in list(self._jobs))
+        return len(self._inbox) + jobs + (len(self.engine.engine.waiting) if self.engine else 0)
+
+    @property
+    def running(self) -> int:
+        """Texts that the engine is at."""
+        return len(self.engine.engine.live) if self.engine else 0
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys and values are kept, each sequence counted."""
+        return sum(sum(member.held) for member in self.engine.engine.live) if self.engine else 0
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing may be expected of it now; empty if all is well.
+
+        A step may take four times as long as the longest before it, for a first long prompt is no failure.
+        """
+        if not self.is_alive():
+            return "the model's thread has ended"
+        age = time.monotonic() - self.beat
+        if age > max(self.stall, 4 * self.slowest):
+            return f"the model's thread has not moved for {age:.1f} s"
+        return ""
+
+    # ---- what its own thread does
+
+    def run(self) -> None:
+        try:
+            while not self._closed:
+                self._rest()
+                begun = time.monotonic()
+                self._turn()
+                self.slowest = max(self.slowest, time.monotonic() - begun)
+        except BaseException as error:
+            log.error("the model's thread ends by a defect: %s", where(error))
+        finally:
+            self._end(RuntimeError("the service is ending"))
+
+    def _rest(self) -> None:
+        """Wait until there is something to do."""
+        with self._wake:
+            while True:
+                self.beat = time.monotonic()
+                if self._inbox or self._jobs or self._closed or (self.engine and not self.engine.engine.idle):
+                    return
+                self._wake.wait(PULSE)
+
+    def _turn(self) -> None:
+        """The commands that came, some of the jobs, and one step."""
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._jobs:
+            self._work()
+        if self.engine is not None and not self.engine.engine.idle:
+            try:
+                self.engine.engine.step()
+            except Exception as error:
+                log.error("a step failed; its requests end, the service goes on: %s", where(error))
+                self.engine.engine.fail(error)
+        self._tell([news for talk in list(self.talks) if (news := self._news(talk))])
+
+    def _begin(self, talk: Talk) -> None:
+        assert self.engine is not None
+        try:
+            talk.stream = self.talks[talk] = self.engine.begin(talk.asked)
+        except BaseException as error:
+            talk.error = error
+        self._tell([News(talk, [], talk.error is not None)])
+
+    def _drop(self, talk: Talk) -> None:
+        stream = self.talks.pop(talk, None)
+        if stream is not None:
+            stream.cancel()
+
+    def _news(self, talk: Talk) -> News | None:
+        """What there is to say of a text, if it is wanted now."""
+        stream, pieces = self.talks[talk], []
+        try:
+            for said in stream.news():
+                talk.first = talk.first or time.monotonic()
+                if talk.live and (said.text or said.last):
+                    new = slice(talk.told[said.row], None)
+                    pieces.append(Piece(*said, stream.tokens[said.row][new], stream.log_probs[said.row][new]))
+                    talk.told[said.row] = len(stream.tokens[said.row])
+        except BaseException as error:  # a panic of the tokenizer too: it is the affair of this text alone
+            log.error("a text cannot be told: %s", where(error))
+            stream.cancel()
+            talk.error = error
+        end = stream.request.end
+        if end is None:
+            return News(talk, pieces, False) if pieces else None
+        del self.talks[talk]
+        talk.error = talk.error or end.error
+        return News(talk, pieces, True)
+
+    def _work(self) -> None:
+        """The jobs that wait first, and those that can be done along with them."""
+        first = self._jobs.popleft()
+        group, rest = [first], deque[Job]()
+        while self._jobs:
+            job = self._jobs.popleft()
+            fits = job.key == first.key and sum(len(one.items) for one in group) + len(job.items) <= self.together
+            (group if fits else rest).append(job)
+        self._jobs = rest
+        self._do([job for job in group if job.done.set_running_or_notify_cancel()])
+
+    def _do(self, group: list[Job]) -> None:
+        if not group:
+            return
+        try:
+            with torch.inference_mode():
+                results = group[0].work([item for job in group for item in job.items])
+        except BaseException as error:
+            if len(group) == 1:
+                group[0].done.set_exception(error)
+                return
+            for job in group:  # one of them is at fault, and only that one is to hear of it
+                self._do([job])
+            return
+        first = 0
+        for job in group:
+            job.done.set_result(results[first : first + len(job.items)])
+            first += len(job.items)
+
+    def _end(self, error: Exception) -> None:
+        """Everybody who still waits is told."""
+        for talk in list(self.talks):
+            talk.error = error
+        self._tell([News(talk, [], True) for talk in self.talks])
+        for job in self._jobs:
+            if job.done.set_running_or_notify_cancel():
+                job.done.set_exception(error)
+
+    def _tell(self, news: list[News]) -> None:
+        if news and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(_hand_out, news)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+
+def _hand_out(news: list[News]) -> None:
+    for one in news:
+        one.talk.hears.put_nowait(one)

@@ -1,0 +1,144 @@
+"""Routes that read text and say something of it: vectors, classes, hidden words, likelihood, tokens."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from polyhead.data.framed import framed
+from polyhead.serve.bodies import (
+    ClassifyBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    FillBody,
+    ScoreBody,
+    TokenizeBody,
+)
+from polyhead.serve.call import Call
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.service import Service
+from polyhead.serve.strict import finite
+from polyhead.serve.wishes import check_ids
+
+
+async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
+    """One vector for each text."""
+    service.need("embeddings")
+    run, width = service.run, service.run.config.d_model
+    if "dimensions" in body.model_fields_set and body.dimensions != width:
+        raise Refusal(400, "invalid_value", f"dimensions: this model makes vectors of {width} numbers, no others", "dimensions")
+
+    def embed(items: list[Any]) -> Any:
+        return run.embed([text for text, _ in items], body.pooling)
+
+    items, vectors = await service.compute(
+        ("embed", body.pooling), lambda: _measured(service, body.input, body.truncate), embed, len(body.input)
+    )
+    whole = vectors.numpy()  # type: ignore[attr-defined]
+    if not np.isfinite(whole).all():
+        raise Refusal(500, "not_a_number", "the model's output is not a number: its weights are damaged or overflow")
+    packs = body.encoding_format == "base64"
+    told = [base64.b64encode(row.astype("<f4").tobytes()).decode() if packs else row.tolist() for row in whole]
+    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(told)]
+    await call.reply({"object": "list", "data": data, "model": service.name, "usage": _used(service, items)})
+
+
+async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
+    """The class of each text, or pair of texts, and the probability of every class."""
+    service.need("classify")
+
+    def judge(items: list[Any]) -> Sequence[Any]:
+        return service.run.classify([text for text, _ in items])
+
+    pairs = not isinstance(body.input[0], str)
+    items, found = await service.compute(
+        ("classify", pairs), lambda: _measured(service, body.input, body.truncate), judge, len(body.input)
+    )
+    data = [
+        {"index": i, "label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
+        for i, one in enumerate(found)
+    ]
+    await call.reply({"object": "list", "data": data, "model": service.name, "usage": _used(service, items)})
+
+
+async def fill_mask(service: Service, call: Call, body: FillBody) -> None:
+    """The likeliest tokens behind each mask of each text."""
+    service.need("fill-mask")
+
+    def fill(texts: list[Any]) -> Sequence[Any]:
+        return service.run.fill_mask(texts, body.top_k)
+
+    _, found = await service.compute(("fill", body.top_k), lambda: list(body.input), fill, len(body.input))
+    data = [
+        {"index": i, "masks": [[{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask] for mask in masks]}
+        for i, masks in enumerate(found)
+    ]
+    await call.reply({"object": "list", "data": data, "model": service.name})
+
+
+async def score(service: Service, call: Call, body: ScoreBody) -> None:
+    """The log-probability of each text, or of each target after its source."""
+    service.need("score")
+    paired = "target" in body.model_fields_set
+    if paired != (service.kind == "encoder-decoder"):
+        wanted = "an encoder-decoder judges targets: give one for each input" if not paired else "a language model judges texts alone"
+        raise Refusal(400, "invalid_value", f"target: {wanted}", "target")
+    if paired and len(body.target) != len(body.input):
+        raise Refusal(400, "invalid_value", f"target has {len(body.target)} texts and input {len(body.input)}", "target")
+
+    def judge(items: list[Any]) -> Sequence[Any]:
+        sources, targets = zip(*items, strict=True)
+        return service.run.score(sources, targets if paired else None)
+
+    pairs = list(zip(body.input, body.target if paired else body.input, strict=True))
+    _, found = await service.compute(("score", paired), lambda: pairs, judge, len(pairs))
+    data = [
+        {"index": i, "log_prob": finite(one.log_prob), "tokens": one.tokens, "perplexity": _perplexity(one.log_prob, one.tokens)}
+        for i, one in enumerate(found)
+    ]
+    await call.reply({"object": "list", "data": data, "model": service.name})
+
+
+async def tokenize(service: Service, call: Call, body: TokenizeBody) -> None:
+    """The tokens of a text, special ones not among them."""
+    (ids,) = await service.aside(lambda: service.run.tokenizer.encode([body.prompt]))
+    names = {"token_strs": service.run.tokenizer.tokens(ids)} if body.return_token_strs else {}
+    await call.reply({"tokens": ids, "count": len(ids), "max_model_len": service.run.config.max_len, **names})
+
+
+async def detokenize(service: Service, call: Call, body: DetokenizeBody) -> None:
+    """The text of tokens, special ones left out."""
+    check_ids(service, body.tokens, "tokens")
+    (text,) = await service.aside(lambda: service.run.tokenizer.decode([body.tokens]))
+    await call.reply({"prompt": text})
+
+
+def _measured(service: Service, texts: Sequence[str] | Sequence[tuple[str, str]], truncate: bool) -> list[tuple[Any, int]]:
+    """Each text or pair with the number of its tokens; one that would be cut is refused, unless that is wished."""
+    tokenizer, most = service.run.tokenizer, service.run.config.max_len
+    sides = [(text,) if isinstance(text, str) else text for text in texts]
+    columns = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
+    rows = [framed(ids, tokenizer, most) for ids in zip(*columns, strict=True)]
+    for number, row in enumerate(rows):
+        if row.cut and not truncate:
+            raise Refusal(
+                400, "context_length_exceeded",
+                f"text {number} has more tokens than this model reads ({most}, special ones counted): split it, or send truncate=true", "input",
+            )  # fmt: skip
+    return [(text, len(row.ids)) for text, row in zip(texts, rows, strict=True)]
+
+
+def _used(service: Service, items: Sequence[tuple[Any, int]]) -> dict[str, int]:
+    read = sum(tokens for _, tokens in items)
+    service.meters.tokens.labels("prompt").inc(read)
+    return {"prompt_tokens": read, "total_tokens": read}
+
+
+def _perplexity(log_prob: float, tokens: int) -> float | None:
+    """exp of the mean negative log-probability of a token, if a number can hold it."""
+    mean = -log_prob / max(1, tokens)
+    return math.exp(mean) if mean < 700 else None

@@ -1,0 +1,190 @@
+"""Every route of the service in one table, of which both the router and /openapi.json are made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import polyhead
+from polyhead.serve import reading, speaking
+from polyhead.serve.bodies import (
+    Body,
+    ClassifyBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    FillBody,
+    ScoreBody,
+    TokenizeBody,
+    TranslationBody,
+)
+from polyhead.serve.call import Call
+from polyhead.serve.page import page, policy
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.service import Service
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Route(NamedTuple):
+    """What is done at a path."""
+
+    method: str
+    path: str
+    does: Callable[..., Awaitable[None]]  # (service, call), and the body where there is one
+    about: str
+    body: type[Body] | None = None
+    open: bool = False  # to those without a key
+
+
+async def models(service: Service, call: Call) -> None:
+    """All models: the one."""
+    await call.reply({"object": "list", "data": [described(service)]})
+
+
+async def model(service: Service, call: Call) -> None:
+    """The model, by its id."""
+    service.named(call.path.removeprefix("/v1/models/"))
+    await call.reply(described(service))
+
+
+def described(service: Service) -> dict[str, Any]:
+    """What is served."""
+    run, own = service.run, service.run.config
+    about: dict[str, Any] = {
+        "kind": service.kind, "tasks": service.tasks, "max_len": own.max_len, "vocab_size": run.tokenizer.vocab_size,
+        "dtype": str(next(run.model.parameters()).dtype).removeprefix("torch."), "labels": list(own.labels),
+    }  # fmt: skip
+    if run.recipe is not None and run.recipe.data.source_lang:
+        about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
+    if service.kind in ("decoder", "encoder-decoder"):
+        shown = ("temperature", "top_p", "top_k", "max_new_tokens", "beam_size", "length_penalty")
+        about["generation"] = {name: getattr(run.generation, name) for name in shown}
+    return {"id": service.name, "object": "model", "created": service.created, "owned_by": "polyhead", "polyhead": about}
+
+
+async def chat(service: Service, call: Call, body: Body) -> None:
+    """Runs have no chat template; clients that ask for a chat are told so."""
+    raise Refusal(400, "model_not_chat", f"{service.name} has no chat template: use POST /v1/completions", "model")
+
+
+async def live(service: Service, call: Call) -> None:
+    """The process answers."""
+    await call.reply({"status": "live"})
+
+
+async def ready(service: Service, call: Call) -> None:
+    """Whether requests may be sent, else why not."""
+    trouble = service.trouble
+    if trouble:
+        raise Refusal(503, "not_ready", trouble, headers={"retry-after": "5"})
+    await call.reply({"status": "ready"})
+
+
+async def metrics(service: Service, call: Call) -> None:
+    """Measures for Prometheus."""
+    await call.send(service.measures(), PROMETHEUS)
+
+
+async def openapi(service: Service, call: Call) -> None:
+    """The description of the routes."""
+    await call.reply(described_routes())
+
+
+async def front(service: Service, call: Call) -> None:
+    """The page."""
+    await call.send(page(), "text/html; charset=utf-8", headers={"content-security-policy": policy()})
+
+
+ROUTES = [
+    Route("GET", "/", front, "a page to try the model on", open=True),
+    Route("GET", "/v1/models", models, "the model that is served"),
+    Route("GET", "/v1/models/{id}", model, "the same, by its id"),
+    Route("POST", "/v1/completions", speaking.completions, "go on from a text", CompletionBody),
+    Route("POST", "/v1/translations", speaking.translations, "translate", TranslationBody),
+    Route("POST", "/v1/chat/completions", chat, "refused: runs have no chat template", Body),
+    Route("POST", "/v1/embeddings", reading.embeddings, "a vector for each text", EmbeddingBody),
+    Route("POST", "/v1/classify", reading.classify, "the class of each text", ClassifyBody),
+    Route("POST", "/v1/fill-mask", reading.fill_mask, "what stands behind a mask", FillBody),
+    Route("POST", "/v1/score", reading.score, "how likely a text is", ScoreBody),
+    Route("POST", "/tokenize", reading.tokenize, "text to tokens", TokenizeBody),
+    Route("POST", "/detokenize", reading.detokenize, "tokens to text", DetokenizeBody),
+    Route("GET", "/health/live", live, "whether the process answers", open=True),
+    Route("GET", "/health/ready", ready, "whether requests may be sent"),
+    Route("GET", "/health", ready, "the same"),
+    Route("GET", "/metrics", metrics, "measures for Prometheus"),
+    Route("GET", "/openapi.json", openapi, "this description"),
+]
+MODELS = "/v1/models/"
+
+
+def find(method: str, path: str) -> Route:
+    """The route of a request; a Refusal says that there is none, or by which method there is."""
+    pattern = MODELS + "{id}" if path.startswith(MODELS) and len(path) > len(MODELS) else path
+    there = [route for route in ROUTES if route.path == pattern]
+    if not there:
+        raise Refusal(404, "not_found", "there is no such path; GET /openapi.json lists all")
+    for route in there:
+        if route.method == method or (method == "HEAD" and route.method == "GET"):
+            return route
+    allowed = ", ".join(route.method for route in there)
+    raise Refusal(405, "method_not_allowed", f"wanted: {allowed}", headers={"allow": allowed})
+
+
+def described_routes() -> dict[str, Any]:
+    """The OpenAPI description of all routes."""
+    schemas: dict[str, Any] = {"Error": ERROR}
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        operation: dict[str, Any] = {"summary": route.about, "responses": _responses(route)}
+        if route.body is not None:
+            schema = route.body.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {})
+            schemas[route.body.__name__] = schema
+            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}}}
+            operation["requestBody"] = {"required": True, "content": content}
+        if "{id}" in route.path:
+            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+        if route.open:
+            operation["security"] = []
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Polyhead", "version": polyhead.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]}, "code": {"type": "string"},
+            },
+        }
+    },
+}  # fmt: skip
+KINDS = {"/": "text/html", "/metrics": "text/plain"}
+REFUSED = {
+    "400": "a field is wrong, or the model cannot do this", "401": "no valid key", "404": "no such model or path", "408": "the body was too slow",
+    "413": "the body is too large", "415": "not plain JSON", "429": "too many texts wait", "500": "a defect of the service",
+    "503": "not ready, or shutting down", "504": "the deadline has passed",
+}  # fmt: skip
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {KINDS.get(route.path, "application/json"): {"schema": {} if route.path in KINDS else {"type": "object"}}}
+    if route.body is not None and "stream" in route.body.model_fields:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    answers: dict[str, Any] = {"200": {"description": route.about, "content": content}}
+    if route.does is chat:
+        answers = {}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    possible = REFUSED if route.body else {code: REFUSED[code] for code in ("400", "401", "404", "500", "503")}
+    return answers | {code: {"description": about, "content": error} for code, about in possible.items()}

@@ -1,0 +1,92 @@
+"""The process: it listens, serves, and ends in good order."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from polyhead.errors import UserError
+from polyhead.serve.app import App
+from polyhead.serve.service import Service
+from polyhead.serve.wire import protocol
+
+
+class Server(uvicorn.Server):
+    """At the first signal it takes nothing new, lets what was accepted end, and leaves; at the second it leaves at once."""
+
+    def __init__(self, service: Service, ready: Callable[[], None]) -> None:
+        self.service, self.app, self.ready = service, App(service), ready
+        self.leaves_at = float("inf")
+        limits = service.limits
+        super().__init__(uvicorn.Config(
+            self.app, http=protocol(limits), ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=limits.header, timeout_graceful_shutdown=2,
+            timeout_keep_alive=75,
+        ))  # fmt: skip
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.service.start()
+        await super().startup(sockets)
+        self.ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.service.draining:
+            late = time.monotonic() - self.leaves_at
+            if late > 0:
+                for task in list(self.app.active):
+                    task.cancel("the time to end has passed")
+            self.should_exit = not self.app.active or late > 2
+        return await super().on_tick(counter)
+
+    def drain(self) -> None:
+        """Take nothing new and leave when all that was accepted has been answered, or the grace is over."""
+        if not self.service.draining:
+            self.leaves_at = time.monotonic() + self.service.limits.grace
+            self.service.draining = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.service.draining:
+            os._exit(128 + sig)
+        self.drain()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at that address; a UserError says why there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(2048)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise UserError(f"port {port} is taken; give another one, or 0 for any free one") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
+    return sock
+
+
+def address(sock: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(service: Service, sock: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until a signal says to stop."""
+    Server(service, ready).run([sock])
+    service.close()
+    if service.driver is not None:
+        service.driver.join(timeout=5)
+    if any(thread.name.startswith("polyhead") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a thread inside the model cannot be stopped, and Python would wait for it or crash

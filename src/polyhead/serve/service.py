@@ -1,0 +1,213 @@
+"""One model that is being served: who may come in, what waits, and the way from a request to the model's thread and back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from polyhead.errors import UserError
+from polyhead.generate.service import Asked
+from polyhead.models.build import ABLE
+from polyhead.run import Run
+from polyhead.serve.driver import Driver, News, Talk
+from polyhead.serve.keys import Keys
+from polyhead.serve.limits import Limits
+from polyhead.serve.meters import Meters
+from polyhead.serve.refusal import Refusal, defect, where
+
+T = TypeVar("T")
+READERS = 2  # threads that turn text into tokens
+TASKS = {
+    "encoder-decoder": ["translations", "completions", "score"],
+    "decoder": ["completions", "score"],
+    "encoder": ["embeddings", "fill-mask"],
+    "classifier": ["classify", "embeddings"],
+}
+log = logging.getLogger("polyhead.serve")
+
+
+class Service:
+    """A run, the thread that its model lives in, and what is bounded about them."""
+
+    def __init__(
+        self, run: Run, name: str, limits: Limits, keys: Keys, *, strict: bool = False, deterministic: bool = False, **engine: Any
+    ) -> None:
+        self.run, self.name, self.limits, self.keys, self.strict = run, name, limits, keys, strict
+        self.deterministic, self.created, self.draining = deterministic, int(time.time()), False
+        self.kind = "classifier" if run.config.labels else str(run.config.kind)
+        talks = self.kind in ("decoder", "encoder-decoder")
+        self.engine = run.engine(deterministic=deterministic, **engine) if talks else None
+        self.tasks = [task for task in TASKS[self.kind] if task != "fill-mask" or run.config.head]
+        self.meters = Meters()
+        self.driver: Driver | None = None
+        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="polyhead-read")
+        self._reading = self._gave_way = 0
+
+    def start(self) -> None:
+        """Begin to work, for the event loop that runs."""
+        loop = asyncio.get_running_loop()
+        self.driver = driver = Driver(self.engine, loop, self.limits.stall, self.limits.batch)
+        driver.start()
+        self.meters.gauge("requests_running", "texts that the model is at", lambda: driver.running)
+        self.meters.gauge("requests_waiting", "texts that wait for their turn", lambda: self.waiting)
+        self.meters.gauge("kv_tokens", "tokens whose keys and values are kept", lambda: driver.held)
+
+    def close(self) -> None:
+        """Stop working; who still waits is told so."""
+        if self.driver is not None:
+            self.driver.close()
+        self.readers.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def waiting(self) -> int:
+        """Texts whose turn has not come."""
+        return self._reading + (self.driver.waiting if self.driver else 0)
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody should send requests now; empty if they may."""
+        if self.draining:
+            return "the service is shutting down"
+        return self.driver.trouble if self.driver else "the service is starting"
+
+    def need(self, task: str) -> None:
+        """Refuse what this model cannot do, and say what it can."""
+        if task not in self.tasks:
+            able = ", ".join(f"/v1/{one}" for one in self.tasks)
+            raise Refusal(400, "wrong_task", f"{self.name} is {ABLE[self.kind][0]}, which /v1/{task} cannot use: use {able}", "model")
+
+    def named(self, model: str) -> None:
+        """Refuse a request for another model."""
+        if model not in ("", self.name):
+            raise Refusal(404, "model_not_found", f"there is no model of that name; this service has {self.name!r}", "model")
+
+    @contextmanager
+    def _place(self, texts: int) -> Iterator[None]:
+        """A place in the queue while texts are read; they stand in the engine's afterwards."""
+        assert self.driver is not None
+        if not self.driver.is_alive():
+            raise Refusal(503, "not_ready", self.trouble, headers={"retry-after": "5"})
+        if self.waiting and self.waiting + texts > self.limits.waiting:
+            raise Refusal(429, "overloaded", f"{self.waiting} texts wait already: try again later", headers={"retry-after": "1"})
+        self._reading += texts
+        try:
+            yield
+        finally:
+            self._reading -= texts
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What would hold up the event loop, done by a thread that does not touch the model."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: _plainly(work))
+
+    async def compute(
+        self, key: Hashable, check: Callable[[], list[Any]], work: Callable[[list[Any]], Sequence[Any]], texts: int
+    ) -> tuple[list[Any], Sequence[Any]]:
+        """What ``check`` gives, and of each item of it a result that the model's thread computes."""
+        assert self.driver is not None
+        with self._place(texts):
+            items = await self.aside(check)
+            done = self.driver.work(key, work, items)
+        try:
+            return items, await asyncio.wrap_future(done)
+        except UserError as error:
+            raise Refusal(400, "invalid_value", str(error)) from None
+
+    @asynccontextmanager
+    async def talking(self, read: Callable[[], list[Asked]], texts: int, live: bool) -> AsyncIterator[Talks]:
+        """Texts that the engine has taken. Whoever leaves early takes them with him: their room is free a step later."""
+        assert self.driver is not None
+        talks = Talks()
+        try:
+            with self._place(texts):
+                asked = await self.aside(read)
+                talks.all = [Talk(number, one, talks.hears, live) for number, one in enumerate(asked)]
+                for talk in talks.all:
+                    self.driver.begin(talk)
+            for _ in talks.all:
+                await talks.hears.get()
+            for talk in talks.all:
+                if talk.error is not None:
+                    raise told(talk.error)
+            yield talks
+        finally:
+            for talk in talks.all:
+                self.driver.drop(talk)
+
+    def measures(self) -> bytes:
+        """What Prometheus is told."""
+        gave_way = self.engine.engine.preemptions if self.engine else 0
+        self.meters.preemptions.inc(gave_way - self._gave_way)
+        self._gave_way = gave_way
+        return self.meters.text()
+
+    def count(self, talks: Sequence[Talk]) -> dict[str, int]:
+        """The usage that an answer tells, also added to the measures."""
+        read = sum(len(talk.asked.source or talk.asked.prompt) for talk in talks)
+        said = sum(sum(map(len, talk.stream.tokens)) for talk in talks if talk.stream)
+        self.meters.tokens.labels("prompt").inc(read)
+        self.meters.tokens.labels("completion").inc(said)
+        now = time.monotonic()
+        for talk in talks:
+            longest = max(map(len, talk.stream.tokens)) if talk.stream else 0
+            if talk.first:
+                self.meters.first_token.observe(talk.first - talk.begun)
+            if longest > 1:
+                self.meters.per_token.observe((now - talk.first) / (longest - 1))
+        return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+
+
+class Talks:
+    """The texts of one request, and the news of them all."""
+
+    def __init__(self) -> None:
+        self.all: list[Talk] = []
+        self.hears: asyncio.Queue[News] = asyncio.Queue()
+
+    async def news(self, patience: float) -> AsyncIterator[News | None]:
+        """All news until every text has ended; None where none came for so many seconds."""
+        going = len(self.all)
+        while going:
+            try:
+                async with asyncio.timeout(patience):
+                    news = await self.hears.get()
+            except TimeoutError:
+                yield None
+                continue
+            if news.talk.error is not None:
+                raise told(news.talk.error)
+            going -= news.ended
+            yield news
+
+    async def whole(self) -> None:
+        """Wait until every text has ended."""
+        async for _ in self.news(3600):
+            pass
+
+
+def told(error: BaseException) -> Refusal:
+    """What a client hears of an error of the engine."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, UserError):
+        return Refusal(400, "invalid_value", str(error))
+    log.error("a request ended by %s", where(error))
+    return defect()
+
+
+def _plainly(work: Callable[[], T]) -> T:
+    """The result, or a Refusal; a tokenizer's panic is no Exception and must not end the thread."""
+    try:
+        return work()
+    except (Refusal, MemoryError):
+        raise
+    except UserError as error:
+        raise Refusal(400, "invalid_value", str(error)) from None
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        raise Refusal(400, "invalid_value", "the text cannot be turned into tokens") from None

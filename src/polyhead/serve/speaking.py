@@ -1,0 +1,150 @@
+"""Routes that make text: completions and translations, whole or as they come."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from polyhead.generate.service import Asked
+from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
+from polyhead.serve.call import Call
+from polyhead.serve.driver import Piece, Talk
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.service import Service, Talks
+from polyhead.serve.strict import finite
+from polyhead.serve.wishes import asked
+
+HEARTBEAT = 15.0  # seconds of silence after which a stream says that it lives
+
+Chunk = Callable[[Talk, Piece], dict[str, Any]]
+
+
+async def completions(service: Service, call: Call, body: CompletionBody) -> None:
+    """Go on from each prompt, or say what an encoder-decoder makes of it, in the shape of OpenAI's completions."""
+    service.need("completions")
+    run, wants = service.run, "logprobs" in body.model_fields_set
+    if wants and ("beam_size" in body.model_fields_set or service.kind != "decoder"):
+        raise Refusal(400, "unsupported_parameter", "logprobs are told of drawn text of a language model alone", "logprobs")
+    if body.echo and service.kind != "decoder":
+        raise Refusal(400, "unsupported_parameter", "echo has no meaning where a text is not gone on from", "echo")
+    echoing: dict[tuple[int, int], str] = {}  # what an output has yet to begin with
+    head = _head("cmpl", "text_completion", service)
+
+    def log_probs(tokens: list[int], values: list[float]) -> dict[str, Any] | None:
+        told = {"tokens": [run.display(token) for token in tokens], "token_logprobs": [finite(value) for value in values]}
+        return told if wants else None
+
+    def choice(number: int, row: int, text: str, reason: str | None, tokens: list[int], values: list[float]) -> dict[str, Any]:
+        index = number * body.n + row
+        return {"text": text, "index": index, "logprobs": log_probs(tokens, values), "finish_reason": reason}
+
+    def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
+        reason = reason_of(talk, piece.row) if piece.last else None
+        text = echoing.pop((talk.number, piece.row), "") + piece.text
+        return choice(talk.number, piece.row, text, reason, piece.tokens, piece.log_probs)
+
+    def read() -> list[Asked]:
+        found = asked(service, body, body.prompt)
+        if body.echo:
+            echoes = [text if isinstance(text, str) else run.tokenizer.decode([text])[0] for text in body.prompt]
+            echoing.update({(i, row): echo for i, echo in enumerate(echoes) for row in range(body.n)})
+        return found
+
+    async with service.talking(read, len(body.prompt), body.stream) as talks:
+        if body.stream:
+            await stream(service, call, body, talks, head, "choices", chunk)
+            return
+        await talks.whole()
+        choices = []
+        for talk in talks.all:
+            assert talk.stream is not None
+            for row, text in enumerate(talk.stream.texts()):
+                tokens, values = talk.stream.tokens[row], talk.stream.log_probs[row]
+                text = echoing.get((talk.number, row), "") + text
+                choices.append(choice(talk.number, row, text, reason_of(talk, row), tokens, values))
+        await call.reply({**head, "choices": choices, "usage": service.count(talks.all)})
+
+
+async def translations(service: Service, call: Call, body: TranslationBody) -> None:
+    """Translate each text; the best first, with its score, and where the decoder looked if that is wanted."""
+    service.need("translations")
+    if body.stream and body.return_attention:
+        raise Refusal(400, "unsupported_parameter", "return_attention needs a whole translation: leave out stream", "return_attention")
+    languages = {f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name}
+    if languages and body.return_attention:
+        raise Refusal(400, "unsupported_parameter", "attention is told for the languages of the run alone", "return_attention")
+    head = _head("trans", "translation", service)
+
+    def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
+        told = {"index": talk.number, "alternative": piece.row, "text": piece.text}
+        return told | {"finish_reason": reason_of(talk, piece.row) if piece.last else None}
+
+    read = partial(asked, service, body, body.input, **languages)
+    async with service.talking(read, len(body.input), body.stream) as talks:
+        if body.stream:
+            await stream(service, call, body, talks, head, "data", chunk)
+            return
+        await talks.whole()
+        data = []
+        for talk, source in zip(talks.all, body.input, strict=True):
+            found = outputs(talk, body.return_scores)
+            told: dict[str, Any] = {"index": talk.number, **found[0]}
+            if body.n > 1:
+                told["alternatives"] = found[1:]
+            if body.return_attention:
+                told["attention"] = await attention(service, source, found[0]["text"])
+            data.append(told)
+        await call.reply({**head, "data": data, "usage": service.count(talks.all)})
+
+
+async def attention(service: Service, source: str, target: str) -> dict[str, Any]:
+    """Where the decoder looked, in thousandths: layers, heads, a row for each target token, a column for each source token."""
+
+    def look(pairs: list[Any]) -> list[dict[str, Any]]:
+        maps = [service.run.attention(*pair) for pair in pairs]
+        return [{"source": s, "target": t, "weights": (w * 1000).round().int().tolist()} for s, t, w in maps]
+
+    _, (found,) = await service.compute("attention", lambda: [(source, target)], look, 1)
+    return dict(found)
+
+
+async def stream(
+    service: Service, call: Call, body: Drawing, talks: Talks, head: dict[str, Any], key: str, chunk: Chunk
+) -> None:
+    """Send each piece as it comes; the tokens used at the end, if that is wanted; and the mark of the end."""
+    await call.open()
+    tells: dict[str, Any] = {"usage": None} if body.stream_options.include_usage else {}
+    async for news in talks.news(HEARTBEAT):
+        if news is None:
+            await call.pulse()
+            continue
+        for piece in news.pieces:
+            await call.event({**head, key: [chunk(news.talk, piece)], **tells})
+    usage = service.count(talks.all)
+    if tells:
+        await call.event({**head, key: [], "usage": usage})
+    await call.close()
+
+
+def outputs(talk: Talk, scores: bool) -> list[dict[str, Any]]:
+    """The texts that became of one, best first."""
+    assert talk.stream is not None
+    found = talk.stream.request.result()
+    return [
+        {"text": text, **({"score": finite(hypothesis.score)} if scores else {}), "finish_reason": reason_of(talk, row)}
+        for row, (text, hypothesis) in enumerate(zip(talk.stream.texts(), found, strict=False))
+    ]
+
+
+def reason_of(talk: Talk, row: int) -> str:
+    """How an output ended, truthfully."""
+    assert talk.stream is not None
+    reason = talk.stream.reasons[row] or "stop"
+    return {"cancelled": "abort"}.get(reason, reason)
+
+
+def _head(prefix: str, kind: str, service: Service) -> dict[str, Any]:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": service.name}

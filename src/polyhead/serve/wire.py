@@ -1,0 +1,85 @@
+"""What a connection may take: bounds of time that the HTTP server itself does not keep, and refusals in our envelope."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from polyhead.serve.limits import Limits
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.strict import dump
+
+
+def protocol(limits: Limits) -> type[H11Protocol]:
+    """The protocol of a connection, with these limits.
+
+    A head that comes byte by byte, a body that nobody waits for any more and a client that does not read its answer
+    each have a deadline, after which the connection is cut; whatever is being computed for it then ends as well.
+    """
+
+    class Bounded(H11Protocol):
+        _reads: asyncio.TimerHandle | None = None
+        _writes: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self._refuse(Refusal(503, "too_many_connections", "too many connections are open"))
+                return
+            self._reads = self.loop.call_later(limits.header_time, self._cut)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._reads = stopped(self._reads)
+            self._writes = stopped(self._writes)
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._writes = self._writes or self.loop.call_later(limits.write_time, self._cut)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._writes = stopped(self._writes)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(Refusal(400, "bad_http", "this is not an HTTP request, or its head is too large"))
+
+        def _look(self) -> None:
+            """Set or stop the deadline of what the client is sending."""
+            begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+            rest = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+            if not (begun or rest):
+                self._reads = stopped(self._reads)
+            elif self._reads is None:
+                self._reads = self.loop.call_later(limits.header_time if begun else limits.body_time, self._cut)
+
+        def _refuse(self, refusal: Refusal) -> None:
+            """Answer what never became a request, and hang up."""
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                body = dump(refusal.envelope)
+                headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+                for event in (h11.Response(status_code=refusal.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+
+        def _cut(self) -> None:
+            self.transport.abort()
+
+    return Bounded
+
+
+def stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """No timer any more."""
+    if timer is not None:
+        timer.cancel()
+    return None

@@ -1,0 +1,96 @@
+"""From the fields of a request to the wish that the engine knows, for text that is gone on from and text that is translated."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from polyhead.errors import UserError, show
+from polyhead.generate.service import Asked, TextEngine
+from polyhead.serve.bodies import Drawing
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.service import Service
+from polyhead.text.sides import between
+
+SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beam_size", "length_penalty")
+OTHERWISE = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}  # names in a message
+
+
+def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **languages: str) -> list[Asked]:
+    """The texts of a request, read; a Refusal says which wish cannot be met."""
+    engine, given = service.engine, body.model_fields_set
+    assert engine is not None
+    wishes: dict[str, Any] = {name: getattr(body, name) for name in SAME if name in given}
+    if "min_tokens" in given:
+        wishes["min_new_tokens"] = body.min_tokens
+    wishes |= {"n": body.n, "stop": body.stop, **languages}
+    found = []
+    for text in texts:
+        if not isinstance(text, str):
+            check_ids(service, text, "prompt")
+        ids = engine.tokens(text) if isinstance(text, str) else text
+        seed = body.seed if "seed" in given else 0 if service.deterministic else secrets.randbelow(2**31)
+        try:
+            ids, longest = (_continued if engine.frame else _translated)(service, engine, body, ids, languages)
+            found.append(engine.read(ids, seed=seed, **wishes, **longest))
+        except UserError as error:
+            raise _named(str(error)) from None
+    return found
+
+
+def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
+    """Refuse numbers that are no tokens."""
+    most = service.run.tokenizer.vocab_size - 1
+    for token in ids:
+        if not 0 <= token <= most:
+            raise Refusal(400, "invalid_value", f"{field}: there is no token {show(token)}; this model knows 0 to {most}", field)
+
+
+def _continued(
+    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, str]
+) -> tuple[list[int], dict[str, Any]]:
+    """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for."""
+    most, given = engine.max_len, "max_tokens" in body.model_fields_set
+    if len(ids) > most and body.truncate:
+        ids = ids[-most:]
+    wanted = body.max_tokens if given else 1
+    if (len(ids) + wanted - 1 > most and not body.truncate) or len(ids) > most:
+        and_new = f" and {wanted} new ones are wanted" if given else ""
+        raise Refusal(
+            400, "context_length_exceeded",
+            f"the prompt has {len(ids)} tokens{and_new}; this model reads {most} at once: "
+            "ask for less, or send truncate=true to go on from the end of what fits", "prompt",
+        )  # fmt: skip
+    if not given:
+        wanted = min(engine.config.max_new_tokens, service.limits.max_tokens, most - len(ids) + 1)
+    return ids, {"max_new_tokens": wanted}
+
+
+def _translated(
+    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, str]
+) -> tuple[list[int], dict[str, Any]]:
+    """A source as it fits, and how long its translation may be."""
+    sides = between(engine.tokenizer, languages.get("source_lang"), languages.get("target_lang"))
+    room = engine.max_len - len(sides.source(()))
+    if len(ids) > room:
+        if not body.truncate:
+            raise Refusal(
+                400, "context_length_exceeded",
+                f"the text has {len(ids)} tokens; this model reads {room}: split it, or send truncate=true to translate its beginning", "input",
+            )  # fmt: skip
+        ids = ids[:room]
+    if "max_tokens" not in body.model_fields_set:
+        return ids, {}
+    if body.max_tokens > engine.max_len:
+        raise Refusal(400, "context_length_exceeded", f"max_tokens is {body.max_tokens}; this model says {engine.max_len} at most", "max_tokens")
+    return ids, {"max_length_ratio": 0.0, "max_length_extra": body.max_tokens}
+
+
+def _named(message: str) -> Refusal:
+    """An error of the engine in the words of a request, with the field that it names first."""
+    message = message.partition("; these have:")[0]
+    for ours, theirs in OTHERWISE.items():
+        message = message.replace(ours, theirs)
+    first = message.partition(" ")[0].rstrip(":")
+    return Refusal(400, "invalid_value", message, first if first in Drawing.model_fields else None)

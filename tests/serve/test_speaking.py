@@ -1,0 +1,191 @@
+"""What the service says is what the run says when it is called directly, whole or piece by piece."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
+WAYS = [{"temperature": 0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}, {"n": 2, "beam_size": 4}, {"max_tokens": 1, "temperature": 0}]
+
+
+def of_run(way):
+    return {{"max_tokens": "max_new_tokens"}.get(name, name): value for name, value in way.items()}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_completions_are_what_the_run_generates(speaker, way):
+    for text in TEXTS:
+        (wanted,) = speaker.run.generate([text], **{"n": 1} | of_run(way))
+        answer = speaker.ask("/v1/completions", {"model": "tiny", "prompt": text, **way}).json()
+        assert [choice["text"] for choice in answer["choices"]] == wanted
+        assert [choice["index"] for choice in answer["choices"]] == list(range(way.get("n", 1)))
+        assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
+        assert answer["object"] == "text_completion" and answer["model"] == "tiny"
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_pieces_of_a_stream_make_the_whole(speaker, way):
+    body = {"prompt": TEXTS, **way}
+    whole = speaker.ask("/v1/completions", body).json()
+    events = speaker.events("/v1/completions", {**body, "stream_options": {"include_usage": True}})
+    said = [""] * len(whole["choices"])
+    reasons = [None] * len(said)
+    for event in events[:-1]:
+        assert event["usage"] is None
+        (choice,) = event["choices"]
+        assert reasons[choice["index"]] is None, "nothing comes after the end"
+        said[choice["index"]] += choice["text"]
+        reasons[choice["index"]] = choice["finish_reason"]
+    assert said == [choice["text"] for choice in whole["choices"]]
+    assert reasons == [choice["finish_reason"] for choice in whole["choices"]]
+    assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
+
+
+def test_usage_counts_what_was_read_and_said(speaker):
+    prompt = speaker.run._frame.prompt(speaker.run.tokenizer.encode([TEXTS[1]])[0])
+    (found,) = speaker.run.engine().submit(TEXTS[1], seed=1, max_new_tokens=7).request.result()
+    answer = speaker.ask("/v1/completions", {"prompt": TEXTS[1], "seed": 1, "max_tokens": 7}).json()
+    said = len(found.tokens) + (answer["choices"][0]["finish_reason"] == "stop")
+    assert answer["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": said, "total_tokens": len(prompt) + said}
+
+
+def test_prompts_of_token_ids_and_echo(speaker):
+    ids = speaker.run.tokenizer.encode(TEXTS)
+    by_text = speaker.ask("/v1/completions", {"prompt": TEXTS, "temperature": 0}).json()["choices"]
+    assert speaker.ask("/v1/completions", {"prompt": ids, "temperature": 0}).json()["choices"] == by_text
+    assert speaker.ask("/v1/completions", {"prompt": ids[0], "temperature": 0}).json()["choices"] == by_text[:1]
+    echoed = speaker.ask("/v1/completions", {"prompt": TEXTS, "temperature": 0, "echo": True}).json()["choices"]
+    assert [choice["text"] for choice in echoed] == [text + choice["text"] for text, choice in zip(TEXTS, by_text, strict=True)]
+    said = [""] * len(TEXTS)
+    for event in speaker.events("/v1/completions", {"prompt": ids, "temperature": 0, "echo": True}):
+        said[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert said == [choice["text"] for choice in echoed]
+
+
+def test_the_log_probability_of_each_token(speaker):
+    body = {"prompt": TEXTS[1], "seed": 2, "logprobs": 0}
+    (choice,) = speaker.ask("/v1/completions", body).json()["choices"]
+    stream = speaker.run.engine().submit(TEXTS[1], seed=2)
+    stream.texts()
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(stream.log_probs[0], abs=1e-5)
+    assert choice["logprobs"]["tokens"] == [speaker.run.display(token) for token in stream.tokens[0]]
+    events = speaker.events("/v1/completions", body)
+    told = [event["choices"][0]["logprobs"] for event in events]
+    assert [p for one in told for p in one["token_logprobs"]] == pytest.approx(stream.log_probs[0], abs=1e-5)
+    alternatives = speaker.ask("/v1/completions", {**body, "logprobs": 5})
+    assert alternatives.status_code == 400 and alternatives.json()["error"]["param"] == "logprobs"
+
+
+@pytest.mark.acceptance("C10")
+def test_answers_are_strict_json_where_nothing_else_was_possible(speaker):
+    body = {"prompt": TEXTS[1], "top_k": 1, "temperature": 1e-38, "logprobs": 0}
+    text = speaker.ask("/v1/completions", body).text
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.acceptance("C8")
+def test_a_stop_string_ends_the_text_and_never_leaks(speaker):
+    (whole,) = speaker.run.generate([TEXTS[0]], seed=5, max_new_tokens=20)
+    stop = whole[4:7]
+    body = {"prompt": TEXTS[0], "seed": 5, "max_tokens": 20, "stop": [stop, "never said"]}
+    (choice,) = speaker.ask("/v1/completions", body).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    events = speaker.events("/v1/completions", body)
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_without_a_seed_texts_differ_and_with_one_they_repeat(speaker):
+    def said(**body):
+        choices = speaker.ask("/v1/completions", {"prompt": ["dogs"] * 3, "max_tokens": 20, **body}).json()["choices"]
+        return [choice["text"] for choice in choices]
+
+    assert len(set(said())) == 3
+    assert len({*said(seed=1), *said(seed=1)}) == 1
+
+
+@pytest.mark.acceptance("C5")
+def test_lengths_about_the_greatest_are_kept_or_refused_never_changed(speaker):
+    most = speaker.run.config.max_len
+    ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 3)[: most + 1]
+    for length, wanted, fits in [(most - 1, 2, True), (most - 1, 3, False), (most, 1, True), (most, 2, False), (most + 1, 1, False), (1, most, True), (1, most + 1, False)]:
+        answer = speaker.ask("/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1})
+        assert answer.status_code == (200 if fits else 400), (length, wanted)
+        if not fits:
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        further = speaker.ask("/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1, "truncate": True})
+        assert further.status_code == 200
+        assert further.json()["usage"]["prompt_tokens"] == min(length, most)
+    unsaid = speaker.ask("/v1/completions", {"prompt": ids[: most - 3], "seed": 1}).json()
+    assert unsaid["usage"]["total_tokens"] <= most + 1
+
+
+@pytest.mark.parametrize("way", [{}, {"n": 2}, {"n": 2, "beam_size": 4, "length_penalty": 0.5}, {"min_tokens": 3}], ids=str)
+def test_translations_are_those_of_the_run_with_their_scores(translator, way):
+    changes = {{"n": "n_best", "min_tokens": "min_new_tokens"}.get(k, k): v for k, v in way.items()}
+    wanted = translator.run.hypotheses(TEXTS, **changes)
+    answer = translator.ask("/v1/translations", {"input": TEXTS, **way}).json()
+    for found, one in zip(wanted, answer["data"], strict=True):
+        ways = [one, *one.get("alternatives", [])]
+        assert [w["text"] for w in ways] == translator.run.tokenizer.decode([h.tokens for h in found])
+        assert [w["score"] for w in ways] == pytest.approx([h.score for h in found], abs=1e-5)
+    assert answer["usage"]["prompt_tokens"] == sum(len(ids) + 1 for ids in translator.run.tokenizer.encode(TEXTS))
+    events = translator.events("/v1/translations", {"input": TEXTS, **way})
+    said = {(e["data"][0]["index"], e["data"][0]["alternative"]): e["data"][0]["text"] for e in events}
+    assert [said[i, 0] for i in range(len(TEXTS))] == [one["text"] for one in answer["data"]]
+
+
+def test_drawn_translations_come_word_by_word(translator):
+    body = {"input": TEXTS[0], "temperature": 0}
+    (wanted,) = translator.run.translate([TEXTS[0]], beam_size=1)
+    assert translator.ask("/v1/translations", body).json()["data"][0]["text"] == wanted
+    events = translator.events("/v1/translations", body)
+    assert len(events) > 2
+    assert "".join(event["data"][0]["text"] for event in events) == wanted
+
+
+def test_translations_tell_where_the_decoder_looked(translator):
+    (told,) = translator.ask("/v1/translations", {"input": TEXTS[0], "return_attention": True}).json()["data"]
+    source, target, weights = translator.run.attention(TEXTS[0], told["text"])
+    assert told["attention"]["source"] == source and told["attention"]["target"] == target
+    assert told["attention"]["weights"] == (weights * 1000).round().int().tolist()
+
+
+def test_an_encoder_decoder_completes_text_to_text(translator):
+    wanted = translator.run.translate(TEXTS)
+    answer = translator.ask("/v1/completions", {"prompt": TEXTS}).json()
+    assert [choice["text"] for choice in answer["choices"]] == wanted
+    short = translator.ask("/v1/completions", {"prompt": TEXTS[0], "max_tokens": 2, "temperature": 0}).json()
+    assert short["usage"]["completion_tokens"] == 2 and short["choices"][0]["finish_reason"] == "length"
+
+
+def test_openais_own_client_understands_every_answer(services):
+    speaker, encoder = services["decoder"], services["encoder"]
+    client = openai.OpenAI(base_url=f"{speaker.url}/v1", api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "polyhead"
+    (wanted,) = speaker.run.generate(["dogs"], n=2, seed=3)
+    whole = client.completions.create(model="tiny", prompt="dogs", n=2, seed=3, user="somebody", frequency_penalty=0)
+    assert [choice.text for choice in whole.choices] == wanted and whole.usage.completion_tokens > 2
+    said = ["", ""]
+    for chunk in client.completions.create(model="tiny", prompt="dogs", n=2, seed=3, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            said[choice.index] += choice.text
+    assert said == wanted and chunk.usage == whole.usage
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt-4", prompt="dogs")
+    assert missing.value.code == "model_not_found" and missing.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+    assert refused.value.code == "model_not_chat"
+    reader = openai.OpenAI(base_url=f"{encoder.url}/v1", api_key="none", max_retries=0)
+    found = reader.embeddings.create(model="tiny", input=TEXTS)  # asks for base64 by itself
+    for vector, wanted_vector in zip(found.data, encoder.run.embed(TEXTS).tolist(), strict=True):
+        assert vector.embedding == pytest.approx(wanted_vector, abs=1e-6)
