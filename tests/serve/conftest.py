@@ -122,7 +122,8 @@ class Slowly:
 
     def let(self, steps: int = 1) -> None:
         """Let so many steps happen, and wait for them if they are wanted."""
-        self.permits.release(steps)
+        for _ in range(steps):
+            self.permits.release()
 
     def __exit__(self, *_: object) -> None:
         del self.engine.step

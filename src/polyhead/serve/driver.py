@@ -74,9 +74,9 @@ class Driver(threading.Thread):
 
     # ---- what others may call, from any thread
 
-    def begin(self, talk: Talk) -> None:
-        """Put a text to the engine; the first news of it say that it was taken, or by what error it was not."""
-        self._post(lambda: self._begin(talk))
+    def begin(self, talks: Sequence[Talk]) -> None:
+        """Put texts to the engine; before any other news of them there is one of each: that it was taken, or has an error."""
+        self._post(lambda: self._begin(talks))
 
     def drop(self, talk: Talk) -> None:
         """Nobody wants to hear of it any more. What has ended stays ended."""
@@ -159,13 +159,14 @@ class Driver(threading.Thread):
                 self.engine.engine.fail(error)
         self._tell([news for talk in list(self.talks) if (news := self._news(talk))])
 
-    def _begin(self, talk: Talk) -> None:
+    def _begin(self, talks: Sequence[Talk]) -> None:
         assert self.engine is not None
-        try:
-            talk.stream = self.talks[talk] = self.engine.begin(talk.asked)
-        except BaseException as error:
-            talk.error = error
-        self._tell([News(talk, [], talk.error is not None)])
+        for talk in talks:
+            try:
+                talk.stream = self.talks[talk] = self.engine.begin(talk.asked)
+            except BaseException as error:
+                talk.error = error
+        self._tell([News(talk, [], talk.error is not None) for talk in talks])
 
     def _drop(self, talk: Talk) -> None:
         stream = self.talks.pop(talk, None)

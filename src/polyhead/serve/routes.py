@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import polyhead
 from polyhead.serve import reading, speaking
 from polyhead.serve.bodies import (
     Body,
@@ -150,7 +150,7 @@ def described_routes() -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Polyhead", "version": polyhead.__version__},
+        "info": {"title": "Polyhead", "version": version("polyhead")},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],

@@ -126,8 +126,7 @@ class Service:
             with self._place(texts):
                 asked = await self.aside(read)
                 talks.all = [Talk(number, one, talks.hears, live) for number, one in enumerate(asked)]
-                for talk in talks.all:
-                    self.driver.begin(talk)
+                self.driver.begin(talks.all)
             for _ in talks.all:
                 await talks.hears.get()
             for talk in talks.all:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -10,6 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.strict import dump
+
+UNREAD = 2**16  # bytes that the system keeps for a client who does not read; without a bound it would be megabytes
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
@@ -28,6 +31,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             if len(self.connections) > limits.connections:
                 self._refuse(Refusal(503, "too_many_connections", "too many connections are open"))
                 return
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
             self._reads = self.loop.call_later(limits.header_time, self._cut)
 
         def data_received(self, data: bytes) -> None:

@@ -1,0 +1,258 @@
+"""Clients that leave, stop reading or come all at once; a model's thread that hangs or dies; an engine that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from polyhead.serve.limits import Limits
+
+BODY = {"prompt": "a dog barks .", "max_tokens": 30, "seed": 1, "stop": ["never said"]}
+
+
+def send(live, body, path="/v1/completions"):
+    """A request on a socket of its own, whose answer nobody has read yet."""
+    content = json.dumps(body).encode()
+    sock = live.raw()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    sock.sendall(head.encode() + content)
+    return sock
+
+
+@pytest.mark.acceptance("E1", "D7")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("phase", ["waits", "reads", "says"])
+def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, stream):
+    with serving(runs["decoder"], rows=2, chunk=3) as live, slowly(live) as engine:
+        driver, inner = live.service.driver, live.service.engine.engine
+        others = [send(live, BODY) for _ in range(2)] if phase == "waits" else []
+        engine.let(len(others))
+        if others:
+            live.until(lambda: driver.running == 2, "all rows are taken")
+        prompt = "a dog barks ." if phase != "reads" else "ein hund bellt . " * 3
+        gone = send(live, BODY | {"stream": stream, "seed": 9, "prompt": prompt, "truncate": True})
+        if phase == "waits":
+            live.until(lambda: len(driver._inbox) + len(inner.waiting) > 0, "it waits")
+            engine.let()
+            live.until(lambda: len(inner.waiting) == 1, "it waits")
+        elif phase == "reads":
+            engine.let()
+            live.until(lambda: engine.steps == 1 and driver.running == 1, "it reads its prompt, three tokens a step")
+            assert inner.live[0].unread
+        else:
+            engine.let(8)
+            live.until(lambda: engine.steps == 8, "it says something")
+            assert inner.live[0].request.search.rows[0]
+        (talk,) = [talk for talk in driver.talks if talk.asked.search.chance is not None][-1:]
+        request = talk.stream.request
+        done = engine.steps
+        gone.close()
+        live.until(lambda: len(driver._inbox) > 0 or request.end is not None, "the service has noticed")
+        engine.let()
+        live.until(lambda: request.end is not None, "it ends")
+        assert request.end.reason == "cancelled" and engine.steps - done <= 1
+        assert request not in inner.waiting and request not in [member.request for member in inner.live]
+        engine.let(1000)
+        for sock in others:
+            assert b"200 OK" in sock.recv(65536)
+            sock.close()
+        live.idle()
+    assert live.service.meters.aborted.labels("disconnect")._value.get() == 1
+
+
+@pytest.mark.acceptance("R9", "D7")
+def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were_served(speaker):
+    chance = random.Random(1)
+    wanted = {seed: speaker.run.generate([BODY["prompt"]], seed=seed, max_new_tokens=30)[0] for seed in range(4)}
+    aborted = speaker.service.meters.aborted.labels("disconnect")._value.get()
+
+    def one(number):
+        seed, leaves, stream = number % 4, number % 2 == 0, number % 3 == 0
+        sock = send(speaker, BODY | {"seed": seed, "stream": stream})
+        if leaves:
+            time.sleep(chance.random() * 0.05)
+            sock.close()
+            return None
+        answer = b""
+        while b"\r\n0\r\n\r\n" not in answer and not (b"\r\n\r\n" in answer and not stream and answer.endswith(b"}")):
+            answer += sock.recv(65536)
+        sock.close()
+        if stream:
+            pieces = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+            return seed, "".join(piece["choices"][0]["text"] for piece in pieces)
+        return seed, json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"]
+
+    with ThreadPoolExecutor(16) as pool:
+        for found in pool.map(one, range(120)):
+            assert found is None or found[1] == wanted[found[0]]
+    speaker.idle()
+    speaker.until(lambda: not speaker.server.app.active, "every request has ended")
+    speaker.until(lambda: speaker.service.waiting == 0, "nobody waits")
+    assert speaker.service.meters.aborted.labels("disconnect")._value.get() > aborted
+
+
+@pytest.mark.acceptance("E2")
+def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving):
+    with serving(runs["decoder"], limits=Limits(write_time=0.3, max_tokens=100_000)) as live:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(live.sock.getsockname()[:2])
+        body = json.dumps({"prompt": "a", "max_tokens": 100_000, "n": 8, "stream": True, "truncate": True, "stop": ["never said"], "logprobs": 0}).encode()
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        live.until(lambda: live.service.driver.running == 1, "it runs")
+        live.idle()
+        live.until(lambda: live.service.meters.aborted.labels("disconnect")._value.get() == 1, "it was cut off")
+        sock.close()
+
+
+@pytest.mark.acceptance("E7")
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: loc", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"])
+def test_who_sends_a_byte_at_a_time_is_cut_off(runs, serving, sent):
+    with serving(runs["decoder"], limits=Limits(header_time=0.3, body_time=0.3)) as live, live.raw() as sock:
+        sock.sendall(sent)
+        answer = b""
+        try:
+            while piece := sock.recv(65536):
+                answer += piece
+        except ConnectionResetError:
+            pass
+        assert not answer or b" 408 " in answer.split(b"\r\n")[0]
+        live.until(lambda: not live.server.server_state.connections, "the connection is gone")
+
+
+@pytest.mark.acceptance("E10")
+def test_what_is_too_much_is_refused_at_once_and_what_was_accepted_is_served(runs, serving, slowly):
+    with serving(runs["decoder"], rows=2, limits=Limits(waiting=4)) as live:
+        with slowly(live) as engine:
+            accepted = [send(live, BODY | {"seed": i}) for i in range(2)]
+            live.until(lambda: live.service.waiting + len(live.service.driver.talks) >= 2, "both are in")
+            engine.let(2)  # the second may have come while the first was alone in a step
+            live.until(lambda: live.service.driver.running == 2, "both run")
+            accepted += [send(live, BODY | {"seed": i}) for i in range(2, 6)]
+            engine.let()
+            live.until(lambda: live.service.waiting == 4, "four wait")
+            for _ in range(10):
+                answer = live.ask("/v1/completions", BODY)
+                assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert live.service.waiting == 4
+        for seed, sock in enumerate(accepted):
+            _, _, body = sock.recv(65536).partition(b"\r\n\r\n")
+            body = body or sock.recv(65536)
+            (wanted,) = live.run.generate([BODY["prompt"]], seed=seed, max_new_tokens=30)
+            assert json.loads(body)["choices"][0]["text"] == wanted
+            sock.close()
+        assert live.ask("/v1/completions", BODY).status_code == 200
+
+
+@pytest.mark.acceptance("E4")
+def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, serving, slowly):
+    with serving(runs["decoder"], limits=Limits(stall=0.6)) as live:
+        assert live.ask("/health").json() == live.ask("/health/ready").json() == {"status": "ready"}
+        live.service.driver.slowest = 0.0
+        with slowly(live):
+            sock = send(live, BODY)
+            live.until(lambda: live.ask("/health/ready").status_code == 503, "a step hangs")
+            assert "has not moved" in live.ask("/health/ready").json()["error"]["message"]
+            assert live.ask("/health/live").status_code == 200
+        assert b"200 OK" in sock.recv(65536)
+        sock.close()
+        live.until(lambda: live.ask("/health").status_code == 200, "it goes on")
+
+        def dies():
+            raise SystemExit
+
+        waits = send(live, BODY | {"max_tokens": 1})
+        assert b"200 OK" in waits.recv(65536)
+        live.service.driver._post(dies)
+        live.service.driver.join(10)
+        answer = live.ask("/health/ready")
+        assert answer.status_code == 503 and "has ended" in answer.json()["error"]["message"]
+        assert live.ask("/v1/completions", BODY).status_code == 503
+
+
+@pytest.mark.acceptance("E5")
+def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
+    with serving(runs["decoder"]) as live:
+        inner = live.service.engine.engine
+        admit, calls = inner._admit, []
+
+        def broken():
+            calls.append(1)
+            if len(calls) % 4 == 0:
+                raise MemoryError("no room at all")
+            admit()
+
+        inner._admit = broken
+        assert live.ask("/v1/completions", BODY).status_code == 500
+        events = live.ask("/v1/completions", BODY | {"stream": True})
+        assert events.status_code == 200 and json.loads(events.text.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == "internal_error"
+        assert "[DONE]" not in events.text, "a stream that failed does not end as one that is whole"
+        del inner._admit
+        assert live.ask("/v1/completions", BODY).status_code == 200
+        live.idle()
+
+
+def test_a_request_that_takes_too_long_ends_with_the_deadline(runs, serving, slowly):
+    with serving(runs["decoder"], limits=Limits(request_time=0.2)) as live:
+        with slowly(live) as engine:
+            assert live.ask("/v1/completions", BODY).json()["error"]["code"] == "deadline"
+            engine.let(2)
+            live.idle()
+        assert live.service.meters.aborted.labels("deadline")._value.get() == 1
+
+
+@pytest.mark.acceptance("C11", "R12")
+def test_in_deterministic_mode_load_changes_no_byte(maker, serving):
+    run = maker("decoder", d_model=32)
+    asked = [BODY | {"prompt": prompt, "temperature": t, "seed": 3, "logprobs": 0} for prompt in ("a dog", "ein hund bellt") for t in (0, 1)]
+    with serving(run, deterministic=True, chunk=3) as live:
+        alone = [live.ask("/v1/completions", body).json()["choices"] for body in asked]
+
+        def one(number):
+            if number % 4 == 3:
+                send(live, BODY | {"stream": True}).close()
+            return live.ask("/v1/completions", asked[number % len(asked)]).json()["choices"]
+
+        with ThreadPoolExecutor(12) as pool:
+            for number, found in enumerate(pool.map(one, range(32))):
+                assert found == alone[number % len(asked)]
+        live.idle()
+
+
+@pytest.mark.acceptance("E3")
+def test_texts_too_long_to_be_tokenized_are_refused_before_and_long_ones_do_not_hold_up_the_loop(runs, serving):
+    with serving(runs["decoder"], limits=Limits(chars=50_000)) as live:
+        encode, entered, gate = live.service.engine.tokenizer.encode, threading.Event(), threading.Event()
+
+        def slow(texts):
+            entered.set()
+            gate.wait(30)
+            return encode(texts)
+
+        live.service.engine.tokenizer.encode = slow
+        sock = send(live, {"prompt": "a" * 40_000, "truncate": True, "max_tokens": 1})
+        assert entered.wait(30)
+        assert live.ask("/health").status_code == 200, "while a text is being read"
+        assert live.ask("/v1/completions", {"prompt": "a" * 50_001}).json()["error"]["code"] == "text_too_long"
+        gate.set()
+        assert b"200 OK" in sock.recv(65536)
+        sock.close()
+        del live.service.engine.tokenizer.encode
+
+
+@pytest.mark.acceptance("F2")
+def test_the_process_listens_on_one_port_and_no_more(speaker):
+    import psutil
+
+    own = [c for c in psutil.Process(os.getpid()).net_connections() if c.status == psutil.CONN_LISTEN]
+    ports = [c.laddr.port for c in own]
+    assert ports.count(speaker.sock.getsockname()[1]) == 1
+    assert all(c.laddr.ip == "127.0.0.1" for c in own)

@@ -1,0 +1,161 @@
+"""Vectors, classes, hidden words, likelihoods and tokens are those of the run; what does not fit is refused, not cut."""
+
+from __future__ import annotations
+
+import base64
+import threading
+
+import numpy as np
+import pytest
+
+from polyhead.serve.routes import ROUTES
+
+TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs", ""]
+LONG = "dogs bark " * 60
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
+def test_embeddings(services, pooling):
+    for kind in ("encoder", "classifier"):
+        live = services[kind]
+        wanted = live.run.embed(TEXTS, pooling).numpy()
+        answer = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
+        assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
+        np.testing.assert_allclose([one["embedding"] for one in answer["data"]], wanted, atol=1e-6)
+        packed = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "encoding_format": "base64"}).json()
+        found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]]
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+        assert answer["usage"]["prompt_tokens"] == sum(len(ids) + 2 for ids in live.run.tokenizer.encode(TEXTS))
+
+
+def test_classes_of_texts_and_of_pairs(services):
+    live, pairs = services["classifier"], [["a dog barks .", "dogs"], ["dogs", "zwei hunde"]]
+    for given in (TEXTS, pairs, TEXTS[0]):
+        asked = [given] if isinstance(given, str) else [tuple(one) if isinstance(one, list) else one for one in given]
+        answer = live.ask("/v1/classify", {"input": given}).json()
+        for one, wanted in zip(answer["data"], live.run.classify(asked), strict=True):
+            assert one["label"] == wanted.label and one["scores"] == pytest.approx(wanted.probabilities)
+            assert one["score"] == one["scores"][one["label"]]
+
+
+def test_hidden_words(services):
+    live, texts = services["encoder"], ["a <mask> barks .", "[MASK] dogs <mask>"]
+    answer = live.ask("/v1/fill-mask", {"input": texts, "top_k": 3}).json()
+    for one, masks in zip(answer["data"], live.run.fill_mask(texts, 3), strict=True):
+        for told, fills in zip(one["masks"], masks, strict=True):
+            assert [(t["token_str"], t["sequence"]) for t in told] == [(f.token, f.text) for f in fills]
+            assert [t["score"] for t in told] == pytest.approx([f.probability for f in fills])
+    missing = live.ask("/v1/fill-mask", {"input": ["a <mask>", "no hole"]})
+    assert missing.status_code == 400 and "text 2 has no mask" in missing.json()["error"]["message"]
+
+
+def test_likelihoods(services):
+    speaker, translator = services["decoder"], services["encoder-decoder"]
+    texts, targets = TEXTS[:5], TEXTS[4::-1]
+    for live, body, wanted in (
+        (speaker, {"input": texts}, speaker.run.score(texts)),
+        (translator, {"input": texts, "target": targets}, translator.run.score(texts, targets)),
+    ):
+        data = live.ask("/v1/score", body).json()["data"]
+        assert [one["log_prob"] for one in data] == pytest.approx([s.log_prob for s in wanted], abs=1e-4)
+        assert [one["tokens"] for one in data] == [s.tokens for s in wanted]
+        assert data[0]["perplexity"] == pytest.approx(np.exp(-wanted[0].log_prob / wanted[0].tokens), rel=1e-4)
+    for live, body in ((speaker, {"input": "a", "target": "b"}), (translator, {"input": "a"}), (translator, {"input": ["a", "b"], "target": "c"})):
+        assert live.ask("/v1/score", body).json()["error"]["param"] == "target"
+
+
+def test_tokens_and_back(services):
+    for live in services.values():
+        for text in (*TEXTS, "a犬b\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")):
+            answer = live.ask("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+            assert [answer["tokens"]] == live.run.tokenizer.encode([text])
+            assert answer["token_strs"] == live.run.tokenizer.tokens(answer["tokens"])
+            if answer["count"]:
+                back = live.ask("/detokenize", {"tokens": answer["tokens"]}).json()["prompt"]
+                assert back == live.run.tokenizer.decode([answer["tokens"]])[0]
+    for tokens in ([], [-1], [10**6], [2**63], ["a"], [1.5], [True], None, 7):
+        assert live.ask("/detokenize", {"tokens": tokens}).json()["error"]["param"] == "tokens"
+
+
+def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
+    for kind, path, field in (
+        ("encoder", "/v1/embeddings", "input"), ("classifier", "/v1/classify", "input"), ("encoder-decoder", "/v1/translations", "input"),
+        ("decoder", "/v1/completions", "prompt"),
+    ):  # fmt: skip
+        live = services[kind]
+        answer = live.ask(path, {field: [LONG]})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        whole = live.ask(path, {field: [LONG], "truncate": True})
+        assert whole.status_code == 200 and whole.json()["usage"]["prompt_tokens"] <= live.run.config.max_len
+    encoder, translator = services["encoder"], services["encoder-decoder"]
+    cut = encoder.ask("/v1/embeddings", {"input": LONG, "truncate": True}).json()["data"][0]["embedding"]
+    assert cut == pytest.approx(encoder.run.embed([LONG])[0].tolist(), abs=1e-6)
+    told = translator.ask("/v1/translations", {"input": LONG, "truncate": True}).json()["data"][0]["text"]
+    (wanted,) = translator.run.hypotheses([LONG], truncate=True)
+    assert [told] == translator.run.tokenizer.decode([wanted[0].tokens])
+
+
+def test_requests_that_wait_together_are_computed_together_and_mistakes_stay_with_their_makers(services):
+    live, calls = services["encoder"], []
+    fill, gate = live.run.fill_mask, threading.Event()
+
+    def watched(texts, top):
+        calls.append(list(texts))
+        gate.wait(30)
+        return fill(texts, top)
+
+    live.run.fill_mask = watched
+    answers = {}
+
+    def ask(text):
+        answers[text] = live.ask("/v1/fill-mask", {"input": text, "top_k": 2})
+
+    texts = ["a <mask>", "two <mask>", "no hole", "<mask> bark"]
+    first = threading.Thread(target=ask, args=["the first <mask>"])
+    first.start()
+    live.until(lambda: bool(calls), "the first is computed")
+    threads = [threading.Thread(target=ask, args=[text]) for text in texts]
+    for thread in threads:
+        thread.start()
+    live.until(lambda: live.service.driver.waiting == len(texts), "all wait")
+    gate.set()
+    for thread in [first, *threads]:
+        thread.join()
+    del live.run.fill_mask
+    assert sorted(calls[1]) == sorted(texts), "all that waited, in one call"
+    for text in texts:
+        if text == "no hole":
+            assert answers[text].status_code == 400
+        else:
+            (wanted,) = fill([text], 2)
+            assert [f["token_str"] for f in answers[text].json()["data"][0]["masks"][0]] == [f.token for f in wanted[0]]
+
+
+def test_the_model_is_described(services):
+    for kind, live in services.items():
+        (about,) = live.ask("/v1/models").json()["data"]
+        assert about["polyhead"]["kind"] == kind and about["polyhead"]["max_len"] == 48
+        assert about["polyhead"]["labels"] == list(live.run.config.labels)
+        for task in about["polyhead"]["tasks"]:
+            assert f"/v1/{task}" in {route.path for route in ROUTES}
+
+
+def test_the_description_names_every_route_and_every_field(services):
+    told = services["decoder"].ask("/openapi.json").json()
+    assert {(path, method.upper()) for path, methods in told["paths"].items() for method in methods} == {(r.path, r.method) for r in ROUTES}
+    schemas = told["components"]["schemas"]
+    for route in ROUTES:
+        if route.body is not None:
+            schema = schemas[route.body.__name__]
+            assert set(schema["properties"]) == set(route.body.model_fields)
+
+    def references(tree):
+        if isinstance(tree, dict):
+            for key, value in tree.items():
+                yield from [value] if key == "$ref" else references(value)
+        elif isinstance(tree, list):
+            for value in tree:
+                yield from references(value)
+
+    for reference in references(told):
+        assert reference.removeprefix("#/components/schemas/") in schemas
