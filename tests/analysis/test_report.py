@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,6 +19,7 @@ from polyhead.analysis import report
 from polyhead.analysis.attention_page import attention_page, sentence
 from polyhead.analysis.figure import write_figure
 from polyhead.analysis.heat_map import AttentionMap
+from polyhead.analysis.page import write
 from polyhead.analysis.report import write_report
 from polyhead.errors import UserError
 
@@ -286,3 +288,10 @@ def test_a_browser_builds_the_interactive_maps_and_hostile_tokens_stay_inert(tex
     title = "".join(words for tag, words in page.texts if tag == "title")
     assert title == HOSTILE[0].replace("alert(1)", "document.title='owned'")
     assert f"{title} looks at " in page.words()
+
+
+def test_a_directory_is_no_place_for_a_page(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    with pytest.raises(UserError, match=r"pages is a directory; name a file in it, such as .*page\.html"):
+        write(tmp_path / "pages", "<p>")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "pages"]
