@@ -233,3 +233,5 @@ def test_a_run_is_not_written_over(place: Path, capsys: pytest.CaptureFixture[st
         capsys.readouterr().err
         == "polyhead: runs/mine is the directory of a run; choose another one with --out\n"
     )
+    assert main([*COMMAND, "--out", "toy.yaml"]) == 2
+    assert capsys.readouterr().err == "polyhead: --out toy.yaml is a file; give a directory\n"

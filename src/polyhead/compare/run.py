@@ -244,6 +244,8 @@ def check_out(plan: Plan) -> None:
     """An output directory goes with one base recipe, budget and text; rows and seeds may be added."""
     if (plan.out / "checkpoints").is_dir() or (plan.out / "model.safetensors").is_file():
         raise UserError(f"{plan.out} is the directory of a run; choose another one with --out")
+    if plan.out.exists() and not plan.out.is_dir():
+        raise UserError(f"--out {plan.out} is a file; give a directory")
     before, now = read_json(plan.out / files.COMPARISON), described(plan)
     if before is None:
         return
