@@ -428,15 +428,15 @@ def test_what_followed_the_newest_same_words_is_guessed(lengths):
 
 
 @pytest.mark.parametrize("name", sorted(set(CACHE.names()) - {n for n in CACHE.names() if CACHE.get(n).rewinds} - {"state"}))
-def test_caches_that_forget_nothing_are_refused(model, name):
-    with pytest.raises(UserError, match=f"takes back what was guessed wrong, and cache '{name}' .*; caches that do: growing, "):
+def test_caches_that_give_nothing_back_are_refused(model, name):
+    with pytest.raises(UserError, match=f"takes back what was guessed wrong, and cache '{name}' .*; caches that can: growing, "):
         say_all(model, PROMPTS, Lookup(None), cache=Choice(name))
 
 
 def test_states_are_refused_in_the_model_and_in_the_draft(model):
     linear = make(7, attention="linear")
     for big, proposer in ((linear, Lookup(None)), (model, drafted(linear))):
-        with pytest.raises(UserError, match="and the state that this model keeps forgets nothing"):
+        with pytest.raises(UserError, match="and the state that this model keeps cannot give back"):
             say_all(big, PROMPTS, proposer)
 
 

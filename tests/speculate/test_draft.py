@@ -130,4 +130,4 @@ def test_on_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*typed, "--speculate", "lokup"]) == 2
     assert "did you mean 'lookup'" in capsys.readouterr().err
     assert main([*typed, "--speculate", "lookup", "--cache", "window,window=8"]) == 2
-    assert "cache 'window' forgets nothing" in capsys.readouterr().err
+    assert "cache 'window' cannot give back" in capsys.readouterr().err

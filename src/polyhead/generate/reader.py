@@ -30,8 +30,8 @@ class Reader:
             able = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
             what = f"cache {cache.name!r}" if cache and model.cache_shape.state is None else "the state that this model keeps"
             raise UserError(
-                f"speculative decoding takes back what was guessed wrong, and {what} forgets nothing that it read; "
-                f"caches that do: {able}"
+                f"speculative decoding takes back what was guessed wrong, and {what} cannot give back what it read; "
+                f"caches that can: {able}"
             )
         self.since = [0] * n  # the first token that is still seen
         self.held = [0] * n  # how many tokens from there on the cache holds
