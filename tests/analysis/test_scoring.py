@@ -121,6 +121,11 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"carl\n")))
     assert answered(capsys, "score", directory)[1] == out.splitlines()[1] + "\n"
 
+    assert answered(capsys, "score", directory, LINES[1] + " " + LINES[1])[1].endswith(f"\t{run.score([LINES[1] + ' ' + LINES[1]])[0].tokens}\n")
+
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"carl\n\xff\nanna\n" + b"carl\n" * 8)
+    assert answered(capsys, "eval", directory, bad)[2] == "polyhead: bad.txt: skipped 1 lines that are no text\n"
     code, out, _ = answered(capsys, "eval", directory, tmp_path / "names.txt")
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines()}
     measured = run.measure(open_text([tmp_path / "names.txt"], "line"))
@@ -135,7 +140,7 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["eval", "RUN"], "this run's recipe names no test files; give some, or take --split valid"),
+        (["eval", "RUN"], "this run's recipe names no test files; give them: polyhead eval RUN FILE, or take --split valid"),
         (
             ["eval", "RUN", "--split", "valid", "--beam-size", "2", "--limit", "3"],
             "--beam-size, --limit: of translations; this run is a language model, and nothing is decoded",

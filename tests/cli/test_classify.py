@@ -91,7 +91,7 @@ def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: 
     code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", tmp_path / "labels")
     assert code == 0, err
     assert "a.tsv: 7 of 8 texts; skipped 1 of an unknown label (first: line 9, 'unknown')" in err
-    assert "1 texts have more than 12 tokens and are cut" in err
+    assert "cut to 12 tokens: 1 of 7 texts" in err
     run = polyhead.load(classifier)
     found = run.classify([*TEXTS, "lang " * 40])
     given = [run.config.labels.index(one.label) for one in found]
@@ -102,4 +102,13 @@ def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: 
     code, _, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--beam-size", "3")
     assert code == 2 and "--beam-size: of translations; this run is a classifier" in err
     code, _, err = shell(capsys, "eval", classifier)
-    assert code == 2 and "names no test files" in err
+    assert code == 2 and "no recipe that names files" in err
+    for place, message in ((tmp_path, "is a directory"), (tmp_path / "no/labels", f"there is no directory {tmp_path / 'no'}")):
+        code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", place)
+        assert (code, out) == (2, "") and message in err and "texts" not in err  # told before the work
+
+
+def test_an_empty_text_is_a_text(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (wanted,) = polyhead.load(classifier).classify([""])
+    code, out, _ = shell(capsys, "classify", classifier, "")
+    assert (code, out) == (0, f"{wanted.label}\t{wanted.probabilities[wanted.label]:.4f}\n")

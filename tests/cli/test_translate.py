@@ -127,7 +127,11 @@ def test_bad_bytes_are_reported_and_keep_their_line(
     assert main(["translate", str(tiny), str(bad)]) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 3
-    assert err == "polyhead: line 2 is not UTF-8; its bad bytes are read as U+FFFD\n"
+    first = "polyhead: line 2 is not UTF-8; its bad bytes are read as U+FFFD\n"
+    assert err == first
+    bad.write_bytes(b"ein\n" + b"\xff\xfe\n" * 4)
+    assert main(["translate", str(tiny), str(bad)]) == 0
+    assert capsys.readouterr().err == first + "polyhead: 4 lines in all are not UTF-8\n"
 
 
 def test_nothing_in_nothing_out(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

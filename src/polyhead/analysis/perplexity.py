@@ -26,6 +26,7 @@ class Perplexity(NamedTuple):
     tokens: int  # as many as were predicted
     words: int
     characters: int
+    broken: int = 0  # lines that are no text, left out
 
     @property
     def loss(self) -> float:
@@ -56,4 +57,4 @@ def perplexity(model: CausalLM, store: TokenStore, width: int, rows: int) -> Per
         batch = collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
         loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
         nll, tokens = nll + float(loss.nll), tokens + loss.count
-    return Perplexity(nll, tokens, store.report.words, store.report.characters)
+    return Perplexity(nll, tokens, store.report.words, store.report.characters, store.report.broken)

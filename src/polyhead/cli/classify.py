@@ -47,9 +47,9 @@ def run(
 
 
 def is_file(source: str) -> bool:
-    """Whether a word is meant as a file: one that is there, or that looks like one; whatever has blanks in it is a text."""
-    if any(c.isspace() for c in source):
-        return Path(source).is_file()
+    """Whether a word is meant as a file: one that is there, or that looks like one; nothing, or what has blanks in it, is a text."""
+    if not source or any(c.isspace() for c in source):
+        return source != "" and Path(source).is_file()
     return Path(source).exists() or "/" in source or Path(source).suffix in (".txt", ".tsv", ".gz")
 
 

@@ -66,6 +66,7 @@ def run(
 
     tune_memory()
 
+    check_output(output)
     loaded = load(directory, dtype=dtype, fast=True)
     typed: dict[str, Any] = {
         "beam_size": beam_size,
@@ -107,6 +108,25 @@ def run(
     show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
 
 
+def check_output(path: Path | None) -> None:
+    """A file that could not be written is told before the work and not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"--output {path} is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no directory {path.parent}")
+
+
+def no_files(split: str, files: str, run: Run) -> UserError:
+    """There is nothing to measure on: what to type instead."""
+    if run.recipe is None:
+        return UserError(f"this run has no recipe that names files; give them: polyhead eval RUN {files}")
+    held = run.recipe.data.valid or run.recipe.data.valid_share
+    other = ", or take --split valid" if split == "test" and held else ""
+    return UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN {files}{other}")
+
+
 RECOVERED = ("masked-lm", "denoising")
 
 
@@ -122,15 +142,17 @@ def show_language(run: Run, files: Sequence[str], split: Literal["test", "valid"
 
     if run.recipe and not files:
         if split == "test" and not run.recipe.data.test:
-            raise UserError("this run's recipe names no test files; give some, or take --split valid")
+            raise no_files(split, "FILE", run)
         text = text_of(run.recipe, split)
     elif not files:
-        raise UserError("this run has no recipe that names files; give them: polyhead eval RUN FILE")
+        raise no_files(split, "FILE", run)
     else:
         text = open_text([Path(file) for file in files], run.recipe.data.documents if run.recipe else "file")
     start = time.perf_counter()
     measured = run.measure(text)
     seconds = time.perf_counter() - start
+    if measured.broken:
+        print(f"polyhead: {text.where}: skipped {measured.broken:,} lines that are no text", file=sys.stderr)
     show("loss", measured.loss, f"nats of a token, {measured.tokens:,} tokens")
     show("perplexity", measured.per_token, "of a token, which depends on the tokenizer")
     show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")
@@ -146,7 +168,7 @@ def show_recovered(run: Run, files: Sequence[str], split: Literal["test", "valid
     recipe = run.recipe
     assert recipe is not None
     if split == "test" and not files and not recipe.data.test:
-        raise UserError("this run's recipe names no test files; give some, or take --split valid")
+        raise no_files(split, "FILE", run)
     changed: dict[str, Any] = {}
     if files:
         changed = {"valid": [str(Path(file).absolute()) for file in files]}
@@ -172,7 +194,7 @@ def show_classes(
         data = run.recipe.data if run.recipe else None
         given = open_labelled(files, text=data.text, label=data.label) if data else open_labelled(files)
     elif run.recipe is None or (split == "test" and not run.recipe.data.test):
-        raise UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN FILE")
+        raise no_files(split, "FILE", run)
     else:
         given = labelled_of(run.recipe, split)
     assert isinstance(run.model, Classifier)
@@ -182,7 +204,7 @@ def show_classes(
     found = measure_classes(run.model, run.tokenizer, examples, batch_tokens)
     seconds = time.perf_counter() - start
     if found.cut:
-        print(f"polyhead: {found.cut:,} texts have more than {run.config.max_len} tokens and are cut", file=sys.stderr)
+        print(f"polyhead: cut to {run.config.max_len} tokens: {found.cut:,} of {len(examples):,} texts", file=sys.stderr)
     if output is not None:
         output.write_text("".join(f"{label}\n" for label in found.given), encoding="utf-8")
     remarks = {
@@ -223,9 +245,7 @@ def pairs(run: Run, files: Sequence[str], split: str, limit: int | None) -> tupl
         if not files:
             files, given["root"] = getattr(data, split) or [], data.root
     if not files:
-        raise UserError(
-            f"this run's recipe names no {split} files; give them: polyhead eval RUN SOURCE TARGET"
-        )
+        raise no_files(split, "SOURCE TARGET", run)
     sources, references, report = read_pairs(open_corpus(files, **given), limit)
     print(report, file=sys.stderr)
     return sources, references

@@ -34,15 +34,22 @@ def read_lines(source: str) -> Iterator[str]:
 
 
 def decoded(raw: Iterable[bytes | None]) -> Iterator[str]:
-    """Lines of bytes as text, without their line ends."""
+    """Lines of bytes as text, without their line ends; of those that are not UTF-8 the first is named, the others counted."""
+    bad = 0
     for number, line in enumerate(raw, 1):
         if line is None:
             raise UserError(f"line {number} is longer than {files.MAX_LINE:,} bytes")
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         text = line.removeprefix(files.BOM if number == 1 else b"").decode(errors="replace")
         if "\ufffd" in text and not files.is_text(line.replace(b"\0", b"")):
-            print(f"polyhead: line {number} is not UTF-8; its bad bytes are read as U+FFFD", file=sys.stderr)
+            if not bad:
+                print(
+                    f"polyhead: line {number} is not UTF-8; its bad bytes are read as U+FFFD", file=sys.stderr
+                )
+            bad += 1
         yield text
+    if bad > 1:
+        print(f"polyhead: {bad:,} lines in all are not UTF-8", file=sys.stderr)
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

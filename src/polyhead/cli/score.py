@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
 from polyhead.errors import UserError
 
@@ -18,10 +19,10 @@ def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="source text; alone, or -: lines of source, tab, translation, or lines of text"),
+        typer.Argument(metavar="SOURCE", help="file of sources; alone, or -: lines of source, tab, translation, or lines of text; or a text itself"),
     ] = "-",
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="its translations, line by line")
+        str | None, typer.Argument(metavar="TARGET", help="file of their translations, line by line")
     ] = None,
     chunk: Annotated[
         int, typer.Option(min=1, help="pairs read before the first is answered; 1 in a conversation")
@@ -37,8 +38,12 @@ def run(
     polyhead score runs/multi30k test.de test.en
     printf 'Ein Hund bellt.\\tA dog is barking.\\n' | polyhead score runs/multi30k
     polyhead score runs/shakespeare lines.txt
+    polyhead score runs/shakespeare "To be, or not to be"
     """
-    given: Iterator[Any] = read_lines(source) if target is None else parallel_pairs(source, target)
+    if target is not None:
+        given: Iterator[Any] = parallel_pairs(source, target)
+    else:
+        given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.loading import load
 
     scorer = load(directory)
@@ -76,5 +81,6 @@ def tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         if len(columns) != 2:
-            raise UserError(f"line {number}: expected source, tab, translation; got {len(columns)} columns")
+            found = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
+            raise UserError(f"line {number}: expected source, tab, translation; found {found}")
         yield columns[0], columns[1]

@@ -145,7 +145,7 @@ def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv
         return known
     if len(paths) == 2:
         return "parallel"
-    raise UserError(f"cannot tell the format of {paths[0].name}: name two parallel files, or set format to tsv or jsonl")
+    raise UserError(f"cannot tell the format of {paths[0].name}: name two parallel files, or one .tsv or .jsonl, or set data.format")
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:

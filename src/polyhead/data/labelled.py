@@ -130,7 +130,7 @@ def open_labelled(
         raise UserError("format 'parallel' has no labels: labelled texts are in tsv or jsonl")
     chosen = {"tsv": "tsv", "jsonl": "jsonl"}.get(format) or kind_of(paths)
     if chosen is None:
-        raise UserError(f"cannot tell the format of {paths[0].name}: set format to tsv or jsonl")
+        raise UserError(f"cannot tell the format of {paths[0].name}: name it .tsv or .jsonl, or set data.format")
     found = Labelled(paths, "tsv" if chosen == "tsv" else "jsonl", tuple(text), label, share, held)
     for path in paths:
         check_columns(path, found.format, found.wanted)
