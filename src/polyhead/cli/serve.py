@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,9 +66,9 @@ def run(
     keys = read_keys(api_key_file, environment())
     check_host(host, keys)
     options: dict[str, Any] = {"rows": rows, "chunk": chunk, "cache": None if cache is None else parse_part(cache)}
-    import prometheus_client  # noqa: F401  # what is missing is told before the model is loaded
+    for needed in ("uvicorn", "prometheus_client"):
+        import_module(needed)  # what is missing is told before torch and the model are loaded
     import torch
-    import uvicorn  # noqa: F401
 
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
