@@ -23,7 +23,7 @@ LAYERS = [
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},
     {"train", "serve", "run", "run_files", "loading", "speculate"},
-    {"compare", "lab"},
+    {"compare", "lab", "planning"},
     {"cli", "demo"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from polyhead.config import ModelConfig as ModelConfig
     from polyhead.loading import load as load
     from polyhead.models import build as build
+    from polyhead.planning import plan as plan
     from polyhead.registry import Choice as Choice
 
 __version__ = "0.1.0"
@@ -17,8 +18,9 @@ _HOMES = {
     "Choice": "polyhead.registry",
     "build": "polyhead.models",
     "load": "polyhead.loading",
+    "plan": "polyhead.planning",
 }
-__all__ = ["Choice", "ModelConfig", "__version__", "build", "load"]
+__all__ = ["Choice", "ModelConfig", "__version__", "build", "load", "plan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from polyhead.errors import nearest
 VERBS = {
     "demo": ("demo", "Train a translator in minutes on text that comes along, and judge it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
+    "plan": ("plan", "Say what a design costs before it is trained: operations, memory, time."),
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity, accuracy."),
     "translate": ("translate", "Translate a file or what is piped in, one line at a time."),

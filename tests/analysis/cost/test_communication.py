@@ -72,11 +72,12 @@ def test_tensor_parallel_sums_twice_a_layer_each_way() -> None:
 
 
 def test_what_a_rank_sends() -> None:
-    sent = traffic(CONFIG, Load(8, 10), 1000, Layout(4, 2, 2, 4, itemsize=2, bandwidth=1e6))
+    sent = traffic(CONFIG, Load(8, 10), 1000, Layout(4, 2, 2, 4, 2, 2, bandwidth=1e6))
     assert sent.data == 2 * 3 / 4 * 1000 * 2 / 4
     assert sent.tensor == 4 * (4 / 2) * (8 * 10 * 16 * 2)
     assert sent.pipeline == point_to_point(8, 10, 16, 2) == 2 * 8 * 10 * 16 * 2
     assert (sent.bubble, sent.idle) == (1 / 4, 1 / 5)
+    assert (sent.ranks, sent.share) == (16, 1 / 4)
     assert (sent.held_gpipe, sent.held_1f1b) == (4, 2)
     assert sent.seconds == sent.total / 1e6
     alone = traffic(CONFIG, Load(8, 10), 1000, Layout())

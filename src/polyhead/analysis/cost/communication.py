@@ -19,7 +19,8 @@ class Layout(NamedTuple):
     tensor_parallel: int = 1
     pipeline: int = 1
     micro_batches: int = 1
-    itemsize: int = 4  # bytes of a number that is sent
+    gradient_bytes: int = 4  # of a number
+    activation_bytes: int = 4
     bandwidth: float | None = None  # bytes a second that a rank sends
 
     @property
@@ -45,6 +46,8 @@ class Layout(NamedTuple):
 class Traffic(NamedTuple):
     """What a rank sends in one step, in bytes, and how long it waits for nothing."""
 
+    ranks: int
+    share: float  # of the weights, their gradients and the state of the optimiser, that a rank holds
     data: float  # gradients, after the backward pass
     tensor: float  # sums of partial products, in every layer
     pipeline: float  # what leaves a stage, and the gradients of what entered it
@@ -96,8 +99,8 @@ def traffic(config: ModelConfig, load: Load, learned: int, layout: Layout) -> Tr
 
     ``learned`` are the parameters with gradients; stages and ranks of tensor parallelism hold equal shares of them.
     """
-    n, t, p, m, size, bandwidth = layout.check(config, load)
-    gradients = learned * size / (t * p)
+    n, t, p, m, wide, size, bandwidth = layout.check(config, load)
+    gradients = learned * wide / (t * p)
     data = ring_all_reduce(gradients, n)
     tensor, between = 0.0, 0
     sides = [(load.length, config.n_layers, 2)]
@@ -110,7 +113,7 @@ def traffic(config: ModelConfig, load: Load, learned: int, layout: Layout) -> Tr
         between = point_to_point(load.rows, widest, config.d_model, size)
     total = data + tensor + between
     seconds = None if bandwidth is None else total / bandwidth
-    return Traffic(data, tensor, between, bubble(p, m), idle_share(p, m), m, min(p, m), seconds)
+    return Traffic(layout.ranks, 1 / (t * p), data, tensor, between, bubble(p, m), idle_share(p, m), m, min(p, m), seconds)
 
 
 def _depth(config: ModelConfig) -> int:

@@ -17,6 +17,7 @@ from polyhead.models.build import model_class
 from polyhead.nn.kv import KV
 from polyhead.registry import CACHE, Choice
 
+LARGE = 1 << 23  # numbers of a layer, from which on one of its heads is weighed
 BOUNDS = {"window": ("window", "sink"), "h2o": ("budget",), "subgen": ("budget",)}  # options that bound what a query sees
 
 
@@ -60,13 +61,18 @@ def held(choice: Choice | None, shape: CacheShape, rows: int, length: int) -> He
 
 
 def _weighed(choice: Choice, shape: CacheShape, rows: int, length: int) -> int:
-    """Bytes of some rows. One layer is made and stands for the others, but where a part wants them all."""
+    """Bytes of some rows. One layer is made and stands for the others, but where a part wants them all; of heads that
+    are large, one."""
+    heads = 1
+    if shape.state is None and rows * length * shape.n_kv_heads * (shape.head_dim + shape.v_dim) > LARGE:
+        heads, shape = shape.n_kv_heads, shape._replace(n_kv_heads=1)
     try:
         one = shape._replace(n_layers=1, windows=shape.windows[:1])
         common, of_layer = _bytes(choice, one, rows, length)
-        return common + shape.n_layers * of_layer
+        return common + shape.n_layers * heads * of_layer
     except UserError:
-        return sum(_bytes(choice, shape, rows, length))
+        common, of_layers = _bytes(choice, shape, rows, length)
+        return common + heads * of_layers
 
 
 @torch.inference_mode()

@@ -1,0 +1,94 @@
+"""``polyhead plan``: what a design will cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyhead.errors import UserError, nearest
+from polyhead.presets import PRESETS, PUBLISHED
+from polyhead.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from polyhead.config import ModelConfig
+
+VOCABULARY = 8000  # of presets that no paper counted
+
+
+def run(
+    design: Annotated[str, typer.Argument(metavar="RECIPE|PRESET", help="a recipe, or a model of the literature")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256; of a preset without 'model.'"),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="time some updates and some decoding; without, nothing is run")
+    ] = True,
+    rows: Annotated[int | None, typer.Option(min=1, help="of a batch of a preset", show_default="1")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="tokens of a row of a preset", show_default="max_len")
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(min=1, help="that a preset learns from, e.g. 300e9")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="tokens that a decoding row has", show_default="data.max_len")
+    ] = None,
+    decode_rows: Annotated[list[int] | None, typer.Option(min=1, help="rows decoded together, once or more", show_default="1 and 32")] = None,
+    data_parallel: Annotated[int, typer.Option(min=1, help="ranks that have the whole model and share the batch")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="ranks that share every layer")] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
+    micro_batches: Annotated[int, typer.Option(min=1, help="pieces of a batch in a pipeline")] = 1,
+    bandwidth: Annotated[float | None, typer.Option(min=0.001, metavar="GB/S", help="that a rank sends with")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs: operations, bytes, seconds")] = False,
+) -> None:
+    """Say what a design will cost before it is trained: operations, memory, messages, and time on this machine.
+
+    In formulas B are rows, S tokens of a row, R of its source, H d_model, F d_ff, V the vocabulary, A n_heads x head_dim,
+    G n_kv_heads x head_dim. Text that is not there is no mistake: what could not be known is said.
+
+    \b
+    polyhead plan recipes/multi30k-en-de.yaml data.root=path/to/multi30k
+    polyhead plan gpt2 n_kv_heads=4 --rows 8 --length 512 --no-probe
+    polyhead plan gpt3-175b --tokens 300e9 --data-parallel 8 --tensor-parallel 8 --pipeline 8 --rows 64 --micro-batches 64 --bandwidth 25
+    """
+    given: Recipe | ModelConfig
+    given = load_recipe(Path(design), changes) if _is_file(design) else _preset(design, changes or [])
+    from polyhead.analysis.cost.communication import Layout
+    from polyhead.planning import plan
+    from polyhead.planning.report import lines
+
+    spread = data_parallel * tensor_parallel * pipeline > 1
+    layout = Layout(data_parallel, tensor_parallel, pipeline, micro_batches, bandwidth=bandwidth and bandwidth * 1e9)
+    made = plan(
+        given, probe=probe, rows=rows, length=length, tokens=tokens, context=context, decode_rows=decode_rows or (1, 32),
+        layout=layout if spread else None,
+    )  # fmt: skip
+    named = made if isinstance(given, Recipe) else made._replace(name=design)
+    print(json.dumps(named.to_json(), indent=2, ensure_ascii=False) if as_json else "\n".join(lines(named)))
+
+
+def _is_file(design: str) -> bool:
+    if design in PRESETS:
+        return False
+    if Path(design).suffix in (".yaml", ".yml") or Path(design).is_file():
+        return True
+    raise UserError(f"{design!r} is neither a recipe nor a preset{nearest(design, PRESETS) or '; polyhead sizes lists them'}")
+
+
+def _preset(name: str, changes: list[str]) -> ModelConfig:
+    """A model of the literature, with the vocabulary of its paper, and changes."""
+    from pydantic import ValidationError
+
+    from polyhead import document
+    from polyhead.config import ModelConfig
+    from polyhead.errors import explain
+
+    fields: dict[str, Any] = {"preset": name, "vocab_size": PUBLISHED[name].vocab_size if name in PUBLISHED else VOCABULARY}
+    for place, value in document.parse_overrides(changes, ModelConfig):
+        document.assign(fields, place, value, ModelConfig)
+    try:
+        return ModelConfig.model_validate(fields)
+    except ValidationError as error:
+        raise explain(error, ModelConfig) from None

@@ -1,0 +1,5 @@
+"""What a run will cost, before it begins: parameters, operations, memory, messages and time."""
+
+from polyhead.planning.plan import Plan, plan
+
+__all__ = ["Plan", "plan"]

@@ -1,0 +1,249 @@
+"""A plan: what a recipe, or a model alone, costs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyhead.analysis import sizes
+from polyhead.analysis.cost import decoding as cost_of_decoding
+from polyhead.analysis.cost.communication import Layout, Traffic, traffic
+from polyhead.analysis.cost.flops import TRAINING, Load, Unknown, Work, forward
+from polyhead.analysis.cost.memory import Memory, literature, training_memory
+from polyhead.analysis.cost.weightless import counted
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.planning import probe as probes
+from polyhead.planning.probe import Speed
+from polyhead.planning.subject import Subject, alone, opened, unread
+from polyhead.planning.texts import missing, open_texts
+from polyhead.recipe import Recipe, load_recipe
+from polyhead.registry import CACHE, Choice
+from polyhead.train.precision import resolve
+from polyhead.train.start import open_start, resolved
+
+SECONDS = 20.0  # that the probe of training may take, if three updates are not longer
+SPARE = 0.8  # of the machine's memory, that a probe may fill
+
+
+class Operations(NamedTuple):
+    """Floating-point operations. Padding counts; element-wise functions do not."""
+
+    parts: list[Work]  # of a forward pass over the largest batch
+    forward: int
+    unseen: int  # of these, of pairs that a mask hides
+    step: float  # a mean update of training
+    rule: float  # the same by 6 N a token
+    run: float | None
+
+
+class Decoding(NamedTuple):
+    """Going on from ``context`` tokens."""
+
+    context: int
+    source: int
+    token: int | None  # operations for one more token
+    rows: int
+    caches: list[cost_of_decoding.Held]  # of so many rows, the chosen one first
+    source_bytes: int  # kept of a source, for every row
+    heads: dict[int, int]  # bytes a token by n_kv_heads
+
+
+class Time(NamedTuple):
+    """Predicted from a probe: evaluations, checkpoints and the making of the tokenizer are left out."""
+
+    update: float
+    tokens_per_s: float  # labels
+    epoch: float | None
+    run: float | None
+    speeds: list[Speed]
+    probed: int  # updates that were timed
+
+
+class Plan(NamedTuple):
+    """What a design will cost."""
+
+    name: str
+    parameters: int
+    sizes: list[sizes.Part]
+    precision: str
+    largest: Load
+    mean: Load  # its numbers are rounded means
+    accumulate: int
+    optimizer: Choice
+    batches: float | None  # in an epoch
+    labels: float  # in a mean update
+    steps: int | None
+    text: dict[str, float]
+    operations: Operations
+    memory: Memory
+    memory_literature: float | None
+    decoding: Decoding | None
+    traffic: Traffic | None
+    time: Time | None
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: operations as they are, bytes, seconds."""
+        return _plain(self)
+
+
+def plan(
+    design: Recipe | ModelConfig | str | Path,
+    *,
+    probe: bool = True,
+    rows: int | None = None,
+    length: int | None = None,
+    tokens: float | None = None,
+    context: int | None = None,
+    decode_rows: Sequence[int] = (1, 32),
+    layout: Layout | None = None,
+    seconds: float = SECONDS,
+) -> Plan:
+    """What a recipe (or its file), or a model alone, will cost.
+
+    ``rows`` and ``length`` are the batch of a model alone and ``tokens`` what it learns from; a recipe says its own. ``context`` are the tokens that a
+    decoding row has, ``layout`` how training is spread. Without ``probe`` nothing is run, and no time is told.
+    """
+    if isinstance(design, ModelConfig):
+        return _of(alone(design, rows, length, tokens), [], probe, context, decode_rows, layout, seconds, {})
+    recipe = load_recipe(design) if isinstance(design, str | Path) else design
+    if rows or length or tokens:
+        raise UserError("rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps")
+    origin = open_start(recipe)
+    recipe, notes = resolved(recipe, origin), []
+    if gone := missing(recipe):
+        notes.append(f"{', '.join(gone)}: not found, so batches are the largest that may be, and epochs are not known")
+        return _of(unread(recipe, origin, notes), notes, probe, context, decode_rows, layout, seconds, {})
+    with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
+        texts = open_texts(recipe, origin, Path(folder))
+        if texts.share < 1:
+            notes.append(f"looked at {texts.share:.1%} of the training text; tokens and batches are extrapolated")
+        facts = {"lines": texts.lines, "bytes": texts.nbytes, "looked_at": round(texts.share, 4)}
+        return _of(opened(recipe, origin, texts), notes, probe, context, decode_rows, layout, seconds, facts)
+
+
+def _of(
+    subject: Subject,
+    notes: list[str],
+    probing: bool,
+    context: int | None,
+    decode_rows: Sequence[int],
+    layout: Layout | None,
+    seconds: float,
+    facts: dict[str, float],
+) -> Plan:
+    config, train, largest = subject.config, subject.train, subject.largest
+    precision = resolve(train.precision, _cpu())
+    parts = sizes.parts(config)
+    parameters = sum(part.total for part in parts)
+    loads = subject.loads
+    works, known = _works(config, largest, notes)
+    spent = [known(load) for load in loads]
+    step = TRAINING * train.accumulate * sum(spent) / len(spent)
+    steps = subject.steps
+    both = 2 if config.kind == "encoder-decoder" else 1
+    rule = 6 * parameters * train.accumulate * sum(load.tokens for load in loads) / len(loads) / both
+    memory = training_memory(
+        config, largest, train.optimizer, precision=precision, ema=bool(train.ema), frozen=train.freeze
+    )
+    if memory.activations is None:
+        notes.append("activations are not known: a part keeps what is only known when it is there")
+    forward_flops = known(largest)
+    operations = Operations(
+        works, forward_flops, sum(w.times * w.unseen for w in works), step, rule, None if steps is None else step * steps
+    )
+    sent = None
+    if layout is not None:
+        layout = layout._replace(activation_bytes=2 if precision == "bf16" else 4)
+        sent = traffic(config, largest, memory.gradients // 4, layout)
+    times = None
+    if probing:
+        need = memory.total or 0
+        if need > SPARE * _machine():
+            notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare")
+        elif subject.some:
+            times = _time(subject, spent, step, steps, context, decode_rows, seconds)
+    return Plan(
+        subject.name, parameters, parts, precision, largest, subject.mean, train.accumulate, train.optimizer, subject.batches,
+        subject.labels,
+        steps, facts, operations, memory, literature(config, largest) if config.kind != "encoder-decoder" else None,
+        _decoding(subject, context, decode_rows, notes), sent, times, notes,
+    )  # fmt: skip
+
+
+def _works(config: ModelConfig, largest: Load, notes: list[str]) -> tuple[list[Work], Any]:
+    """The works of the largest batch, and what gives the operations of a forward pass over any."""
+    try:
+        return forward(config, largest), lambda load: sum(work.total for work in forward(config, load))
+    except Unknown as unknown:
+        part = str(unknown)
+    try:
+        total = counted(config, largest)
+    except Unknown as unknown:
+        raise UserError(f"the operations of this model are not known: no formula for {part}, and {unknown}") from unknown
+    notes.append(f"there is no formula for {part}: operations are counted by torch, and the head counts for every token")
+    works = [Work("all parts, counted", 1, total, "")]
+    return works, lambda load: total * load.tokens // largest.tokens
+
+
+def _time(
+    subject: Subject, spent: list[int], step: float, steps: int | None, context: int | None,
+    decode_rows: Sequence[int], seconds: float,
+) -> Time:  # fmt: skip
+    """Predicted from a few updates and steps of decoding."""
+    found = probes.learning(
+        subject.config, subject.task, subject.train, [batch for _, _, batch in subject.some], spent, seconds
+    )
+    update = found.of(step / TRAINING)
+    epoch = None if subject.batches is None else update * subject.batches / subject.train.accumulate
+    speeds = []
+    if subject.config.kind != "encoder":
+        at = (context or subject.context) // 2
+        speeds = [probes.decoding(subject.config, rows, at, subject.mean.source, subject.cache) for rows in decode_rows]
+    return Time(update, subject.labels / update, epoch, None if steps is None else update * steps, speeds, len(found.seconds))
+
+
+def _decoding(subject: Subject, context: int | None, rows: Sequence[int], notes: list[str]) -> Decoding | None:
+    config = subject.config
+    if config.kind == "encoder":
+        return None
+    context = context or subject.context
+    source = context if config.kind == "encoder-decoder" else 0
+    shape = cost_of_decoding.cache_shape(config)
+    chosen = subject.cache or Choice("static" if shape.state is None else "state")
+    others = [Choice(name) for name in CACHE.names() if name != chosen.name]
+    caches = [cost_of_decoding.held(choice, shape, max(rows, default=1), context) for choice in (chosen, *others)]
+    if caches[0].refused:
+        notes.append(caches[0].refused)
+    try:
+        token: int | None = cost_of_decoding.token_flops(config, context, source, subject.cache)
+        kept = cost_of_decoding.source_bytes(config, source) if source else 0
+    except Unknown:
+        token, kept = None, 0
+    heads = cost_of_decoding.by_heads(config) if shape.state is None else {}
+    return Decoding(context, source, token, max(rows, default=1), [held for held in caches if not held.refused], kept, heads)
+
+
+def _machine() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, Choice):
+        return x.written()
+    if isinstance(x, tuple) and hasattr(x, "_asdict"):
+        return {name: _plain(value) for name, value in x._asdict().items()}
+    if isinstance(x, dict):
+        return {str(name): _plain(value) for name, value in x.items()}
+    return [_plain(y) for y in x] if isinstance(x, list | tuple) else x

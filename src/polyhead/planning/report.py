@@ -1,0 +1,122 @@
+"""A plan as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polyhead.analysis.cost.flops import TRAINING, Load
+from polyhead.planning.plan import Plan
+from polyhead.train.reporting import duration
+
+STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """All of it, a paragraph for each kind of cost."""
+    yield f"{plan.name}: {plan.parameters:,} parameters, training in {plan.precision}"
+    if plan.text:
+        size, per = scaled(plan.text["bytes"]) + "B", f"{plan.batches:,.0f} batches an epoch"
+        yield f"text: {plan.text['lines']:,.0f} lines, {size}; {per}"
+    yield f"batch: {_batch(plan.mean)} on the mean, {_batch(plan.largest)} at most"
+    for part in (_operations, _memory, _decoding, _traffic, _time):
+        found = list(part(plan))
+        if found:
+            yield ""
+            yield from found
+    if plan.notes:
+        yield ""
+        yield from (f"note: {note}" for note in plan.notes)
+
+
+def scaled(x: float) -> str:
+    """1234567 -> 1.23 M: three digits and a letter."""
+    for step, letter in STEPS:
+        if abs(x) >= step:
+            return f"{x / step:.3g} {letter}" if x < 1e18 else f"{x:.3g} "
+    return f"{x:.3g} "
+
+
+def _batch(load: Load) -> str:
+    both = f"({load.source} + {load.length})" if load.source else str(load.length)
+    return f"{load.rows} rows x {both} tokens, {load.labels:,} labels"
+
+
+def _operations(plan: Plan) -> Iterator[str]:
+    found = plan.operations
+    yield "floating-point operations, forward, the largest batch"
+    width = max(len(work.name) for work in found.parts)
+    for work in found.parts:
+        times = f"{work.times} x {scaled(work.each)}" if work.times > 1 else ""
+        share = work.total / found.forward
+        yield f"  {work.name:<{width}}  {scaled(work.total):>8}  {share:>6.1%}  {times:>13}  {work.formula}".rstrip()
+    hidden = f"; {scaled(found.unseen)} of them in pairs that the mask hides" if found.unseen else ""
+    yield f"  {'all':<{width}}  {scaled(found.forward):>8}{hidden}"
+    each = found.step / max(plan.labels, 1)
+    yield f"training: {scaled(found.step)}FLOPs an update ({TRAINING} x forward), {scaled(each)}FLOPs a label; 6N says {scaled(found.rule)}FLOPs"
+    if found.run is not None:
+        assert plan.steps is not None
+        yield f"          {found.run:.3g} FLOPs in {plan.steps:,} updates; 6N says {found.rule * plan.steps:.3g}"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    yield "memory of training, at most"
+    yield f"  weights     {scaled(memory.weights):>7}B"
+    yield f"  gradients   {scaled(memory.gradients):>7}B"
+    yield f"  optimizer   {scaled(memory.optimizer):>7}B  {plan.optimizer.name}"
+    if memory.average:
+        yield f"  average     {scaled(memory.average):>7}B"
+    if memory.activations is not None:
+        formula = plan.memory_literature
+        said = f"  of the largest batch; sbh(34 + 5as/h) says {scaled(formula)}B" if formula else "  of the largest batch"
+        yield f"  activations {scaled(memory.activations):>7}B{said}"
+    yield f"  loss        {scaled(memory.loss):>7}B"
+    if memory.total is not None:
+        yield f"  all         {scaled(memory.total):>7}B"
+
+
+def _decoding(plan: Plan) -> Iterator[str]:
+    found = plan.decoding
+    if found is None:
+        return
+    source = f" and a source of {found.source}" if found.source else ""
+    token = "" if found.token is None else f": {scaled(found.token)}FLOPs a token"
+    yield f"decoding with {found.context} tokens before{source}{token}"
+    if found.caches:
+        yield f"  {'cache':<10} {f'{found.rows} rows':>10}  a token more"
+    for held in found.caches:
+        yield f"  {held.cache.name:<10} {scaled(held.nbytes):>9}B  {held.per_token:,.0f} B"
+    if found.source_bytes:
+        yield f"  {'source':<10} {scaled(found.source_bytes):>9}B  a row, beside the cache"
+    if len(found.heads) > 1:
+        own = ", ".join(f"{n}: {scaled(nbytes)}B" for n, nbytes in found.heads.items())
+        yield f"  keys and values a token by n_kv_heads, {own}"
+
+
+def _traffic(plan: Plan) -> Iterator[str]:
+    sent = plan.traffic
+    if sent is None:
+        return
+    yield "sent by a rank in one update, predicted by formula (nothing here runs on several processes yet)"
+    memory = plan.memory
+    model = memory.weights + memory.gradients + memory.optimizer + memory.average
+    yield f"  {sent.ranks} ranks hold {scaled(model * sent.share)}B of weights, gradients and optimizer each"
+    yield f"  data parallel   {scaled(sent.data)}B"
+    yield f"  tensor parallel {scaled(sent.tensor)}B"
+    yield f"  pipeline        {scaled(sent.pipeline)}B"
+    yield f"  bubble          {sent.idle:.1%} of the time, {sent.bubble:.1%} of the work"
+    yield f"  activations of  {sent.held_gpipe} micro-batches with GPipe, {sent.held_1f1b} with 1F1B"
+    if sent.seconds is not None:
+        yield f"  sending         {sent.seconds:.3g} s, if nothing overlaps"
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    time = plan.time
+    if time is None:
+        return
+    yield f"time on this machine, predicted from {time.probed} updates; evaluations and checkpoints apart"
+    epoch = "" if time.epoch is None else f"; an epoch {duration(time.epoch)}"
+    run = "" if time.run is None else f"; {plan.steps:,} updates {duration(time.run)}"
+    yield f"  an update {time.update:.3g} s, {time.tokens_per_s:,.0f} labels/s{epoch}{run}"
+    for speed in time.speeds:
+        yield f"  decoding {speed.rows} row{'s' * (speed.rows > 1)} at {speed.context} tokens: {speed.tokens_per_s:,.0f} tokens/s"

@@ -1,0 +1,160 @@
+"""What is planned: a model, how it is trained, and on which batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from polyhead.analysis.cost.flops import Load
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.planning.probe import Blank
+from polyhead.planning.texts import Texts
+from polyhead.recipe import Recipe, TrainConfig
+from polyhead.registry import Choice
+from polyhead.run import Run
+from polyhead.train.loop import Task
+
+BLANK = 1 << 24  # tokens of a batch without a text that is still made
+
+
+class Subject(NamedTuple):
+    """A model, how it is trained, and batches that stand for all."""
+
+    name: str
+    config: ModelConfig
+    train: TrainConfig
+    largest: Load
+    some: list[tuple[Load, int, Any]]  # batches with the labels of each
+    task: Task
+    batches: float | None  # in an epoch
+    steps: int | None
+    cache: Choice | None
+    context: int
+
+    @property
+    def loads(self) -> list[Load]:
+        """Of the batches that stand for all."""
+        return [load for load, _, _ in self.some] or [self.largest]
+
+    @property
+    def mean(self) -> Load:
+        """A batch of mean size, rounded."""
+        numbers = zip(
+            *((load.rows, load.length, load.source, load.labels) for load in self.loads), strict=True
+        )
+        return Load(*(round(sum(each) / len(self.loads)) for each in numbers))
+
+    @property
+    def labels(self) -> float:
+        """In a mean update."""
+        counts = [count for _, count, _ in self.some] or [self.largest.labels]
+        return self.train.accumulate * sum(counts) / len(counts)
+
+
+def alone(config: ModelConfig, rows: int | None, length: int | None, tokens: float | None) -> Subject:
+    """A model without a recipe: one row of its greatest length, AdamW."""
+    rows, length = rows or 1, length or config.max_len
+    if length > config.max_len:
+        raise UserError(f"length is {length}, more than max_len ({config.max_len}) of the model")
+    load = Load(rows, length, length if config.kind == "encoder-decoder" else 0)
+    if config.kind == "encoder":
+        load = load._replace(asked=rows if config.labels else max(1, round(0.15 * rows * length)))
+    train = TrainConfig.model_validate({"steps": 1, "max_tokens": rows * length})
+    steps = math.ceil(tokens / load.labels) if tokens else None
+    return _blank(f"{config.kind} model", config, train, load, steps, None, config.max_len)
+
+
+def unread(recipe: Recipe, origin: Run | None, notes: list[str]) -> Subject:
+    """A recipe whose text is not there: every row as long as it may be."""
+    vocab_size = recipe.tokenizer.vocab_size
+    labels: tuple[str, ...] = ()
+    if origin:
+        vocab_size, labels = origin.config.vocab_size, origin.config.labels
+    elif recipe.tokenizer.kind.name in ("char", "byte"):
+        notes.append(
+            f"how many tokens a tokenizer of kind {recipe.tokenizer.kind.name} has is not known without the text"
+        )
+    name = recipe.task.name
+    if name == "classification" and not labels:
+        notes.append("classes are not known without the text: 2 are assumed")
+        labels = ("0", "1")
+    config = recipe.model.with_vocabulary(vocab_size, labels if name == "classification" else ())
+    length = min(recipe.data.max_len, config.max_len)
+    rows = max(1, recipe.train.max_tokens // length)
+    load = Load(rows, length, length if config.kind == "encoder-decoder" else 0)
+    if config.labels:
+        load = load._replace(asked=rows)
+    elif mask := recipe.task.options.get("mask"):
+        load = load._replace(asked=max(1, round(mask * rows * length)))
+    return _blank(
+        recipe.out.name,
+        config,
+        recipe.train,
+        load,
+        updates(recipe.train, None),
+        recipe.generation.cache,
+        length,
+    )
+
+
+def updates(train: TrainConfig, batches: float | None) -> int | None:
+    """How many there will be, where that is known, whichever limit comes first."""
+    limits = [train.steps] if train.steps else []
+    if train.epochs and batches:
+        limits.append(max(1, math.ceil(train.epochs * batches / train.accumulate)))
+    return min(limits) if limits and (batches or not train.epochs) else None
+
+
+def _blank(
+    name: str,
+    config: ModelConfig,
+    train: TrainConfig,
+    load: Load,
+    steps: int | None,
+    cache: Choice | None,
+    context: int,
+) -> Subject:
+    task = Blank(config, load)
+    some = (
+        [(load, task.count(None), task.batch(None))] if load.tokens * max(1, train.accumulate) < BLANK else []
+    )
+    return Subject(name, config, train, load, some, task, None, steps, cache, context)
+
+
+def opened(recipe: Recipe, origin: Run | None, texts: Texts) -> Subject:
+    """A recipe with its text: batches as training will cut them."""
+    known = (
+        texts.tokenizer.vocab_size
+        if texts.share == 1
+        else max(texts.tokenizer.vocab_size, recipe.tokenizer.vocab_size)
+    )
+    if origin:
+        known = max(texts.tokenizer.vocab_size, origin.config.vocab_size)
+    config = recipe.model.with_vocabulary(known, texts.task.labels)
+    some = [(_load(config, texts.task, batch), texts.task.count(batch), batch) for batch in texts.some()]
+    largest = _load(config, texts.task, texts.hardest())
+    context = min(recipe.data.max_len, config.max_len)
+    return Subject(
+        recipe.out.name,
+        config,
+        recipe.train,
+        largest,
+        some,
+        texts.task,
+        texts.batches,
+        updates(recipe.train, texts.batches),
+        recipe.generation.cache,
+        context,
+    )
+
+
+def _load(config: ModelConfig, task: Task, batch: Any) -> Load:
+    """How much a batch of a task is."""
+    asked = task.count(batch)
+    if config.kind == "encoder-decoder":
+        rows, length = batch.target.shape
+        return Load(rows, length, batch.source.size(1), asked)
+    given = batch.given if config.labels else batch
+    rows, length = given.tokens.shape
+    return Load(rows, length, 0, asked)

@@ -1,0 +1,218 @@
+"""Plans against the runs they are plans of."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyhead.analysis.cost.communication import Layout
+from polyhead.analysis.cost.flops import TRAINING, Load, forward
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.models import build, preset
+from polyhead.planning import plan, texts
+from polyhead.planning.probe import Blank, Learning, decoding, learning
+from polyhead.planning.report import lines, scaled
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.registry import TASK
+from polyhead.text.tokenizer import train_tokenizer
+from polyhead.train.loop import total_steps
+from polyhead.train.reporting import Reporters
+
+MODEL = "{d_model: 16, n_layers: 1, n_heads: 2, max_len: 32}"
+TRAIN = "{epochs: 3, max_tokens: 256, precision: fp32}"
+RECIPES = {
+    "translation": f"data: {{train: [t.en, t.de], valid: [v.en, v.de]}}\ntokenizer: {{vocab_size: 300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
+    "language-model": f"task: language-model\ndata: {{train: t.en, valid_share: 0.1, max_len: 16}}\ntokenizer: {{kind: char}}\nmodel: {MODEL}\n"
+    f"train: {TRAIN}\n",
+    "masked-lm": f"task: masked-lm\ndata: {{train: t.en, valid: v.en, documents: line, max_len: 16}}\ntokenizer: {{vocab_size: 300}}\n"
+    f"model: {MODEL}\ntrain: {TRAIN}\n",
+    "denoising": f"task: denoising\ndata: {{train: t.en, valid: v.en, documents: line, max_len: 16}}\ntokenizer: {{vocab_size: 300}}\n"
+    f"model: {MODEL}\ntrain: {TRAIN}\n",
+    "classification": "task: classification\ndata: {train: t.tsv, valid: v.tsv, text: text, label: label}\n"
+    f"tokenizer: {{vocab_size: 300}}\nmodel: {MODEL}\ntrain: {TRAIN}\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with some text of every kind and a recipe for each task, to stand in."""
+    monkeypatch.chdir(tmp_path)
+    bits = np.random.default_rng(1)
+    words = ["the", "dog", "barks", "at", "two", "red", "cats", "here"]
+    for split, n in (("t", 300), ("v", 20)):
+        rows = [" ".join(bits.choice(words, bits.integers(2, 9))) for _ in range(n)]
+        Path(f"{split}.en").write_text("".join(f"{row}\n" for row in rows))
+        Path(f"{split}.de").write_text("".join(f"{row[::-1]}\n" for row in rows))
+        Path(f"{split}.tsv").write_text("text\tlabel\n" + "".join(f"{row}\t{len(row) % 3}\n" for row in rows))
+    for name, text in RECIPES.items():
+        Path(f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def opened(recipe: Recipe) -> Any:
+    """The task as training opens it."""
+    part = TASK.get(recipe.task.name)
+    tokenizer = train_tokenizer(part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels)
+    return tokenizer, part.open(recipe, tokenizer, Reporters())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_planned_as_it_will_run(home: Path, name: str) -> None:
+    recipe = load_recipe(f"{name}.yaml")
+    made = plan(recipe, probe=False)
+    tokenizer, task = opened(recipe)
+    epoch = task.plan(0)
+    assert made.batches == len(epoch)
+    assert made.steps == total_steps(task, recipe.train)
+    counts = [task.count(task.batch(rows)) for rows in epoch]
+    assert made.labels == pytest.approx(np.mean(counts), rel=0.1)
+    config = recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels)
+    assert made.parameters == sum(p.numel() for p in build(config).parameters())
+    assert made.operations.forward == sum(work.total for work in forward(config, made.largest))
+    assert made.operations.run == made.operations.step * made.steps
+    assert not any(home.glob("runs/*/*.*")), "nothing is written"
+
+
+def test_operations_of_a_mean_update_are_those_of_its_batches(home: Path) -> None:
+    recipe = load_recipe("translation.yaml", ["train.accumulate=2"])
+    made = plan(recipe, probe=False)
+    tokenizer, task = opened(recipe)
+    config, epoch = recipe.model.with_vocabulary(tokenizer.vocab_size), task.plan(0)
+    assert len(epoch) <= texts.LOOKED_AT, "all are looked at"
+    total = 0
+    for rows in epoch:
+        batch = task.batch(rows)
+        load = Load(*batch.target.shape, batch.source.size(1), batch.n_tokens)
+        total += sum(work.total for work in forward(config, load))
+    assert made.operations.step == pytest.approx(TRAINING * 2 * total / len(epoch))
+    assert made.steps == total_steps(task, recipe.train)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("name", ["translation", "masked-lm", "classification"])
+def test_of_much_text_a_sample_is_read(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, zipped: bool) -> None:
+    # many batches, for the last one of a sample is not full; a tokenizer of few lines would know fewer words
+    changes = ["train.max_tokens=128", "tokenizer.kind=char"]
+    if zipped:
+        for path in home.glob("t.*"):
+            Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        train = {"translation": "[t.en.gz, t.de.gz]", "masked-lm": "[t.en.gz]", "classification": "[t.tsv.gz]"}[name]
+        changes += [f"data.train={train}"]
+    whole = plan(load_recipe(f"{name}.yaml", changes), probe=False)
+    monkeypatch.setattr(texts, "MOST", (home / "t.en").stat().st_size // 3)
+    monkeypatch.setattr(texts, "BLOCK", 10)
+    part = plan(load_recipe(f"{name}.yaml", changes), probe=False)
+    assert part.text["lines"] == whole.text["lines"] == 300 + (name == "classification")
+    assert part.text["bytes"] == whole.text["bytes"]
+    assert part.text["looked_at"] < 0.5 < whole.text["looked_at"] == 1
+    assert whole.batches is not None
+    assert part.batches == pytest.approx(whole.batches, rel=0.15)
+    assert any("extrapolated" in note for note in part.notes)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_text_that_is_not_there_is_no_mistake(home: Path, name: str) -> None:
+    for path in [*home.glob("t.*"), *home.glob("v.*")]:
+        path.unlink()
+    made = plan(load_recipe(f"{name}.yaml", ["train.epochs=1", "train.max_tokens=160"]), probe=False)
+    assert made.batches is None
+    assert made.steps is None, "so many epochs of nobody knows how much"
+    assert made.operations.run is None
+    assert made.largest.rows * made.largest.length == 160
+    assert any("not found" in note for note in made.notes)
+    assert plan(load_recipe(f"{name}.yaml", ["train.steps=7", "train.epochs=null"]), probe=False).steps == 7
+
+
+def test_a_mistake_in_the_files_is_one(home: Path) -> None:
+    with pytest.raises(UserError, match="lable"):
+        plan(load_recipe("classification.yaml", ["data.label=lable"]), probe=False)
+
+
+def test_without_a_probe_nothing_is_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("run")
+
+    monkeypatch.setattr("polyhead.planning.probe.build", refuse)
+    assert plan(load_recipe("translation.yaml"), probe=False).time is None
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_probe_predicts_the_run_from_its_updates(home: Path, name: str) -> None:
+    before = torch.get_rng_state()
+    made = plan(load_recipe(f"{name}.yaml"), seconds=0.01, decode_rows=(2,))
+    assert made.time is not None
+    assert made.batches is not None
+    assert made.steps is not None
+    assert made.time.epoch == pytest.approx(made.time.update * made.batches)
+    assert made.time.run == made.time.update * made.steps
+    assert made.time.tokens_per_s == pytest.approx(made.labels / made.time.update)
+    assert [speed.rows for speed in made.time.speeds] == ([] if made.decoding is None else [2])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seconds_follow_the_work() -> None:
+    assert Learning([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]).of(10.0) == 20.0  # one update of three was disturbed
+
+
+KINDS: list[dict[str, Any]] = [{"kind": "encoder-decoder"}, {"kind": "decoder"}, {"kind": "encoder"}, {"kind": "encoder", "labels": ("a", "b")}]
+
+
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_a_task_without_a_text_asks_for_as_much(fields: dict[str, Any]) -> None:
+    config = ModelConfig.model_validate({"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, **fields})
+    load = Load(3, 8, 5 if fields["kind"] == "encoder-decoder" else 0, 10)
+    task = Blank(config, load)
+    batch = task.batch(None)
+    assert batch[0].shape == (3, 5 if load.source else 8)
+    loss = task.loss(build(config, 1), batch)
+    assert loss.count == task.count(batch) == (3 if config.labels else 10)
+    assert loss.total.requires_grad
+    found = learning(config, task, TrainConfig(steps=1, accumulate=2), [batch], [5.0], 0.0)
+    assert found.work == [10.0] * 3
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_decoding_is_timed_at_its_length(kind: Any) -> None:
+    config = ModelConfig(kind=kind, vocab_size=40, d_model=16, n_layers=1, n_heads=2, max_len=64)
+    speed = decoding(config, 3, 1000, 5, None, new=4)
+    assert (speed.rows, speed.context) == (3, 64 - 6)
+    assert speed.tokens_per_s > 0
+
+
+def test_what_does_not_fit_is_not_probed() -> None:
+    made = plan(preset("gpt3-6.7b", 50257, n_layers=1), rows=4096, decode_rows=(1,), context=8)
+    assert made.time is None
+    assert any("not probed" in note for note in made.notes)
+    assert made.steps is None
+
+
+def test_a_model_alone_learns_from_so_many_tokens() -> None:
+    made = plan(preset("tiny", 50), context=8, probe=False, rows=2, length=10, tokens=100)
+    assert (made.largest, made.steps) == (Load(2, 10, 10), 5)
+    with pytest.raises(UserError, match="more than max_len"):
+        plan(preset("tiny", 50), length=2000)
+
+
+def test_a_plan_is_json_and_lines(home: Path) -> None:
+    made = plan(load_recipe("translation.yaml"), probe=False, layout=Layout(2, 2), rows=None)
+    tree = json.loads(json.dumps(made.to_json()))
+    assert tree["parameters"] == made.parameters
+    assert tree["memory"]["optimizer"] == made.memory.optimizer
+    assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 8}
+    assert made.traffic is not None
+    assert tree["traffic"]["data"] == made.traffic.data
+    text = "\n".join(lines(made))
+    assert f"{made.parameters:,} parameters" in text
+    assert "note:" not in text
+
+
+@pytest.mark.parametrize(("number", "said"), [(0.0, "0 "), (999.4, "999 "), (1234567, "1.23 M"), (3.14e23, "3.14e+23 "), (2.4e10, "24 G")])
+def test_numbers_are_short(number: float, said: str) -> None:
+    assert scaled(number) == said
