@@ -74,6 +74,11 @@ def test_what_is_saved_is_loaded(saved: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_run_says_what_it_is(saved: Path) -> None:
+    run = ph.load(saved)
+    assert repr(run) == f"Run(encoder-decoder, {run.config.n_layers} layers of {run.config.d_model}, {run.tokenizer.vocab_size} tokens)"
+
+
 def test_equal_runs_are_equal_files(saved: Path, tmp_path: Path) -> None:
     for i in range(4):
         run().save(tmp_path / str(i), "# facts\n")

@@ -1,4 +1,14 @@
-"""Polyhead builds, trains, measures and serves Transformers; every part is chosen by name."""
+"""Polyhead builds, trains, measures and serves Transformers; every part is chosen by name.
+
+import polyhead as ph
+
+run = ph.load("runs/mine")                    a run directory, or a published checkpoint; help(run) lists what it can do
+run.translate(["A dog barks."])               run.generate, run.classify, run.fill_mask, run.embed, run.score, ...
+model = ph.build(ph.ModelConfig(vocab_size=8000, d_model=64, n_heads=4, n_layers=2), seed=1)      a torch.nn.Module
+
+Trainings are started from the shell (``polyhead train recipe.yaml``) or by ``polyhead.train.pipeline.run_training``;
+``polyhead parts`` lists the parts, docs/guide.md tells the rest.
+"""
 
 from __future__ import annotations
 

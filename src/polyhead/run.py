@@ -56,6 +56,9 @@ class Run:
         self.generation, self.recipe = generation, recipe
         self._guessing: tuple[Choice, Proposer] | None = None
 
+    def __repr__(self) -> str:
+        return f"Run({self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, {self.tokenizer.vocab_size:,} tokens)"
+
     @property
     def config(self) -> ModelConfig:
         return self.model.config
@@ -77,9 +80,7 @@ class Run:
     def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
     @overload
     def generate(self, prompts: Sequence[str], *, n: int, **changes: Any) -> list[list[str]]: ...
-    def generate(
-        self, prompts: Sequence[str], *, n: int | None = None, **changes: Any
-    ) -> list[str] | list[list[str]]:
+    def generate(self, prompts: Sequence[str], *, n: int | None = None, **changes: Any) -> list[str] | list[list[str]]:
         """What a language model says after each prompt, or ``n`` such continuations of each.
 
         ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig,

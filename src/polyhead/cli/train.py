@@ -38,9 +38,9 @@ def run(
     Ctrl-C and SIGTERM finish the step, save a checkpoint and end with exit code 130; --resume goes on from there.
 
     \b
-    polyhead train recipes/multi30k.yaml
-    polyhead train recipes/multi30k.yaml model.position=rope train.steps=500 out=runs/rope
-    polyhead train recipes/multi30k.yaml --resume
+    polyhead train recipes/multi30k-en-de.yaml data.root=multi30k
+    polyhead train recipes/multi30k-en-de.yaml data.root=multi30k model.position=rope train.steps=500 out=runs/rope
+    polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --resume
     """
     read = load_recipe(recipe, changes)
     from polyhead.train.pipeline import run_training
