@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.train.conftest import Notes
 
+import polyhead as ph
 from polyhead.cli import main
 from polyhead.recipe import Recipe
 from polyhead.train.pipeline import run_training
@@ -50,3 +51,12 @@ def test_it_says_again_what_the_training_said(place: Path, capsys: pytest.Captur
 def test_what_it_has_no_use_for_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(place / "run"), "--beam-size", "3"]) == 2
     assert "--beam-size: of translations; this run learned to recover what is hidden" in capsys.readouterr().err
+
+
+def test_an_encoder_without_a_recipe_says_that_nothing_is_measured(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if (run := ph.load(place / "run")).config.kind != "encoder":
+        pytest.skip("an encoder-decoder translates")
+    run.recipe = None
+    run.save(tmp_path / "bare")
+    assert main(["eval", str(tmp_path / "bare"), str(place / "test.txt"), str(place / "test.txt")]) == 2
+    assert "an encoder without a recipe, so nothing says what is to be measured" in capsys.readouterr().err

@@ -253,6 +253,12 @@ def test_a_run_does_not_go_on_with_other_text_or_tokens(edit: Callable[[Path], N
         run_training(recipe, resume=True, report=Notes())
 
 
+def test_a_finished_run_says_how_it_is_used(corpus: Path) -> None:
+    notes, recipe = Notes(), small_recipe(corpus, "my run", steps=1)
+    run_training(recipe, report=notes)
+    assert notes.said[-1] == f"finished at step 1; use it: polyhead translate '{recipe.out}' input.txt"
+
+
 def test_a_directory_with_a_run_is_not_overwritten(corpus: Path) -> None:
     recipe = begun(corpus, steps=2)
     with pytest.raises(UserError, match=re.escape(f"{recipe.out} already holds a run; go on with --resume, or choose")):

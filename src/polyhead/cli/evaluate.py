@@ -91,6 +91,8 @@ def run(
             raise UserError(f"--{unfit[0].replace('_', '-')}: of translations; this run learned to recover what is hidden")
         show_recovered(loaded, files or [], split)
         return
+    if loaded.config.kind == "encoder":
+        raise UserError("this run is an encoder without a recipe, so nothing says what is to be measured; train from it (start), or use fill-mask or embed")
     sources, references = pairs(loaded, files or [], split, limit)
     counter, start = Counter(), time.perf_counter()
     lang = loaded.recipe.data.target_lang if loaded.recipe else ""

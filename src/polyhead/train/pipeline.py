@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -134,7 +135,9 @@ def _finish(
     run.save(recipe.out, card(task.title, task.use, facts))
     for name, value in facts.items():
         report.say(f"{name}: {value}")
-    report.say(f"finished ({outcome.how}) at step {outcome.step}: {recipe.out}")
+    how = "" if outcome.how == "done" else f" ({outcome.how})"
+    use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)  # there it stands for the run
+    report.say(f"finished{how} at step {outcome.step}; use it: {use}")
 
 
 def _facts(run: Run, task: RunTask, origin: str, judge: Judge | None) -> dict[str, str]:
