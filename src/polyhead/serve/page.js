@@ -73,20 +73,24 @@ function tool(action, work) {
   async function run() {
     if (control) return;
     control = new AbortController();
-    go.disabled = true; stop.disabled = false; mistake.textContent = ""; note.textContent = "";
+    const held = document.activeElement === go; // who came by the keyboard stays where something can be pressed
+    go.disabled = true; stop.disabled = false; if (held) stop.focus();
+    mistake.textContent = ""; note.textContent = "";
     try { await work({ signal: control.signal, note }); } catch (error) {
       if (error.name !== "AbortError") mistake.textContent = error.message;
       else note.textContent = "stopped";
     }
     control = null;
-    go.disabled = false; stop.disabled = true;
+    const back = document.activeElement === stop;
+    go.disabled = false; if (back) go.focus();
+    stop.disabled = true;
   }
   go.addEventListener("click", run);
   stop.addEventListener("click", () => control?.abort());
   root.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); }
-    if (event.key === "Escape") control?.abort();
   });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") control?.abort(); });
   put(root, sheet, mistake);
   put(actions, go, stop, note);
   return { root, sheet, actions, run };
