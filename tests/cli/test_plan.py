@@ -11,7 +11,7 @@ from polyhead.cli import main
 
 
 def test_a_preset_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "gpt2", "n_kv_heads=4", "--rows", "2", "--length", "64", "--context", "64", "--no-probe", "--json"]) == 0
+    assert main(["plan", "gpt2", "model.n_kv_heads=4", "--rows", "2", "--length", "64", "--context", "64", "--no-probe", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["name"] == "gpt2"
     assert tree["largest"] == {"rows": 2, "length": 64, "source": 0, "asked": None}
@@ -38,11 +38,12 @@ def test_a_recipe_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("words", "said"),
     [
         (["bert-bse"], "did you mean 'bert-base'?"),
-        (["gpt2", "d_modl=3"], "d_model"),
+        (["gpt2", "model.d_modl=3"], "did you mean 'd_model'?"),
+        (["gpt2", "train.lr=3"], "a preset is a model alone"),
         (["none.yaml"], "no such file"),
         (["tiny", "--tensor-parallel", "3", "--no-probe"], "does not divide n_heads (4): one of 1, 2, 4"),
         (["tiny", "--length", "5000", "--no-probe"], "more than max_len"),
-        (["tiny", "n_heads=3", "--no-probe"], "d_model"),
+        (["tiny", "model.n_heads=3", "--no-probe"], "d_model"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

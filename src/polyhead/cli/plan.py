@@ -22,7 +22,7 @@ def run(
     design: Annotated[str, typer.Argument(metavar="RECIPE|PRESET", help="a recipe, or a model of the literature")],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256; of a preset without 'model.'"),
+        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256; of a preset to its model"),
     ] = None,
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="time some updates and some decoding; without, nothing is run")
@@ -50,7 +50,7 @@ def run(
 
     \b
     polyhead plan recipes/multi30k-en-de.yaml data.root=path/to/multi30k
-    polyhead plan gpt2 n_kv_heads=4 --rows 8 --length 512 --no-probe
+    polyhead plan gpt2 model.n_kv_heads=4 --rows 8 --length 512 --no-probe
     polyhead plan gpt3-175b --tokens 300e9 --data-parallel 8 --tensor-parallel 8 --pipeline 8 --rows 64 --micro-batches 64 --bandwidth 25
     """
     given: Recipe | ModelConfig
@@ -82,13 +82,16 @@ def _preset(name: str, changes: list[str]) -> ModelConfig:
     from pydantic import ValidationError
 
     from polyhead import document
-    from polyhead.config import ModelConfig
+    from polyhead.config import ModelSection
     from polyhead.errors import explain
 
-    fields: dict[str, Any] = {"preset": name, "vocab_size": PUBLISHED[name].vocab_size if name in PUBLISHED else VOCABULARY}
-    for place, value in document.parse_overrides(changes, ModelConfig):
-        document.assign(fields, place, value, ModelConfig)
+    size = PUBLISHED[name].vocab_size if name in PUBLISHED else VOCABULARY
+    tree: dict[str, Any] = {"model": {"preset": name}, "tokenizer": {"vocab_size": size}}
+    for place, value in document.parse_overrides(changes, Recipe):
+        if place[0] != "model" and place != ["tokenizer", "vocab_size"]:
+            raise UserError(f"{'.'.join(place)}: a preset is a model alone; it takes model.... and tokenizer.vocab_size")
+        document.assign(tree, place, value, Recipe)
     try:
-        return ModelConfig.model_validate(fields)
+        return ModelSection.model_validate(tree["model"]).with_vocabulary(tree["tokenizer"]["vocab_size"])
     except ValidationError as error:
-        raise explain(error, ModelConfig) from None
+        raise explain(error, ModelSection, "model") from None

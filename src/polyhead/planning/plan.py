@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from polyhead.analysis.cost.weightless import counted
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.planning import probe as probes
-from polyhead.planning.probe import Speed
+from polyhead.planning.probe import Clock, Speed
 from polyhead.planning.subject import Subject, alone, opened, unread
 from polyhead.planning.texts import missing, open_texts
 from polyhead.recipe import Recipe, load_recipe
@@ -83,7 +84,7 @@ class Plan(NamedTuple):
     memory_literature: float | None
     decoding: Decoding | None
     traffic: Traffic | None
-    time: Time | None
+    time: Time | None  # without a probe: None
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -102,6 +103,7 @@ def plan(
     decode_rows: Sequence[int] = (1, 32),
     layout: Layout | None = None,
     seconds: float = SECONDS,
+    clock: Clock = time.perf_counter,
 ) -> Plan:
     """What a recipe (or its file), or a model alone, will cost.
 
@@ -109,7 +111,7 @@ def plan(
     decoding row has, ``layout`` how training is spread. Without ``probe`` nothing is run, and no time is told.
     """
     if isinstance(design, ModelConfig):
-        return _of(alone(design, rows, length, tokens), [], probe, context, decode_rows, layout, seconds, {})
+        return _of(alone(design, rows, length, tokens), [], probe, context, decode_rows, layout, seconds, clock, {})
     recipe = load_recipe(design) if isinstance(design, str | Path) else design
     if rows or length or tokens:
         raise UserError("rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps")
@@ -117,13 +119,13 @@ def plan(
     recipe, notes = resolved(recipe, origin), []
     if gone := missing(recipe):
         notes.append(f"{', '.join(gone)}: not found, so batches are the largest that may be, and epochs are not known")
-        return _of(unread(recipe, origin, notes), notes, probe, context, decode_rows, layout, seconds, {})
+        return _of(unread(recipe, origin, notes), notes, probe, context, decode_rows, layout, seconds, clock, {})
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
         texts = open_texts(recipe, origin, Path(folder))
         if texts.share < 1:
             notes.append(f"looked at {texts.share:.1%} of the training text; tokens and batches are extrapolated")
         facts = {"lines": texts.lines, "bytes": texts.nbytes, "looked_at": round(texts.share, 4)}
-        return _of(opened(recipe, origin, texts), notes, probe, context, decode_rows, layout, seconds, facts)
+        return _of(opened(recipe, origin, texts), notes, probe, context, decode_rows, layout, seconds, clock, facts)
 
 
 def _of(
@@ -134,6 +136,7 @@ def _of(
     decode_rows: Sequence[int],
     layout: Layout | None,
     seconds: float,
+    clock: Clock,
     facts: dict[str, float],
 ) -> Plan:
     config, train, largest = subject.config, subject.train, subject.largest
@@ -166,7 +169,7 @@ def _of(
         if need > SPARE * _machine():
             notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare")
         elif subject.some:
-            times = _time(subject, spent, step, steps, context, decode_rows, seconds)
+            times = _time(subject, spent, step, steps, context, decode_rows, seconds, clock)
     return Plan(
         subject.name, parameters, parts, precision, largest, subject.mean, train.accumulate, train.optimizer, subject.batches,
         subject.labels,
@@ -192,11 +195,11 @@ def _works(config: ModelConfig, largest: Load, notes: list[str]) -> tuple[list[W
 
 def _time(
     subject: Subject, spent: list[int], step: float, steps: int | None, context: int | None,
-    decode_rows: Sequence[int], seconds: float,
+    decode_rows: Sequence[int], seconds: float, clock: Clock,
 ) -> Time:  # fmt: skip
     """Predicted from a few updates and steps of decoding."""
     found = probes.learning(
-        subject.config, subject.task, subject.train, [batch for _, _, batch in subject.some], spent, seconds
+        subject.config, subject.task, subject.train, [batch for _, _, batch in subject.some], spent, seconds, clock
     )
     update = found.of(step / TRAINING)
     epoch = None if subject.batches is None else update * subject.batches / subject.train.accumulate

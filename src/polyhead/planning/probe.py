@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from polyhead.registry import Choice
 from polyhead.train.loop import Task, update
 from polyhead.train.training import Training
 
+Clock = Callable[[], float]
 WARM = 2  # updates that are not timed: memory is fetched and kernels are made in them
 LEAST, MOST = 3, 24  # updates that are timed
 
@@ -87,8 +88,9 @@ class Blank:
 
 
 def learning(
-    config: ModelConfig, task: Task, train: TrainConfig, batches: Iterable[Any], work: Iterable[float], budget: float
-) -> Learning:
+    config: ModelConfig, task: Task, train: TrainConfig, batches: Iterable[Any], work: Iterable[float], budget: float,
+    clock: Clock = time.perf_counter,
+) -> Learning:  # fmt: skip
     """Updates over some batches until ``budget`` seconds are spent; ``work`` is that of each batch.
 
     The model is a new one and is thrown away. Random numbers of the caller stay as they were.
@@ -96,16 +98,16 @@ def learning(
     with torch.random.fork_rng(devices=[]), threads(train.threads):
         model = build(config, train.seed)
         training = Training(model, train, config.d_model, 1000)
-        found, begun = Learning([], []), time.perf_counter()
+        found, begun = Learning([], []), clock()
         model.train()
         for number, (group, amount) in enumerate(_grouped(batches, work, train.accumulate)):
             training.progress.step += 1
-            start = time.perf_counter()
+            start = clock()
             update(training, task, group, train)
             if number >= WARM:
-                found.seconds.append(time.perf_counter() - start)
+                found.seconds.append(clock() - start)
                 found.work.append(amount)
-            spent = time.perf_counter() - begun
+            spent = clock() - begun
             if len(found.seconds) >= MOST or (spent > budget and len(found.seconds) >= LEAST):
                 break
     return found

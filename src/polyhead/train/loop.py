@@ -227,6 +227,7 @@ def _save(training: Training, config: TrainConfig, checkpoints: Path, extra: dic
 def _evaluate(training: Training, task: Task, config: TrainConfig, report: Reporter) -> bool:
     """Measure, with the averaged weights where there are any; True if it is the best so far."""
     model, progress = training.model, training.progress
+    started = time.perf_counter()
     model.eval()
     with torch.inference_mode():
         if training.ema:
@@ -235,5 +236,6 @@ def _evaluate(training: Training, task: Task, config: TrainConfig, report: Repor
         else:
             measured = task.evaluate(model)
     best = progress.improved(measured[config.metric], config.metric != "loss")
-    report.valid({**measured, "step": progress.step, "epoch": progress.epoch, "best": float(best)})
+    counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
+    report.valid({**measured, **counters, "best": float(best)})
     return best

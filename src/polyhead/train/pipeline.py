@@ -21,9 +21,18 @@ from polyhead.run_files import read_config
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.distill import check_widths, distilled
+from polyhead.train.forecast import Timed
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome, total_steps, train
-from polyhead.train.reporting import Metrics, Reporter, Reporters, TensorBoard, at_terminal, duration
+from polyhead.train.reporting import (
+    Metrics,
+    Reporter,
+    Reporters,
+    TensorBoard,
+    at_terminal,
+    duration,
+    read_metrics,
+)
 from polyhead.train.resume import check_directory, check_rates, check_same
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, open_start, resolved
@@ -58,7 +67,8 @@ def run_training(
     part.check(recipe)  # a mistake in the files is told now, not at the end
     with RunLock(out):
         saved = checkpoint.newest(checkpoints) if resume else None
-        with reporters(recipe, saved.step if saved else 0, report) as told:
+        with reporters(recipe, saved.step if saved else 0, report) as several:
+            told = Timed(several, read_metrics(out / "metrics.jsonl"))
             if origin and not resume:
                 tokenizer = origin.tokenizer
             elif tokenizer is None or resume:
@@ -87,6 +97,8 @@ def run_training(
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra)
                 if outcome.how != "interrupted":
+                    if took := told.compared(outcome.step):
+                        told.say(took)
                     _finish(run, recipe, task, outcome, training, told, judge)
             if outcome.how == "interrupted":
                 on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume"])

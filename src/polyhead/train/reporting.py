@@ -128,7 +128,7 @@ class TensorBoard:
 
     def _add(self, split: str, row: Row) -> None:
         for name, value in row.items():
-            if name not in ("step", "steps"):
+            if name not in ("step", "steps", "seconds"):
                 self.writer.add_scalar(f"{split}/{name}", value, int(row["step"]))
 
 
@@ -194,7 +194,7 @@ def _speed(row: Row) -> str:
     return f"{row['tokens_per_s']:,.0f} tokens/s{skipped}"
 
 
-def measures(row: Row, leave_out: Sequence[str] = ("step", "epoch", "best", "split")) -> str:
+def measures(row: Row, leave_out: Sequence[str] = ("step", "epoch", "seconds", "best", "split")) -> str:
     """Everything that was measured, name and number."""
     return "  ".join(f"{name} {value:.3f}" for name, value in row.items() if name not in leave_out)
 

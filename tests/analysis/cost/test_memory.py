@@ -107,7 +107,7 @@ def test_the_loss_keeps_what_it_says(precision: Any) -> None:
 
 def test_the_formula_of_the_literature_by_hand() -> None:
     config = preset("gpt3-175b", 50257)
-    # Korthikanti et al., 2022, eq. 2 with their 175B: s 2048, h 12288, a 96, b 1: 34 + 5 x 16 = 114 a layer
+    # Korthikanti et al., 2022, with their 175B: s 2048, h 12288, a 96, b 1: 34 + 5 x 16 = 114 a layer
     assert literature(config, Load(1, 2048)) == 96 * 2048 * 12288 * 114
 
 

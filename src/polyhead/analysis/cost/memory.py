@@ -98,7 +98,7 @@ def _activations(model: nn.Module, config: ModelConfig, load: Load, precision: s
 
 
 def literature(config: ModelConfig, load: Load) -> float:
-    """Bytes of activations of 16 bits by the formula of Korthikanti et al. (2022, eq. 2), S B H (34 + 5 n_heads S / H) a layer.
+    """Bytes of activations of 16 bits by the formula of Korthikanti et al. (2022, sec. 4.1), S B H (34 + 5 n_heads S / H) a layer.
 
     It is for the layer of GPT with dropout of one byte an element, attention weights stored, both widths H and 4H.
     """

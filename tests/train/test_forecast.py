@@ -1,0 +1,97 @@
+"""What the first steps predict, with a clock that the test turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyhead.train.forecast import Forecast, Tick, Timed, forecast
+
+
+class Notes:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def train(self, row: Any) -> None:
+        self.rows.append({"split": "train", **row})
+
+    def valid(self, row: Any) -> None:
+        self.rows.append({"split": "valid", **row})
+
+    def say(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Hands:
+    """A clock."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_prediction_leaves_the_warm_up_out() -> None:
+    ticks = [Tick(10, 30.0), Tick(20, 40.0), Tick(30, 50.0), Tick(40, 99.0)]
+    assert forecast(ticks, 100) == Forecast(50.0 + 70 * 1.0, 30)  # a second a step, behind the first ten
+
+
+@pytest.mark.parametrize("ticks", [[], [Tick(50, 1.0)], [Tick(10, 1.0), Tick(29, 2.0)], [Tick(10, 1.0), Tick(60, 2.0)]])
+def test_what_is_no_prediction(ticks: list[Tick]) -> None:
+    assert forecast(ticks, 100) is None
+
+
+def learn(timed: Timed, clock: Hands, steps: range, evaluate: int = 20) -> None:
+    """Two seconds a step, a row every ten steps; an evaluation of seven seconds now and then, not always after a row."""
+    timed.say("begin")
+    for step in steps:
+        clock.now += 2.0
+        if step % 10 == 0:
+            timed.train({"step": step})
+        if step % evaluate == 0:
+            clock.now += 7.0
+            timed.valid({"step": step, "seconds": 7.0})
+
+
+@pytest.mark.parametrize("evaluate", [20, 15, 7])
+def test_evaluations_are_no_learning(evaluate: int) -> None:
+    clock, notes = Hands(), Notes()
+    timed = Timed(notes, clock=clock)
+    clock.now = 1000.0  # of making a tokenizer
+    learn(timed, clock, range(1, 101), evaluate)
+    assert [(row["step"], row["seconds"]) for row in notes.rows if row["split"] == "train"] == [(n, 2.0 * n) for n in range(10, 101, 10)]
+    took = 7 * (100 // evaluate)
+    said = f"{took // 60} min {took % 60:02} s" if took >= 60 else f"{took} s"
+    assert timed.compared(100) == f"planned 3 min 20 s at step 30, took 3 min 20 s (+0%); evaluations {said} more"
+
+
+def test_a_run_that_goes_on_goes_on_counting() -> None:
+    clock, notes = Hands(), Notes()
+    whole = Timed(notes, clock=clock)
+    learn(whole, clock, range(1, 101))
+    first, clock = Notes(), Hands()
+    learn(Timed(first, clock=clock), clock, range(1, 47))
+    clock.now += 5000.0  # a night
+    kept = [row for row in first.rows if row["step"] <= 40]  # killed, and resumed at the checkpoint of step 40
+    again = Notes()
+    second = Timed(again, kept, clock)
+    clock.now += 100.0
+    learn(second, clock, range(41, 101))
+    assert kept + again.rows == notes.rows
+    assert second.compared(100) == whole.compared(100) != ""
+
+
+def test_a_step_that_became_slower_is_told() -> None:
+    clock = Hands()
+    timed = Timed(Notes(), clock=clock)
+    for step in range(10, 101, 10):
+        clock.now += 10.0 if step <= 50 else 20.0
+        timed.train({"step": step})
+    assert timed.compared(100) == "planned 1 min 40 s at step 30, took 2 min 30 s (+50%); evaluations 0 s more"
+    assert timed.compared(40) == ""
