@@ -97,6 +97,7 @@ def apart(work: Callable[..., Seen], *given: Any) -> Seen:
 
 def planned_of(recipe: str, changes: list[str], seconds: float) -> Seen:
     """What a plan says."""
+    tune_memory()
     made = plan(load_recipe(recipe, changes), decode_rows=(), context=8, seconds=seconds, clock=quiet_clock())
     assert made.time is not None and made.batches is not None, made.notes
     return Seen(made.parameters, made.batches, made.time.update, made.memory.total or 0)

@@ -1,5 +1,5 @@
 """What a run will cost, before it begins: parameters, operations, memory, messages and time."""
 
-from polyhead.planning.plan import Plan, plan
+from polyhead.planning.planned import Plan, plan
 
 __all__ = ["Plan", "plan"]

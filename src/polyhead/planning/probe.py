@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyhead.analysis.cost.flops import Load
 from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
+from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.models import CausalLM, Classifier, MaskedLM, Seq2Seq, build
 from polyhead.nn.loss import Loss, classification, cross_entropy
@@ -93,8 +94,10 @@ def learning(
 ) -> Learning:  # fmt: skip
     """Updates over some batches until ``budget`` seconds are spent; ``work`` is that of each batch.
 
-    The model is a new one and is thrown away. Random numbers of the caller stay as they were.
+    The model is a new one and is thrown away, memory is tuned as training does it. Random numbers of the caller stay as
+    they were.
     """
+    tune_memory()
     with torch.random.fork_rng(devices=[]), threads(train.threads):
         model = build(config, train.seed)
         training = Training(model, train, config.d_model, 1000)
