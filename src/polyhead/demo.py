@@ -179,7 +179,7 @@ def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -
         judged.examples([*shown, *wrong]),
         [attention_map(run, judged.sources[row]) for row in reversed(shown)],
         lead=f"{judged.right} of {n} held-out texts came out exactly like their reference. The examples below are "
-        f"{len(shown)} of all lengths and every other mistake.",
+        f"{len(shown)} of all lengths, and all mistakes among the rest.",
     )
 
 

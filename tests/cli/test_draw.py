@@ -187,4 +187,5 @@ def test_a_scheme_without_numbers_or_with_few_positions_has_a_page(position: str
     text = (tmp_path / "draw.html").read_text()
     assert ("no number of this model depends on the positions" in text) == (position == "none")
     assert ('"rows":8' in text) == (position == "learned")
+    assert "``" not in text, "marks of the source"
     json.dumps(text)

@@ -143,4 +143,5 @@ def alike(a: Sequence[Grid], b: Sequence[Grid]) -> bool:
 
 def first_paragraph(part: object) -> str:
     """What a part says of itself, in one line."""
-    return " ".join(inspect.cleandoc(type(part).__doc__ or "").split("\n\n")[0].split())
+    said = inspect.cleandoc(type(part).__doc__ or "").split("\n\n")[0]
+    return " ".join(said.replace("``", "").split())
