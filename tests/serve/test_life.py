@@ -256,3 +256,17 @@ def test_the_process_listens_on_one_port_and_no_more(speaker):
     ports = [c.laddr.port for c in own]
     assert ports.count(speaker.sock.getsockname()[1]) == 1
     assert all(c.laddr.ip == "127.0.0.1" for c in own)
+
+
+def test_a_quiet_stream_says_that_it_lives(runs, serving, slowly, monkeypatch):
+    monkeypatch.setattr("polyhead.serve.speaking.HEARTBEAT", 0.05)
+    with serving(runs["decoder"]) as live, slowly(live) as engine:
+        sock = send(live, BODY | {"stream": True})
+        live.until(lambda: bool(live.service.driver.talks), "it is there")
+        answer = b""
+        while b": still working\n\n" not in answer:
+            answer += sock.recv(65536)
+        engine.let(1000)
+        while b"[DONE]" not in answer:
+            answer += sock.recv(65536)
+        sock.close()

@@ -41,7 +41,7 @@ class News(NamedTuple):
 class Talk:
     """One text between the service and the engine: asked by the event loop, answered by the model's thread."""
 
-    def __init__(self, number: int, asked: Asked, hears: Queue[News], live: bool) -> None:
+    def __init__(self, number: int, asked: Asked, hears: Queue[News | None], live: bool) -> None:
         self.number, self.asked, self.hears, self.live = number, asked, hears, live  # live: wants every piece
         self.stream: Stream | None = None
         self.error: BaseException | None = None

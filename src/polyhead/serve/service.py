@@ -165,22 +165,27 @@ class Talks:
 
     def __init__(self) -> None:
         self.all: list[Talk] = []
-        self.hears: asyncio.Queue[News] = asyncio.Queue()
+        self.hears: asyncio.Queue[News | None] = asyncio.Queue()
 
-    async def news(self, patience: float) -> AsyncIterator[News | None]:
-        """All news until every text has ended; None where none came for so many seconds."""
+    async def news(self, pulse: float) -> AsyncIterator[News | None]:
+        """All news until every text has ended, and None every so many seconds."""
         going = len(self.all)
-        while going:
-            try:
-                async with asyncio.timeout(patience):
-                    news = await self.hears.get()
-            except TimeoutError:
-                yield None
-                continue
-            if news.talk.error is not None:
-                raise told(news.talk.error)
-            going -= news.ended
-            yield news
+        timer = asyncio.ensure_future(self._beat(pulse))
+        try:
+            while going:
+                news = await self.hears.get()
+                if news is not None:
+                    if news.talk.error is not None:
+                        raise told(news.talk.error)
+                    going -= news.ended
+                yield news
+        finally:
+            timer.cancel()
+
+    async def _beat(self, pulse: float) -> None:
+        while True:
+            await asyncio.sleep(pulse)
+            self.hears.put_nowait(None)
 
     async def whole(self) -> None:
         """Wait until every text has ended."""

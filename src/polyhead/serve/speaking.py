@@ -17,7 +17,7 @@ from polyhead.serve.service import Service, Talks
 from polyhead.serve.strict import finite
 from polyhead.serve.wishes import asked
 
-HEARTBEAT = 15.0  # seconds of silence after which a stream says that it lives
+HEARTBEAT = 15.0  # seconds after which a stream says that it lives
 
 Chunk = Callable[[Talk, Piece], dict[str, Any]]
 
@@ -34,8 +34,9 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
     head = _head("cmpl", "text_completion", service)
 
     def log_probs(tokens: list[int], values: list[float]) -> dict[str, Any] | None:
-        told = {"tokens": [run.display(token) for token in tokens], "token_logprobs": [finite(value) for value in values]}
-        return told if wants else None
+        if not wants:
+            return None
+        return {"tokens": [run.display(token) for token in tokens], "token_logprobs": [finite(value) for value in values]}
 
     def choice(number: int, row: int, text: str, reason: str | None, tokens: list[int], values: list[float]) -> dict[str, Any]:
         index = number * body.n + row

@@ -8,6 +8,8 @@ from typing import Any
 
 from polyhead.serve.refusal import Refusal
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 
 def parse(body: bytes) -> dict[str, Any]:
     """The object that a request carries; whatever it is not is told in one line."""
@@ -32,7 +34,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def dump(value: Any) -> bytes:
     """Compact JSON; a number that JSON does not have is a defect and raises."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _encode(value).encode()
 
 
 def finite(value: float) -> float | None:
