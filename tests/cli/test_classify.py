@@ -108,6 +108,25 @@ def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: 
         assert (code, out) == (2, "") and message in err and "texts" not in err  # told before the work
 
 
+def test_eval_is_told_where_text_and_label_are(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same rows under other names, by names and by numbers."""
+    rows = list(zip(TEXTS, ["n", "y", "z", "n", "y", "n"], strict=True))
+    (tmp_path / "usual.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    (tmp_path / "other.tsv").write_text("class\tsentence\n" + "".join(f"{label}\t{text}\n" for text, label in rows))
+    (tmp_path / "bare.tsv").write_text("".join(f"{label}\t{text}\n" for text, label in rows))
+
+    def table(*arguments: object) -> list[str]:
+        code, out, err = shell(capsys, "eval", classifier, *arguments)
+        assert code == 0, err
+        return out.splitlines()[:-1]  # without the speed
+
+    usual = table(tmp_path / "usual.tsv")
+    assert table(tmp_path / "other.tsv", "--text", "sentence", "--label", "class") == usual
+    assert table(tmp_path / "bare.tsv", "--text", "1", "--label", "0") == usual
+    code, _, err = shell(capsys, "eval", classifier, tmp_path / "other.tsv", "--text", "sentense", "--label", "class")
+    assert code == 2 and "did you mean 'sentence'" in err
+
+
 def test_an_empty_text_is_a_text(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (wanted,) = polyhead.load(classifier).classify([""])
     code, out, _ = shell(capsys, "classify", classifier, "")

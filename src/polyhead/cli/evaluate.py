@@ -44,6 +44,13 @@ def run(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each")
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="classifiers: column or key of the text; twice for pairs", show_default=OF_THE_RUN),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="classifiers: column or key of the label", show_default=OF_THE_RUN)
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")
     ] = "fp32",
@@ -77,8 +84,12 @@ def run(
     if loaded.config.labels:
         if unfit := sorted({"beam_size", "length_penalty"} & set(changes)):
             raise UserError(f"--{unfit[0].replace('_', '-')}: of translations; this run is a classifier, and nothing is decoded")
-        show_classes(loaded, files or [], split, limit, output, batch_tokens or 4096)
+        columns = {"text": [column(one) for one in text] if text else None, "label": None if label is None else column(label)}
+        named = {name: value for name, value in columns.items() if value is not None}
+        show_classes(loaded, files or [], split, limit, output, batch_tokens or 4096, named)
         return
+    if text or label:
+        raise UserError("--text and --label: columns of labelled texts; this run is no classifier")
     if loaded.config.kind == "decoder":
         given = {**changes, "limit": limit, "output": output}
         if unfit := [name for name, value in given.items() if value is not None]:
@@ -108,6 +119,11 @@ def run(
     show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
     show_perplexity(loaded, sources, references)
     show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
+
+
+def column(name: str) -> str | int:
+    """A column by name, or by number from 0."""
+    return int(name) if name.isdecimal() else name
 
 
 def check_output(path: Path | None) -> None:
@@ -184,17 +200,25 @@ def show_recovered(run: Run, files: Sequence[str], split: Literal["test", "valid
 
 
 def show_classes(
-    run: Run, files: Sequence[str], split: Literal["test", "valid"], limit: int | None, output: Path | None, batch_tokens: int
+    run: Run,
+    files: Sequence[str],
+    split: Literal["test", "valid"],
+    limit: int | None,
+    output: Path | None,
+    batch_tokens: int,
+    columns: dict[str, Any],
 ) -> None:
-    """The table of a classifier."""
+    """The table of a classifier; ``columns`` says where text and label are, if not where the recipe says."""
     from polyhead.analysis.classes import measure_classes
     from polyhead.data.labelled import open_labelled, read_labelled
     from polyhead.models import Classifier
     from polyhead.train.tasks.classification import labelled_of
 
     if files:
-        data = run.recipe.data if run.recipe else None
-        given = open_labelled(files, text=data.text, label=data.label) if data else open_labelled(files)
+        recipe = {"text": run.recipe.data.text, "label": run.recipe.data.label} if run.recipe else {}
+        given = open_labelled(files, **(recipe | columns))
+    elif columns:
+        raise UserError("--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN")
     elif run.recipe is None or (split == "test" and not run.recipe.data.test):
         raise no_files(split, "FILE", run)
     else:
