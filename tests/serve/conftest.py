@@ -109,21 +109,28 @@ class Slowly:
     def __init__(self, live: Live) -> None:
         assert live.service.engine is not None
         self.engine, self.permits = live.service.engine.engine, threading.Semaphore(0)
-        self.steps, self._step = 0, self.engine.step
+        self.entered = self.allowed = self.steps = 0
+        self.live, self._step = live, self.engine.step
 
     def __enter__(self) -> Slowly:
         self.engine.step = self.step  # type: ignore[method-assign]
         return self
 
     def step(self) -> None:
+        self.entered += 1
         assert self.permits.acquire(timeout=60)
         self._step()
         self.steps += 1
 
     def let(self, steps: int = 1) -> None:
-        """Let so many steps happen, and wait for them if they are wanted."""
+        """Let so many steps happen."""
+        self.allowed += steps
         for _ in range(steps):
             self.permits.release()
+
+    def still(self) -> None:
+        """Wait until all steps that were allowed have happened and the next one waits to be."""
+        self.live.until(lambda: self.steps == self.allowed and self.entered == self.steps + 1, "the steps happen")
 
     def __exit__(self, *_: object) -> None:
         del self.engine.step

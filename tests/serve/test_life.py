@@ -52,9 +52,10 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
             assert inner.live[0].request.search.rows[0]
         (talk,) = [talk for talk in driver.talks if talk.asked.search.chance is not None][-1:]
         request = talk.stream.request
-        done = engine.steps
+        engine.still()
+        done, news = engine.steps, len(driver._inbox)
         gone.close()
-        live.until(lambda: len(driver._inbox) > 0 or request.end is not None, "the service has noticed")
+        live.until(lambda: len(driver._inbox) > news, "the service has noticed")
         engine.let()
         live.until(lambda: request.end is not None, "it ends")
         assert request.end.reason == "cancelled" and engine.steps - done <= 1

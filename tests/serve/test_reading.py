@@ -87,6 +87,11 @@ def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
         whole = live.ask(path, {field: [LONG], "truncate": True})
         assert whole.status_code == 200 and whole.json()["usage"]["prompt_tokens"] <= live.run.config.max_len
+    for kind, path, body in (
+        ("decoder", "/v1/score", {"input": ["a", LONG]}), ("encoder-decoder", "/v1/score", {"input": "a", "target": LONG}),
+        ("encoder", "/v1/fill-mask", {"input": "<mask> " + LONG}),
+    ):  # fmt: skip
+        assert services[kind].ask(path, body).json()["error"]["code"] == "context_length_exceeded"
     encoder, translator = services["encoder"], services["encoder-decoder"]
     cut = encoder.ask("/v1/embeddings", {"input": LONG, "truncate": True}).json()["data"][0]["embedding"]
     assert cut == pytest.approx(encoder.run.embed([LONG])[0].tolist(), abs=1e-6)

@@ -36,7 +36,7 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
         return run.embed([text for text, _ in items], body.pooling)
 
     items, vectors = await service.compute(
-        ("embed", body.pooling), lambda: _measured(service, body.input, body.truncate), embed, len(body.input)
+        ("embed", body.pooling), lambda: _measured(service, body.input, body.truncate), embed, body.input
     )
     whole = vectors.numpy()  # type: ignore[attr-defined]
     if not np.isfinite(whole).all():
@@ -56,7 +56,7 @@ async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
 
     pairs = not isinstance(body.input[0], str)
     items, found = await service.compute(
-        ("classify", pairs), lambda: _measured(service, body.input, body.truncate), judge, len(body.input)
+        ("classify", pairs), lambda: _measured(service, body.input, body.truncate), judge, body.input
     )
     data = [
         {"index": i, "label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
@@ -72,7 +72,7 @@ async def fill_mask(service: Service, call: Call, body: FillBody) -> None:
     def fill(texts: list[Any]) -> Sequence[Any]:
         return service.run.fill_mask(texts, body.top_k)
 
-    _, found = await service.compute(("fill", body.top_k), lambda: list(body.input), fill, len(body.input))
+    _, found = await service.compute(("fill", body.top_k), lambda: _bounded(service, body.input), fill, body.input)
     data = [
         {"index": i, "masks": [[{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask] for mask in masks]}
         for i, masks in enumerate(found)
@@ -95,7 +95,7 @@ async def score(service: Service, call: Call, body: ScoreBody) -> None:
         return service.run.score(sources, targets if paired else None)
 
     pairs = list(zip(body.input, body.target if paired else body.input, strict=True))
-    _, found = await service.compute(("score", paired), lambda: pairs, judge, len(pairs))
+    _, found = await service.compute(("score", paired), lambda: _bounded(service, pairs), judge, pairs)
     data = [
         {"index": i, "log_prob": finite(one.log_prob), "tokens": one.tokens, "perplexity": _perplexity(one.log_prob, one.tokens)}
         for i, one in enumerate(found)
@@ -105,7 +105,7 @@ async def score(service: Service, call: Call, body: ScoreBody) -> None:
 
 async def tokenize(service: Service, call: Call, body: TokenizeBody) -> None:
     """The tokens of a text, special ones not among them."""
-    (ids,) = await service.aside(lambda: service.run.tokenizer.encode([body.prompt]))
+    (ids,) = await service.aside(lambda: service.run.tokenizer.encode([body.prompt]), len(body.prompt))
     names = {"token_strs": service.run.tokenizer.tokens(ids)} if body.return_token_strs else {}
     await call.reply({"tokens": ids, "count": len(ids), "max_model_len": service.run.config.max_len, **names})
 
@@ -113,7 +113,7 @@ async def tokenize(service: Service, call: Call, body: TokenizeBody) -> None:
 async def detokenize(service: Service, call: Call, body: DetokenizeBody) -> None:
     """The text of tokens, special ones left out."""
     check_ids(service, body.tokens, "tokens")
-    (text,) = await service.aside(lambda: service.run.tokenizer.decode([body.tokens]))
+    (text,) = await service.aside(lambda: service.run.tokenizer.decode([body.tokens]), len(body.tokens))
     await call.reply({"prompt": text})
 
 
@@ -130,6 +130,17 @@ def _measured(service: Service, texts: Sequence[str] | Sequence[tuple[str, str]]
                 f"text {number} has more tokens than this model reads ({most}, special ones counted): split it, or send truncate=true", "input",
             )  # fmt: skip
     return [(text, len(row.ids)) for text, row in zip(texts, rows, strict=True)]
+
+
+def _bounded(service: Service, texts: Sequence[Any]) -> list[Any]:
+    """The texts or pairs, if none is far too long: the model's thread is not to find that out by reading it all."""
+    tokenizer, most = service.run.tokenizer, service.run.config.max_len
+    sides = [(text,) if isinstance(text, str) else text for text in texts]
+    for number, side in enumerate(sides):
+        longest = max(map(len, tokenizer.encode(side)))
+        if longest > most:
+            raise Refusal(400, "context_length_exceeded", f"text {number} has {longest} tokens; this model reads {most} at once: split it", "input")
+    return list(texts)
 
 
 def _used(service: Service, items: Sequence[tuple[Any, int]]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from polyhead.serve.refusal import Refusal, defect, where
 
 T = TypeVar("T")
 READERS = 2  # threads that turn text into tokens
+SHORT = 4096  # characters that are tokenized on the spot: handing them to another thread takes longer
 TASKS = {
     "encoder-decoder": ["translations", "completions", "score"],
     "decoder": ["completions", "score"],
@@ -100,17 +101,19 @@ class Service:
         finally:
             self._reading -= texts
 
-    async def aside(self, work: Callable[[], T]) -> T:
-        """What would hold up the event loop, done by a thread that does not touch the model."""
+    async def aside(self, work: Callable[[], T], chars: int) -> T:
+        """What is done with so many characters; where that would hold up the event loop, by a thread that does not touch the model."""
+        if chars <= SHORT:
+            return _plainly(work)
         return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: _plainly(work))
 
     async def compute(
-        self, key: Hashable, check: Callable[[], list[Any]], work: Callable[[list[Any]], Sequence[Any]], texts: int
+        self, key: Hashable, check: Callable[[], list[Any]], work: Callable[[list[Any]], Sequence[Any]], texts: Sequence[Any]
     ) -> tuple[list[Any], Sequence[Any]]:
         """What ``check`` gives, and of each item of it a result that the model's thread computes."""
         assert self.driver is not None
-        with self._place(texts):
-            items = await self.aside(check)
+        with self._place(len(texts)):
+            items = await self.aside(check, size(texts))
             done = self.driver.work(key, work, items)
         try:
             return items, await asyncio.wrap_future(done)
@@ -118,13 +121,13 @@ class Service:
             raise Refusal(400, "invalid_value", str(error)) from None
 
     @asynccontextmanager
-    async def talking(self, read: Callable[[], list[Asked]], texts: int, live: bool) -> AsyncIterator[Talks]:
+    async def talking(self, read: Callable[[], list[Asked]], texts: Sequence[Any], live: bool) -> AsyncIterator[Talks]:
         """Texts that the engine has taken. Whoever leaves early takes them with him: their room is free a step later."""
         assert self.driver is not None
         talks = Talks()
         try:
-            with self._place(texts):
-                asked = await self.aside(read)
+            with self._place(len(texts)):
+                asked = await self.aside(read, size(texts))
                 talks.all = [Talk(number, one, talks.hears, live) for number, one in enumerate(asked)]
                 self.driver.begin(talks.all)
             for _ in talks.all:
@@ -191,6 +194,11 @@ class Talks:
         """Wait until every text has ended."""
         async for _ in self.news(3600):
             pass
+
+
+def size(texts: Sequence[Any]) -> int:
+    """Characters, or tokens, of texts and of pairs of texts."""
+    return sum(size(text) if isinstance(text, tuple) else len(text) for text in texts)
 
 
 def told(error: BaseException) -> Refusal:

@@ -54,7 +54,7 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
             echoing.update({(i, row): echo for i, echo in enumerate(echoes) for row in range(body.n)})
         return found
 
-    async with service.talking(read, len(body.prompt), body.stream) as talks:
+    async with service.talking(read, body.prompt, body.stream) as talks:
         if body.stream:
             await stream(service, call, body, talks, head, "choices", chunk)
             return
@@ -84,7 +84,7 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
         return told | {"finish_reason": reason_of(talk, piece.row) if piece.last else None}
 
     read = partial(asked, service, body, body.input, **languages)
-    async with service.talking(read, len(body.input), body.stream) as talks:
+    async with service.talking(read, body.input, body.stream) as talks:
         if body.stream:
             await stream(service, call, body, talks, head, "data", chunk)
             return
@@ -108,7 +108,7 @@ async def attention(service: Service, source: str, target: str) -> dict[str, Any
         maps = [service.run.attention(*pair) for pair in pairs]
         return [{"source": s, "target": t, "weights": (w * 1000).round().int().tolist()} for s, t, w in maps]
 
-    _, (found,) = await service.compute("attention", lambda: [(source, target)], look, 1)
+    _, (found,) = await service.compute("attention", lambda: [(source, target)], look, [""])
     return dict(found)
 
 
