@@ -271,3 +271,12 @@ def test_a_quiet_stream_says_that_it_lives(runs, serving, slowly, monkeypatch):
         while b"[DONE]" not in answer:
             answer += sock.recv(65536)
         sock.close()
+
+
+def test_small_pieces_are_sent_at_once(speaker):
+    """Else the second piece of an answer waits 40 ms for the client's acknowledgement of the first."""
+    speaker.ask("/health")
+    for connection in speaker.server.server_state.connections:
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    assert speaker.server.server_state.connections
