@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from polyhead.errors import UserError, unknown
+from polyhead.errors import UserError, bounded, unknown
 from polyhead.presets import PRESETS
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
 
@@ -131,6 +131,11 @@ class ModelSection(BaseModel):
     logit_softcap: float | None = Field(None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary")
     pooling: Choice | None = Field(None, description="one vector for a text, for classes and embeddings")
     init: Choice = Choice("xavier")
+
+    @field_validator("*")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        return bounded(value)
 
     @field_validator(*PARTS)
     @classmethod

@@ -15,6 +15,16 @@ class UserError(ValueError):
     """A mistake the user can mend. The command line prints the message alone and exits with 2."""
 
 
+MOST = 2**31 - 1  # what nothing here is counted beyond; larger numbers overflow deep inside of other libraries
+
+
+def bounded(value: Any) -> Any:
+    """The value, unless it is a whole number beyond ``MOST``."""
+    if isinstance(value, int) and abs(value) > MOST:
+        raise UserError(f"{value} is out of range: should be at most {MOST}")
+    return value
+
+
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing."""
     near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)

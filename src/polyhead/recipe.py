@@ -110,7 +110,7 @@ class TrainConfig(Section):
     )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
-    threads: int | None = Field(None, gt=0, description="CPU threads; all cores if not given")
+    threads: int | None = Field(None, gt=0, le=1024, description="CPU threads; all cores if not given")
 
     @field_validator("optimizer", "schedule")
     @classmethod
@@ -133,7 +133,7 @@ class GenerationConfig(Section):
     """How outputs are searched for (translations), or drawn (what a language model says)."""
 
     beam_size: int = Field(5, ge=1, le=64, description="hypotheses kept; 1 is greedy")
-    length_penalty: float = Field(1.0, description="exponent of the length: above 0 favours longer outputs")
+    length_penalty: float = Field(1.0, ge=-50, le=50, description="exponent of the length: above 0 favours longer outputs")
     n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
     min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
     max_length_ratio: float = Field(

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from polyhead.errors import UserError, explain, show, unknown
+from polyhead.errors import UserError, bounded, explain, show, unknown
 from polyhead.foreign import find
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -116,9 +116,11 @@ class Registry(Generic[T]):
             if value is inspect.Parameter.empty:
                 raise UserError(f"{self.kind} {choice.name!r} needs the option {key!r}")
             try:
-                checked[key] = TypeAdapter(kind).validate_python(value, strict=False)
+                checked[key] = bounded(TypeAdapter(kind).validate_python(value, strict=False))
             except ValidationError as error:
                 raise explain(error, under=f"{key} of {self.kind} {choice.name!r}") from None
+            except UserError as error:
+                raise UserError(f"{key} of {self.kind} {choice.name!r}: {error}") from None
         return Choice(choice.name, **checked)
 
     def build(self, choice: Choice, *given: Any) -> Any:

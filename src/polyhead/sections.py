@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from polyhead.errors import bounded
 
 
 class Section(BaseModel):
     """A part of a recipe: fixed once read, and no key that is not named here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.field_name == "seed" else bounded(value)
 
 
 class StartSection(Section):

@@ -167,6 +167,11 @@ def wrong_number() -> Exception:
             2,
             "polyhead: this needs babel: pip install 'polyhead[demo]'\n",
         ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            1,
+            "polyhead: out of memory; use a smaller batch (train.max_tokens, --batch-tokens) or a smaller model\n",
+        ),
         (KeyboardInterrupt(), 130, "polyhead: interrupted\n"),
     ],
 )

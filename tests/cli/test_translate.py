@@ -44,7 +44,7 @@ def test_lines_come_out_as_the_library_translates_them(
 
 
 @pytest.mark.acceptance("C1")
-@pytest.mark.parametrize("chunk", ["1", "2", "4"])
+@pytest.mark.parametrize("chunk", ["1", "2", "4", "99999999999999999999"])
 def test_chunks_change_nothing(
     chunk: str, tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

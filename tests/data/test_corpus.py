@@ -136,6 +136,7 @@ def test_several_files_follow_each_other_and_are_named(write: Write) -> None:
 def test_a_limit_stops_reading(write: Write) -> None:
     corpus = parallel(write, "1\n2\n3\n", "a\nb\nc\n")
     assert read_pairs(corpus, limit=2)[0] == ["1", "2"]
+    assert len(read_pairs(corpus, limit=10**30)[0]) == len(read_pairs(corpus)[0])
 
 
 def test_both_sides_teach_the_tokenizer(write: Write) -> None:

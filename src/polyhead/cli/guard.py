@@ -19,6 +19,7 @@ DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 EXTRAS = {
     "babel": "demo", "tensorboard": "board", "transformers": "hf", "uvicorn": "serve", "prometheus_client": "serve"
 }  # fmt: skip
+NO_ROOM = ("allocate memory", "Storage size calculation overflowed")  # RuntimeErrors of torch
 _PATH_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
 
@@ -64,7 +65,7 @@ def said(error: Exception) -> tuple[str, int]:
         from polyhead.errors import explain
 
         return str(explain(error)), MISTAKE  # type: ignore[arg-type]
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in NO_ROOM):
         return (
             "out of memory; use a smaller batch (train.max_tokens, --batch-tokens) or a smaller model",
             FAILED,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from polyhead.data import files
-from polyhead.errors import UserError, nearest
+from polyhead.errors import MOST, UserError, nearest
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def decoded(raw: Iterable[bytes | None]) -> Iterator[str]:
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of ``size`` items, the last one shorter."""
     stream = iter(items)
-    while chunk := list(islice(stream, size)):
+    while chunk := list(islice(stream, min(size, MOST))):
         yield chunk
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_text, lines
-from polyhead.errors import UserError, unknown
+from polyhead.errors import MOST, UserError, unknown
 
 Format = Literal["auto", "parallel", "tsv", "jsonl"]
 EXAMPLES = 5  # places kept of each kind of skipped pair
@@ -117,7 +117,7 @@ def open_corpus(files: Sequence[str | Path], *, root: str | Path = ".", format: 
 def read_pairs(corpus: Corpus, limit: int | None = None) -> tuple[list[str], list[str], CorpusReport]:
     """Sources, targets and what was skipped; for sets small enough to hold, such as validation and test."""
     report = CorpusReport(corpus.where)
-    pairs = list(islice(corpus.pairs(report), limit))
+    pairs = list(islice(corpus.pairs(report), None if limit is None else min(limit, MOST)))
     return [pair.source for pair in pairs], [pair.target for pair in pairs], report
 
 
