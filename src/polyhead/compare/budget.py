@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from polyhead.errors import UserError, nearest
+from polyhead.errors import MOST, UserError, nearest
 
 Kind = Literal["recipe", "time", "steps", "tokens", "flops"]
 
@@ -61,6 +61,8 @@ def read_budget(text: str | None) -> Budget:
 def _checked(budget: Budget, text: str) -> Budget:
     if budget.amount <= 0 or (budget.kind in ("steps", "tokens") and budget.amount < 1):
         raise UserError(f"--budget {text!r}: there is nothing to train with; give more than 0")
+    if budget.amount > (MOST if budget.kind == "steps" else 1e30):
+        raise UserError(f"--budget {text!r}: more than any machine can do")
     return Budget(budget.kind, float(round(budget.amount))) if budget.kind == "steps" else budget
 
 
