@@ -26,6 +26,7 @@ def test_completions_are_what_the_run_generates(speaker, way):
         assert answer["object"] == "text_completion" and answer["model"] == "tiny"
 
 
+@pytest.mark.acceptance("C7")
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_pieces_of_a_stream_make_the_whole(speaker, way):
     body = {"prompt": TEXTS, **way}
