@@ -52,9 +52,9 @@ class App:
         if route.body is None:
             await route.does(self.service, call)
             return
-        if self.service.draining:
-            raise Refusal(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})
         given = await call.body(self.service.limits)
+        if self.service.draining:  # from here to where it is among the active ones nothing is waited for
+            raise Refusal(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})
         body, call.warnings = read(route.body, given, self.service.limits, self.service.strict)
         self.service.named(body.model)
         work = asyncio.ensure_future(self._timely(call, route.does(self.service, call, body)))

@@ -52,7 +52,8 @@ class Service:
     def start(self) -> None:
         """Begin to work, for the event loop that runs."""
         loop = asyncio.get_running_loop()
-        self.driver = driver = Driver(self.engine, loop, self.limits.stall, self.limits.batch)
+        together = 0 if self.deterministic else self.limits.batch  # sums in a batch are rounded as the batch is composed
+        self.driver = driver = Driver(self.engine, loop, self.limits.stall, together)
         driver.start()
         self.meters.gauge("requests_running", "texts that the model is at", lambda: driver.running)
         self.meters.gauge("requests_waiting", "texts that wait for their turn", lambda: self.waiting)
