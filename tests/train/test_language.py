@@ -18,7 +18,7 @@ from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.generate.text import Said
 from polyhead.recipe import Recipe
-from polyhead.registry import CACHE
+from polyhead.registry import CACHE, TASK
 from polyhead.train.pipeline import run_training
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
@@ -35,7 +35,7 @@ def recipe(place: Path, out: str, *, documents: str = "line", steps: int = STEPS
     }  # fmt: skip
     return Recipe.model_validate(
         {
-            "task": "language-model",
+            "task": changes.pop("task", "language-model"),
             "data": {"root": place, "train": "names.txt", "valid_share": 0.1, "documents": documents, "max_len": 16,
                      "cache": place / "cache"} | changes.pop("data", {}),
             "tokenizer": {"kind": "char"},
@@ -137,6 +137,13 @@ def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, chang
     with pytest.raises(ValueError, match=message):
         run_training(recipe(place, "refused", **changes), report=Notes())
     assert not (place / "refused" / "checkpoints").exists()
+
+
+def test_rows_too_long_for_the_model_are_told_before_the_tokenizer_learns(place: Path) -> None:
+    for name, kind in (("language-model", "decoder"), ("masked-lm", "encoder"), ("denoising", "encoder-decoder")):
+        refused = recipe(place, "refused", data={"max_len": 64}, model={"kind": kind}, task=name)
+        with pytest.raises(UserError, match=r"more than model\.max_len=32"):
+            TASK.get(name).check(refused)
 
 
 def test_label_smoothing_is_the_tasks_own_where_none_is_given() -> None:

@@ -19,7 +19,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import open_stores, test_facts, text_of
+from polyhead.train.tasks.plain_text import check_rows, open_stores, test_facts, text_of
 
 
 @TASK.register("language-model")
@@ -61,6 +61,8 @@ class LanguageModel:
         """Every file is there and is text, or a UserError says what is wrong."""
         if recipe.train.eval_bleu:
             raise UserError("train.eval_bleu: BLEU judges translations; a language model has its loss")
+        if recipe.start is None:
+            check_rows(recipe)
         for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
             text_of(recipe, split)
 

@@ -36,8 +36,17 @@ def check_text(recipe: Recipe, least: int) -> None:
         raise UserError("train.eval_bleu: BLEU judges translations; this task has its loss and accuracy")
     if recipe.data.max_len < least:
         raise UserError(f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {least} at least")
+    if recipe.start is None:  # else the model is known later
+        check_rows(recipe)
     for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
         text_of(recipe, split)
+
+
+def check_rows(recipe: Recipe) -> None:
+    """Rows of data.max_len fit the model."""
+    rows, most = recipe.data.max_len, recipe.model.max_len
+    if rows > most:
+        raise UserError(f"data.max_len is {rows}, more than model.max_len={most}: rows do not fit")
 
 
 def test_facts(run: Run, measured: Callable[[nn.Module, TokenStore], dict[str, float]]) -> dict[str, str]:
@@ -53,10 +62,7 @@ def test_facts(run: Run, measured: Callable[[nn.Module, TokenStore], dict[str, f
 
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> tuple[TokenStore, TokenStore]:
     """The training and validation text as tokens, made or found."""
-    if recipe.data.max_len > recipe.model.max_len:
-        raise UserError(
-            f"data.max_len is {recipe.data.max_len}, more than model.max_len={recipe.model.max_len}: rows do not fit"
-        )
+    check_rows(recipe)
     cache = recipe.data.cache or recipe.out / "data"
     train, valid = (TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid"))
     for split, store in (("train", train), ("valid", valid)):
