@@ -17,6 +17,7 @@ from safetensors import safe_open
 import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.errors import UserError
+from polyhead.fast.pack import dtype_of
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
@@ -54,6 +55,7 @@ def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
     exact, found = (ph.load(saved, dtype=kind).score(source, target) for kind in ("fp32", dtype))
     off = max(abs(a.log_prob - b.log_prob) for a, b in zip(exact, found, strict=True))
     assert off == 0 if dtype == "fp32" else 0 < off < 0.2
+    assert dtype_of(ph.load(saved, dtype=dtype).model) == {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}[dtype]
 
 
 def test_what_is_saved_is_loaded(saved: Path) -> None:

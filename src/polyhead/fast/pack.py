@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.fast.attention import PackedAttention, can_fuse
-from polyhead.fast.int8 import int8_product
+from polyhead.fast.int8 import Int8Linear, PlainInt8Linear, int8_product
 from polyhead.fast.linear import Product, product
 from polyhead.fast.native import SUFFIX
 from polyhead.nn.attention.softmax import Attention
@@ -29,6 +29,13 @@ def packed(model: nn.Module, *, int8: bool = False) -> nn.Module:
         for part in model.modules():
             _lighten(part)
     return model
+
+
+def dtype_of(model: nn.Module) -> str:
+    """Of its products: int8, or float32, bfloat16 and so on."""
+    if any(isinstance(part, Int8Linear | PlainInt8Linear) for part in model.modules()):
+        return "int8"
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 def can_pack() -> bool:

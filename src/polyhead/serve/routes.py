@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from polyhead.fast.pack import dtype_of
 from polyhead.serve import reading, speaking
 from polyhead.serve.bodies import (
     Body,
@@ -53,7 +54,7 @@ def described(service: Service) -> dict[str, Any]:
     run, own = service.run, service.run.config
     about: dict[str, Any] = {
         "kind": service.kind, "tasks": service.tasks, "max_len": own.max_len, "vocab_size": run.tokenizer.vocab_size,
-        "dtype": str(next(run.model.parameters()).dtype).removeprefix("torch."), "labels": list(own.labels),
+        "dtype": dtype_of(run.model), "labels": list(own.labels),
     }  # fmt: skip
     if run.recipe is not None and run.recipe.data.source_lang:
         about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
