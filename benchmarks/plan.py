@@ -25,6 +25,7 @@ from polyhead.fast.memory import tune_memory
 from polyhead.lab.clock import quiet_clock
 from polyhead.models import build
 from polyhead.planning import plan
+from polyhead.planning import texts as looked_at
 from polyhead.planning.texts import open_texts
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.train.forecast import Timed
@@ -71,7 +72,7 @@ def main() -> None:
         rounds = []
         for _ in range(options.rounds):
             planned = apart(planned_of, recipe, changes, options.seconds)
-            steps = max(30, round(2 * options.seconds / planned.update))
+            steps = max(12, round(2 * options.seconds / planned.update))
             rounds.append((planned, apart(trained, recipe, changes, min(steps, 1000))))
         errors = [said.update / done.update - 1 for said, done in rounds]
         (said, done), (ours, real) = rounds[-1], (statistics.median(pair[i].update for pair in rounds) for i in (0, 1))
@@ -125,6 +126,7 @@ class Told:
 def trained(recipe: str, changes: list[str], steps: int) -> Seen:
     """What a training of so many steps is: seconds behind the first tenth of them, bytes beyond those before the model."""
     tune_memory()
+    looked_at.MOST = 1 << 62  # all of the text
     read: Recipe = load_recipe(recipe, changes)
     with tempfile.TemporaryDirectory() as folder:
         texts = open_texts(read, None, Path(folder))

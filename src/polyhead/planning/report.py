@@ -17,7 +17,9 @@ def lines(plan: Plan) -> Iterator[str]:
     if plan.text:
         size, per = scaled(plan.text["bytes"]) + "B", f"{plan.batches:,.0f} batches an epoch"
         yield f"text: {plan.text['lines']:,.0f} lines, {size}; {per}"
-    yield f"batch: {_batch(plan.mean)} on the mean, {_batch(plan.largest)} at most"
+    several = f"; {plan.accumulate} in an update" if plan.accumulate > 1 else ""
+    mean, most = _batch(plan.mean), _batch(plan.largest)
+    yield f"batch: {most}{several}" if mean == most else f"batch: {mean} on the mean, {most} at most{several}"
     for part in (_operations, _memory, _decoding, _traffic, _time):
         found = list(part(plan))
         if found:

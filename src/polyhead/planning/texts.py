@@ -54,7 +54,8 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     The tokenizer is that of ``origin``, or trained on what was read; with a sample it knows a little less than it will.
     """
     part: TaskPart = TASK.get(recipe.task.name)
-    part.check(recipe)
+    untested = recipe.data.model_copy(update={"test": None})  # what is measured at the end costs nothing before
+    part.check(recipe.model_copy(update={"data": untested}))
     names, lines, kept = _sampled(recipe, recipe.data.train, folder / "train")
     valid = _sampled(recipe, recipe.data.valid, folder / "valid")[0] if recipe.data.valid else None
     data = recipe.data.model_copy(update={"root": Path(), "train": names, "valid": valid, "test": None, "cache": folder / "data"})

@@ -113,4 +113,5 @@ def _loss(config: ModelConfig, load: Load, precision: str) -> int:
     C, V, width = config.d_model, config.vocab_size, 2 if precision == "bf16" else 4
     chunk = min(CHUNK, load.labels)
     kept = load.labels * (C * width + 8) + V * (C + config.head_bias) * 4
-    return kept + chunk * V * (4 + width)  # the probabilities, and the same rounded for the products
+    rounded = 2 if precision == "bf16" else 0  # what the products are given
+    return kept + chunk * V * (4 + 4 + rounded)  # scores and probabilities of a chunk
