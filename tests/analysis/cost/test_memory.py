@@ -73,6 +73,7 @@ def test_weights_gradients_and_optimizer_are_those_of_a_run(kind: str, name: str
     assert memory.optimizer == sum(x.nbytes for x in states if isinstance(x, torch.Tensor))
     assert training.ema is not None
     assert memory.average == sum(x.nbytes for x in training.ema.weights.values())
+    assert training_memory(config, load, Choice("adamw")).average == 0
 
 
 def test_adamw_keeps_eight_bytes_a_parameter_and_adafactor_hardly_any() -> None:
