@@ -315,8 +315,11 @@ async function enter() {
     const [found] = (await (await ask("/v1/models")).json()).data;
     model = { id: found.id, ...found.polyhead };
     show();
+    document.querySelector("footer nav").hidden = Boolean(key); // a link cannot carry it
   } catch (error) {
-    const wants = error.status === 401, door = make("section", { class: "door" }), form = make("form"), word = make("input", { type: "password", autocomplete: "off", "aria-label": "key", placeholder: "key" });
+    const wants = error.status === 401;
+    document.querySelector("h1").textContent = wants ? "Behind a key" : "Not there";
+    const door = make("section", { class: "door" }), form = make("form"), word = make("input", { type: "password", autocomplete: "off", "aria-label": "key", placeholder: "key" });
     put(form, word, make("button", { class: "button main" }, "Enter"));
     form.addEventListener("submit", (event) => { event.preventDefault(); key = word.value.trim(); enter(); pulse(); });
     put(empty(place), put(door, make("p", { class: key ? "mistake" : "about" }, wants ? (key ? "This is not one of its keys." : "This service asks for a key. It stays in this page.") : error.message), ...(wants ? [form] : [])));
@@ -325,4 +328,4 @@ async function enter() {
 }
 enter();
 pulse();
-setInterval(pulse, 5000);
+setInterval(() => { if (model) pulse(); }, 5000);

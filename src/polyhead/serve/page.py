@@ -38,7 +38,7 @@ def page() -> bytes:
 <noscript><p class="mistake">This page needs its script; the service does not need this page.</p></noscript>
 <div id="tools"></div>
 <details class="program" hidden><summary>The same from a program</summary><pre></pre></details>
-<footer><nav><a href="/openapi.json">routes</a><a href="/metrics">metrics</a></nav></footer>
+<footer><nav hidden><a href="/openapi.json">routes</a><a href="/metrics">metrics</a></nav></footer>
 </main>
 <script>{_script()}</script>
 </body>
