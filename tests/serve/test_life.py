@@ -33,8 +33,9 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
     with serving(runs["decoder"], rows=2, chunk=3) as live, slowly(live) as engine:
         driver, inner = live.service.driver, live.service.engine.engine
         others = [send(live, BODY) for _ in range(2)] if phase == "waits" else []
-        engine.let(len(others))
         if others:
+            live.until(lambda: len(driver._inbox) + len(inner.waiting) + driver.running == 2, "both are there before a step is made")
+            engine.let(2)
             live.until(lambda: driver.running == 2, "all rows are taken")
         prompt = "a dog barks ." if phase != "reads" else "ein hund bellt . " * 3
         gone = send(live, BODY | {"stream": stream, "seed": 9, "prompt": prompt, "truncate": True})
