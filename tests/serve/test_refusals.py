@@ -114,6 +114,13 @@ def test_every_temperature_that_is_one_can_be_drawn_with(speaker, canary, temper
     assert answer["choices"][0]["text"] == wanted
 
 
+def test_a_misspelt_field_that_is_needed_is_answered_with_the_right_name(speaker, canary):
+    error = refused(speaker.ask("/v1/completions", {"promt": "a dog"}))
+    assert error["param"] == "prompt"
+    assert error["message"] == "prompt: missing; it has no default; field 'promt' is ignored; did you mean 'prompt'?"
+
+
+
 def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict(speaker, serving):
     body = {"prompt": "a", "max_tokens": 1, "temperatur": 0.1, "user": "x\r\ny", "frequency_penalty": 0, "logit_bias": None, "best_of": 1}
     answer = speaker.ask("/v1/completions", body)

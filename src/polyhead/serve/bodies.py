@@ -206,7 +206,7 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
         body = kind.model_validate({name: given[name] for name in given if name in kind.model_fields})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise Refusal(400, "invalid_value", "; ".join(str(explain(error)).splitlines())[:1000], path(first["loc"][:1])) from None
+        raise Refusal(400, "invalid_value", "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000], path(first["loc"][:1])) from None
     for name, field in kind.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and name in body.model_fields_set:
