@@ -9,6 +9,8 @@ import pytest
 
 from polyhead.cli import main
 
+RECIPE = Path(__file__).parents[2] / "recipes" / "multi30k-en-de.yaml"
+
 
 def test_a_preset_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2", "model.n_kv_heads=4", "--rows", "2", "--length", "64", "--context", "64", "--no-probe", "--json"]) == 0
@@ -44,6 +46,7 @@ def test_a_recipe_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (["tiny", "--tensor-parallel", "3", "--no-probe"], "does not divide n_heads (4): one of 1, 2, 4"),
         (["tiny", "--length", "5000", "--no-probe"], "more than max_len"),
         (["tiny", "model.n_heads=3", "--no-probe"], "d_model"),
+        ([str(RECIPE), "train.freeze=[encoder_embeding]", "--no-probe"], "did you mean 'encoder_embedding'"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from polyhead.nn.head import Head
 
 IGNORED = -100  # a label that does not count
+CHUNK = 512  # rows of logits that exist at a time
 
 
 class Loss(NamedTuple):
@@ -22,7 +23,7 @@ class Loss(NamedTuple):
 
 
 def cross_entropy(
-    features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = 512
+    features: Tensor, head: Head, labels: Tensor, smoothing: float = 0.0, chunk: int = CHUNK
 ) -> Loss:
     """Label-smoothed cross-entropy of softmax(head(features)) (Szegedy et al., 2016).
 

@@ -24,7 +24,7 @@ from polyhead.planning.texts import missing, open_texts
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import CACHE, Choice
 from polyhead.train.precision import resolve
-from polyhead.train.start import open_start, resolved
+from polyhead.train.start import freeze, open_start, resolved
 
 SECONDS = 20.0  # that the probe of training may take, if three updates are not longer
 SPARE = 0.8  # of the machine's memory, that a probe may fill
@@ -151,7 +151,7 @@ def _of(
     both = 2 if config.kind == "encoder-decoder" else 1
     rule = 6 * parameters * train.accumulate * sum(load.tokens for load in loads) / len(loads) / both
     memory = training_memory(
-        config, largest, train.optimizer, precision=precision, ema=bool(train.ema), frozen=train.freeze
+        config, largest, train.optimizer, precision=precision, ema=bool(train.ema), prepare=lambda model: freeze(model, train.freeze)
     )
     if memory.activations is None:
         notes.append("activations are not known: a part keeps what is only known when it is there")

@@ -18,6 +18,7 @@ from polyhead.models import build, preset
 from polyhead.nn.loss import cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.registry import CACHE, OPTIMIZER, Choice
+from polyhead.train.start import freeze
 from polyhead.train.training import Training
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "max_len": 64}
@@ -89,7 +90,9 @@ def test_frozen_parts_have_no_gradients() -> None:
     config = config_of("encoder", {})
     model = build(config, 1)
     frozen = sum(p.nbytes for p in model.encoder.stack.layers[0].parameters())
-    whole, part = (training_memory(config, Load(2, 5), Choice("adamw"), frozen=f) for f in ((), ("encoder.stack.layers.0",)))
+    whole, part = (
+        training_memory(config, Load(2, 5), Choice("adamw"), prepare=lambda model, f=f: freeze(model, f)) for f in ((), ("encoder.stack.layers.0",))
+    )
     assert whole.gradients - part.gradients == frozen
     assert part.optimizer < whole.optimizer
 

@@ -6,18 +6,18 @@ copies count among the activations, because autograd keeps them with the rest (M
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from polyhead.analysis.cost.flops import Load, Unknown
+from polyhead.analysis.cost.flops import Load
 from polyhead.analysis.cost.weightless import Saved, features_of, given, weightless
 from polyhead.config import ModelConfig
 from polyhead.models.build import model_class
+from polyhead.nn.loss import CHUNK
 from polyhead.registry import OPTIMIZER, Choice
-
-CHUNK = 512  # rows of logits that exist at a time (nn/loss.py)
 
 
 class Memory(NamedTuple):
@@ -42,12 +42,12 @@ def training_memory(
     *,
     precision: Literal["fp32", "bf16"] = "fp32",
     ema: bool = False,
-    frozen: tuple[str, ...] = (),
+    prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> Memory:
-    """Of one step over a batch, without memory for any of it."""
+    """Of one step over a batch, without memory for any of it. ``prepare`` is done to the model first: parts are frozen."""
     with weightless():
         model = model_class(config)(config)
-        freeze(model, frozen)
+        prepare(model)
         every, learned = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
         tables = sum(x.nbytes for x in model.buffers())
         return Memory(
@@ -58,13 +58,6 @@ def training_memory(
             _activations(model, config, load, precision),
             _loss(config, load, precision),
         )
-
-
-def freeze(model: nn.Module, parts: tuple[str, ...]) -> None:
-    """Parts that do not learn, as ``train.freeze`` names them."""
-    for name, parameter in model.named_parameters():
-        if any(name == part or name.startswith(f"{part}.") for part in parts):
-            parameter.requires_grad_(False)
 
 
 def _state(model: nn.Module, optimizer: Choice) -> int:
@@ -92,7 +85,7 @@ def _activations(model: nn.Module, config: ModelConfig, load: Load, precision: s
     try:
         with Saved(model.train()) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             features_of(model, given(config, load))  # type: ignore[arg-type]
-    except (Unknown, RuntimeError, NotImplementedError):
+    except Exception:  # a part may be anybody's code; the plan says that this is not known
         return None
     return saved.nbytes
 
