@@ -38,7 +38,9 @@ Outputs = Callable[[], list[list[int]]]
 
 def main() -> None:
     """Parse, measure case after case, print a table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=["gpt2", "base"], default=["gpt2", "base"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
@@ -54,7 +56,18 @@ def main() -> None:
         print("CTranslate2 is not installed and takes no part\n")
     print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.rounds} interleaved rounds, "
           "a process each\n")  # fmt: skip
-    rows = [["model", "batch", "beam", "system", "tokens/s", "times Hugging Face fp32", "times Hugging Face bf16", "outputs as its fp32"]]
+    rows = [
+        [
+            "model",
+            "batch",
+            "beam",
+            "system",
+            "tokens/s",
+            "times Hugging Face fp32",
+            "times Hugging Face bf16",
+            "outputs as its fp32",
+        ]
+    ]
     for model, batch, beam in product(options.models, options.batches, options.beams):
         rows += case(argparse.Namespace(**vars(options), model=model, batch=batch, beam=beam))
         print("\n".join(map(" | ".join, rows[-len(options.systems) :])), flush=True)
@@ -69,8 +82,13 @@ def case(options: argparse.Namespace) -> list[list[str]]:
     tokens = options.batch * options.new_tokens
     rows = []
     for name, times in seconds.items():
-        assert all(len(ids) == options.new_tokens for ids in outputs[name]), f"{name} does not make {options.new_tokens} tokens a row"
-        faster = [f"{ratio(seconds[peer], times):.2f}" if peer in seconds else "-" for peer in ("Hugging Face fp32", "Hugging Face bf16")]
+        assert all(len(ids) == options.new_tokens for ids in outputs[name]), (
+            f"{name} does not make {options.new_tokens} tokens a row"
+        )
+        faster = [
+            f"{ratio(seconds[peer], times):.2f}" if peer in seconds else "-"
+            for peer in ("Hugging Face fp32", "Hugging Face bf16")
+        ]
         wanted = outputs.get("Hugging Face fp32", outputs[name])
         same = sum(a == b for a, b in zip(outputs[name], wanted, strict=True))
         rows.append([options.model, str(options.batch), str(options.beam), name, f"{tokens / statistics.median(times):,.0f}", *faster,
@@ -82,7 +100,9 @@ def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
     """The same weights and sources in every process."""
     torch.set_num_threads(options.threads)
     sizes = {} if options.layers is None else {"n_layers": options.layers, "n_decoder_layers": options.layers}
-    model = build(preset(options.model, 50_257 if options.model == "gpt2" else 10_000, **sizes), seed=1).eval()
+    model = build(
+        preset(options.model, 50_257 if options.model == "gpt2" else 10_000, **sizes), seed=1
+    ).eval()
     assert isinstance(model, CausalLM | Seq2Seq)
     with torch.no_grad():  # CTranslate2's Marian begins with a vector of zeros instead
         model.head.weight[BOS] = 0
@@ -139,7 +159,9 @@ def ctranslate2_of(options: argparse.Namespace, precision: str) -> Outputs:
         if isinstance(model, Seq2Seq):
             results = made.translate_batch(given, max_decoding_length=n, min_decoding_length=n, **shared)
             return [[int(token) for token in result.hypotheses[0]] for result in results]
-        results = made.generate_batch(given, max_length=n, min_length=n, include_prompt_in_result=False, **shared)
+        results = made.generate_batch(
+            given, max_length=n, min_length=n, include_prompt_in_result=False, **shared
+        )
         return [result.sequences_ids[0] for result in results]
 
     return decode

@@ -50,7 +50,9 @@ class TorchLanguageModel(nn.Module):
             self.layers.norm.weight.copy_(ours.stack.final_norm.weight)  # type: ignore[union-attr, arg-type]
             for theirs, block in zip(self.layers.layers, ours.stack.layers, strict=True):
                 attn = block.attn
-                theirs.self_attn.in_proj_weight.copy_(torch.cat([p.weight for p in (attn.q_proj, attn.k_proj, attn.v_proj)]))  # type: ignore[union-attr]
+                theirs.self_attn.in_proj_weight.copy_(
+                    torch.cat([p.weight for p in (attn.q_proj, attn.k_proj, attn.v_proj)])
+                )  # type: ignore[union-attr]
                 theirs.self_attn.out_proj.weight.copy_(attn.o_proj.weight)
                 theirs.linear1.weight.copy_(block.ffn.up_proj.weight)
                 theirs.linear2.weight.copy_(block.ffn.down_proj.weight)
@@ -70,7 +72,9 @@ class Rows:
         self.text = text
 
     def batch(self, seed: int) -> tuple[Tensor, Tensor]:
-        at = torch.randint(0, len(self.text) - WIDTH - 1, (ROWS, 1), generator=torch.Generator().manual_seed(seed))
+        at = torch.randint(
+            0, len(self.text) - WIDTH - 1, (ROWS, 1), generator=torch.Generator().manual_seed(seed)
+        )
         cells = self.text[at + torch.arange(WIDTH + 1)]
         return cells[:, :-1], cells[:, 1:]
 
@@ -83,7 +87,9 @@ class Rows:
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -98,17 +104,24 @@ def main() -> None:
     contestants = {
         "Polyhead": _ours(model, rows, options.precision),
         "torch.nn": _plain(TorchLanguageModel(model), rows, lambda peer, x: peer(x), options.precision),
-        "Hugging Face GPT-2": _plain(_hugging_face(model), rows, lambda peer, x: peer(x).logits, options.precision),
+        "Hugging Face GPT-2": _plain(
+            _hugging_face(model), rows, lambda peer, x: peer(x).logits, options.precision
+        ),
     }
     first = {name: step() for name, step in contestants.items()}
     assert max(first.values()) - min(first.values()) < 2e-3, f"these are not the same model: {first}"
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {ROWS} rows of {WIDTH} a step, {options.precision}, "
           f"{options.threads} threads, medians of {options.rounds} interleaved rounds of {STEPS} steps")  # fmt: skip
-    seconds = interleaved({n: lambda step=step: [step() for _ in range(STEPS)] for n, step in contestants.items()}, options.rounds)
+    seconds = interleaved(
+        {n: lambda step=step: [step() for _ in range(STEPS)] for n, step in contestants.items()},
+        options.rounds,
+    )
     cells = [["system", "ms a step", "minutes for 2,000 steps", "Polyhead is faster by"]]
     for name, times in seconds.items():
         each = statistics.median(times) / STEPS
-        cells.append([name, f"{1e3 * each:.1f}", f"{2000 * each / 60:.1f}", f"{ratio(times, seconds['Polyhead']):.2f}"])
+        cells.append(
+            [name, f"{1e3 * each:.1f}", f"{2000 * each / 60:.1f}", f"{ratio(times, seconds['Polyhead']):.2f}"]
+        )
     print(table(cells))
 
 
@@ -160,7 +173,11 @@ def _hugging_face(ours: CausalLM) -> nn.Module:
         )
     )  # fmt: skip
     own = weights(ours)
-    biases = {name.replace("weight", "bias"): t.new_zeros(len(t)) for name, t in own.items() if "layers" in name or "norm" in name}
+    biases = {
+        name.replace("weight", "bias"): t.new_zeros(len(t))
+        for name, t in own.items()
+        if "layers" in name or "norm" in name
+    }
     given = joined(GPT2.table, own | biases, c)
     theirs.load_state_dict(given | {"lm_head.weight": given["transformer.wte.weight"]})
     for name, parameter in theirs.named_parameters():
@@ -168,7 +185,9 @@ def _hugging_face(ours: CausalLM) -> nn.Module:
     return theirs
 
 
-def _plain(peer: nn.Module, rows: Rows, forward: Callable[[nn.Module, Tensor], Tensor], precision: str) -> Callable[[], float]:
+def _plain(
+    peer: nn.Module, rows: Rows, forward: Callable[[nn.Module, Tensor], Tensor], precision: str
+) -> Callable[[], float]:
     """Steps as anybody writes them."""
     learned = [p for p in peer.train().parameters() if p.requires_grad]
     groups = [

@@ -37,18 +37,34 @@ CACHES = ["static", "paged,block=16", "growing", "quantized,bits=8", "quantized,
 
 def main() -> None:
     """Print the tables of one question."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("question", choices=["lengths", "sharing", "steps"])
     parser.add_argument("--text", type=Path, help="a file of lines")
     parser.add_argument("--run", type=Path, help="a trained translator or language model")
-    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens that are learned from the text, without --run")
+    parser.add_argument(
+        "--vocabulary", type=int, default=8000, help="tokens that are learned from the text, without --run"
+    )
     parser.add_argument("--limit", type=int, default=200, help="lines that are decoded")
     parser.add_argument("--join", type=int, default=1, help="lines that make one prompt or source")
-    parser.add_argument("--new-tokens", type=int, default=60, help="of a language model, after a prompt of a line")
+    parser.add_argument(
+        "--new-tokens", type=int, default=60, help="of a language model, after a prompt of a line"
+    )
     parser.add_argument("--rows", type=int, default=64, help="sequences that are in memory at once")
-    parser.add_argument("--caches", nargs="+", default=CACHES, help="in steps, the first is what the others are compared with")
-    parser.add_argument("--beams", action="store_true", help="steps before which rows are dropped and forked, as in beam search")
-    parser.add_argument("--plain", action="store_true", help="steps of a model that is not packed, as where there is no compiler")
+    parser.add_argument(
+        "--caches", nargs="+", default=CACHES, help="in steps, the first is what the others are compared with"
+    )
+    parser.add_argument(
+        "--beams",
+        action="store_true",
+        help="steps before which rows are dropped and forked, as in beam search",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="steps of a model that is not packed, as where there is no compiler",
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--past", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--layers", type=int, default=12)
@@ -66,8 +82,18 @@ def lengths(options: argparse.Namespace) -> None:
     found = token_counts(options)
     mean = statistics.fmean(found)
     chosen = block_for(mean)
-    print(f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} at once\n")
-    lines = [["block", "empty at the end", "by the formula", "empty while rows grow", "reserved for the longest instead"]]
+    print(
+        f"{len(found):,} rows of {min(found)} to {max(found)} tokens, {mean:.1f} on average; {options.rows} at once\n"
+    )
+    lines = [
+        [
+            "block",
+            "empty at the end",
+            "by the formula",
+            "empty while rows grow",
+            "reserved for the longest instead",
+        ]
+    ]
     for block in sorted({1, 2, 4, 8, 16, 32, chosen}):
         reserved = 1 - statistics.fmean(found) / max(found)
         lines.append([f"{block}{' (chosen)' if block == chosen else ''}", percent(when_full(found, block)), percent(waste(block, mean)),
@@ -92,7 +118,9 @@ def sharing(options: argparse.Namespace) -> None:
     texts = ["\n".join(given[i : i + options.join]) for i in range(0, len(given), options.join)]
     translates = run.config.kind == "encoder-decoder"
     sizes = [len(ids) for ids in run.tokenizer.encode(texts)]
-    most = (run.config.max_len or max(sizes)) - (0 if translates else options.new_tokens)  # a longer one would be read anew
+    most = (run.config.max_len or max(sizes)) - (
+        0 if translates else options.new_tokens
+    )  # a longer one would be read anew
     kept = [i for i, size in enumerate(sizes) if size <= most][: options.limit]
     texts, said = [texts[i] for i in kept], statistics.fmean(sizes[i] for i in kept)
     lines = [["decoding", "block", "saved at the peak", "saved on average", "most saved", "least saved"]]
@@ -103,7 +131,9 @@ def sharing(options: argparse.Namespace) -> None:
             chosen = f"{min(blocks)} to {max(blocks)} (chosen)" if block is None else str(block)
             lines.append([str(way), chosen, percent(statistics.fmean(peaks)), percent(statistics.fmean(one.mean for one in seen)),
                           percent(max(peaks)), percent(min(peaks))])  # fmt: skip
-    print(f"{len(texts):,} texts of {said:.0f} tokens on average, one at a time; pages held against those of rows that share nothing\n")
+    print(
+        f"{len(texts):,} texts of {said:.0f} tokens on average, one at a time; pages held against those of rows that share nothing\n"
+    )
     print(table(lines))
 
 
@@ -114,12 +144,17 @@ def steps(options: argparse.Namespace) -> None:
                          n_decoder_layers=options.layers, d_ff=4 * options.width, position="rope", max_len=4096)  # fmt: skip
     model = build(config, seed=0).eval()
     model = model if options.plain else packed(model)
-    print(f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of {options.rounds} rounds in turns\n")
+    print(
+        f"{options.layers} layers of {options.width}, fp32, {options.threads} threads, medians of {options.rounds} rounds in turns\n"
+    )
     choices = {name: Choice.read(parse_part(name)) for name in options.caches}
     lines = [["rows", "past", "cache", "ms", "more than the first", "MiB"]]
     for n in options.batches:
         for past in options.past:
-            caches = {name: filled(model.cache_shape, choice, n, past, options.rounds + 8) for name, choice in choices.items()}
+            caches = {
+                name: filled(model.cache_shape, choice, n, past, options.rounds + 8)
+                for name, choice in choices.items()
+            }
             at, tokens = dict.fromkeys(caches, past), torch.ones(n, 1, dtype=torch.long)
 
             def step(name: str, caches=caches, at=at, tokens=tokens, n=n) -> None:  # type: ignore[no-untyped-def]
@@ -127,15 +162,30 @@ def steps(options: argparse.Namespace) -> None:
                 at[name] += 1
                 with torch.inference_mode():
                     if options.beams:  # half of the rows go on, each in two
-                        caches[name].select(torch.randperm(n, generator=torch.Generator().manual_seed(at[name]))[torch.arange(n) // 2].tolist())
+                        caches[name].select(
+                            torch.randperm(n, generator=torch.Generator().manual_seed(at[name]))[
+                                torch.arange(n) // 2
+                            ].tolist()
+                        )
                     caches[name].begin(range(n), pos)
                     model.decode(tokens, pos, caches[name], None)
 
-            seconds = interleaved({name: lambda name=name: step(name) for name in caches}, options.rounds, warmup=2)  # type: ignore[misc]
+            seconds = interleaved(
+                {name: lambda name=name: step(name) for name in caches}, options.rounds, warmup=2
+            )  # type: ignore[misc]
             for name, times in seconds.items():
                 more = ratio(times, seconds[options.caches[0]]) - 1
                 held = f"{caches[name].nbytes / 2**20:,.0f}"
-                lines.append([str(n), str(past), name, f"{1000 * statistics.median(times):.1f}", f"{100 * more:+.1f} %", held])
+                lines.append(
+                    [
+                        str(n),
+                        str(past),
+                        name,
+                        f"{1000 * statistics.median(times):.1f}",
+                        f"{100 * more:+.1f} %",
+                        held,
+                    ]
+                )
             print("\n".join(map(" | ".join, lines[-len(caches) :])), flush=True)
     print("\n" + table(lines))
 

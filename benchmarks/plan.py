@@ -38,7 +38,10 @@ ROWS: dict[str, tuple[str, list[str]]] = {
     "translator, base": ("multi30k-en-de", ["data.root=multi30k", "model.preset=base"]),
     "characters": ("tinyshakespeare", ["data.root=tinyshakespeare"]),
     "language model": ("wikitext-2", ["data.root=wikitext-2"]),
-    "language model, gpt2": ("wikitext-2", ["data.root=wikitext-2", "model={preset: gpt2}", "train.max_tokens=512"]),
+    "language model, gpt2": (
+        "wikitext-2",
+        ["data.root=wikitext-2", "model={preset: gpt2}", "train.max_tokens=512"],
+    ),
     "masked": ("wikitext-2-masked", ["data.root=wikitext-2"]),
     "classes, conv": ("sst2", ["data.root=sst2"]),
 }
@@ -55,15 +58,22 @@ class Seen(NamedTuple):
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", nargs="?", help="one recipe, in place of those of the table")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--data", type=Path, default=Path(), help="where the folders of the texts are")
     parser.add_argument("--only", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a probe; a training takes about twice as long")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of a probe; a training takes about twice as long"
+    )
     options = parser.parse_args()
-    wanted = {name: (str(ROOT / "recipes" / f"{ROWS[name][0]}.yaml"), placed(ROWS[name][1], options.data)) for name in options.only}
+    wanted = {
+        name: (str(ROOT / "recipes" / f"{ROWS[name][0]}.yaml"), placed(ROWS[name][1], options.data))
+        for name in options.only
+    }
     if options.recipe:
         wanted = {Path(options.recipe).stem: (options.recipe, options.changes)}
     rows = [["recipe", "parameters", "batches an epoch: planned, real", "ms an update: planned, measured", "error, each round",
@@ -75,7 +85,10 @@ def main() -> None:
             steps = max(12, round(2 * options.seconds / planned.update))
             rounds.append((planned, apart(trained, recipe, changes, min(steps, 1000))))
         errors = [said.update / done.update - 1 for said, done in rounds]
-        (said, done), (ours, real) = rounds[-1], (statistics.median(pair[i].update for pair in rounds) for i in (0, 1))
+        (said, done), (ours, real) = (
+            rounds[-1],
+            (statistics.median(pair[i].update for pair in rounds) for i in (0, 1)),
+        )
         rows.append([
             name, f"{said.parameters:,}" + ("" if said.parameters == done.parameters else f" != {done.parameters:,}"),
             f"{said.batches:,.0f}, {done.batches:,.0f}", f"{1e3 * ours:,.0f}, {1e3 * real:,.0f}",
@@ -87,7 +100,10 @@ def main() -> None:
 
 def placed(changes: list[str], root: Path) -> list[str]:
     """The changes with the folder of the texts in its place."""
-    return [f"data.root={root / change.removeprefix('data.root=')}" if change.startswith("data.root=") else change for change in changes]
+    return [
+        f"data.root={root / change.removeprefix('data.root=')}" if change.startswith("data.root=") else change
+        for change in changes
+    ]
 
 
 def apart(work: Callable[..., Seen], *given: Any) -> Seen:
@@ -145,7 +161,12 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
         train(training, texts.task, short, Path(folder) / "checkpoints", timed)
         first, last = told.rows[0], told.rows[-1]
         update = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
-        return Seen(sum(p.numel() for p in model.parameters()), len(texts.task.plan(0)), update, memory("VmHWM") - before)
+        return Seen(
+            sum(p.numel() for p in model.parameters()),
+            len(texts.task.plan(0)),
+            update,
+            memory("VmHWM") - before,
+        )
 
 
 def memory(name: str) -> int:

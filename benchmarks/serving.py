@@ -54,15 +54,31 @@ class Turn(NamedTuple):
 
 def main() -> None:
     """Parse, measure case after case, print a table of all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    print(f"{GIVEN} tokens in, {options.new_tokens} out, {options.threads} thread(s), medians of {options.rounds} interleaved rounds\n")
-    rows = [["model", "at once", "contestant", "tokens/s", "of the engine's", "first token, ms", "95 %", "CPU, ms per 1000 tokens", "of the engine's"]]
+    print(
+        f"{GIVEN} tokens in, {options.new_tokens} out, {options.threads} thread(s), medians of {options.rounds} interleaved rounds\n"
+    )
+    rows = [
+        [
+            "model",
+            "at once",
+            "contestant",
+            "tokens/s",
+            "of the engine's",
+            "first token, ms",
+            "95 %",
+            "CPU, ms per 1000 tokens",
+            "of the engine's",
+        ]
+    ]
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             words = make(name, folder)
@@ -74,7 +90,9 @@ def make(name: str, folder: str) -> int:
     """Write a run directory with random weights that never ends a text by itself; the size of its vocabulary."""
     words = [f"{a}{b}{c}" for a, b, c in product("bdfgklmn", "aeiou", "prstvz")]
     tokenizer = train_tokenizer([" ".join(words)] * 2, Choice("bpe"), 1000)
-    config = ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, max_len=512, tie_embeddings="none", **MODELS[name])
+    config = ModelConfig(
+        kind="decoder", vocab_size=tokenizer.vocab_size, max_len=512, tie_embeddings="none", **MODELS[name]
+    )
     model = build(config, seed=1)
     with torch.no_grad():
         model.head.weight[tokenizer.eos_id] = 0  # some other token is always likelier than that
@@ -104,9 +122,16 @@ def cases(options: argparse.Namespace) -> list[list[str]]:
             tokens = requests * options.new_tokens
             for name, own in turns.items():
                 walls, cpus = [t.wall for t in own], [t.cpu for t in own]
-                times = ratio([t.wall for t in turns["engine"]], walls), ratio(cpus, [t.cpu for t in turns["engine"]])
+                times = (
+                    ratio([t.wall for t in turns["engine"]], walls),
+                    ratio(cpus, [t.cpu for t in turns["engine"]]),
+                )
                 first = sorted(x for t in own for x in t.first)
-                told = [f"{1000 * statistics.median(first):.1f}", f"{1000 * first[int(0.95 * len(first))]:.1f}"] if first else ["-", "-"]
+                told = (
+                    [f"{1000 * statistics.median(first):.1f}", f"{1000 * first[int(0.95 * len(first))]:.1f}"]
+                    if first
+                    else ["-", "-"]
+                )
                 rows.append([options.model, str(clients), name, f"{tokens / statistics.median(walls):,.0f}", f"{times[0]:.2f}", *told,
                              f"{1e6 * statistics.median(cpus) / tokens:.0f}", f"{times[1]:.2f}"])  # fmt: skip
                 print(" | ".join(rows[-1]), flush=True)
@@ -149,8 +174,26 @@ def engine_of(options: argparse.Namespace) -> Callable[[], tuple[float, float, l
 @contextmanager
 def service(options: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
     """``polyhead serve`` in its process, as its users start it."""
-    command = [sys.executable, "-m", "polyhead", "serve", options.folder, "--port", "0", "--threads", str(options.threads), "--no-log", "--name", "it"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": str(options.threads)})
+    command = [
+        sys.executable,
+        "-m",
+        "polyhead",
+        "serve",
+        options.folder,
+        "--port",
+        "0",
+        "--threads",
+        str(options.threads),
+        "--no-log",
+        "--name",
+        "it",
+    ]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
+    )
     assert process.stdout is not None
     try:
         process.stdout.readline()
@@ -174,7 +217,14 @@ async def flood(url: str, options: argparse.Namespace, stream: bool) -> list[flo
     async def client() -> None:
         reader, writer = await asyncio.open_connection(place.hostname, place.port)
         while waiting:
-            body = json.dumps({"prompt": waiting.pop(), "max_tokens": options.new_tokens, "temperature": 0, "stream": stream}).encode()
+            body = json.dumps(
+                {
+                    "prompt": waiting.pop(),
+                    "max_tokens": options.new_tokens,
+                    "temperature": 0,
+                    "stream": stream,
+                }
+            ).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             begun = time.perf_counter()
             writer.write(head.encode() + body)
@@ -185,7 +235,9 @@ async def flood(url: str, options: argparse.Namespace, stream: bool) -> list[flo
                 first.append(time.perf_counter() - begun)
                 await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
                 continue
-            length = next(int(line[15:]) for line in told.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+            length = next(
+                int(line[15:]) for line in told.split(b"\r\n") if line.lower().startswith(b"content-length:")
+            )
             answer = json.loads(await reader.readexactly(length))
             assert answer["usage"]["completion_tokens"] == options.new_tokens
         writer.close()

@@ -43,7 +43,9 @@ WAYS = {
 
 def main() -> None:
     """Print the table of one question."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("question", choices=["texts", "steps"])
     parser.add_argument("--run", type=Path, help="a trained language model")
     parser.add_argument("--draft", type=Path, help="a smaller one with the same tokenizer")
@@ -83,9 +85,14 @@ class Counted:
         self.inner: Guesser = self.proposer.begin(prompts, terms)
         return self
 
-    def guess(self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]) -> list[Guess]:
+    def guess(
+        self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]
+    ) -> list[Guess]:
         found = self.inner.guess(texts, streams, most)
-        self.guessed, self.rows = self.guessed + sum(len(guess.tokens) for guess in found), self.rows + len(found)
+        self.guessed, self.rows = (
+            self.guessed + sum(len(guess.tokens) for guess in found),
+            self.rows + len(found),
+        )
         return found
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -106,7 +113,10 @@ def texts(options: argparse.Namespace) -> None:
     for again in (False, True):
         for temperature in options.temperatures:
             for n in options.batches[:1] if again else options.batches:
-                prompts = [[cut(ids, i * n + j, options.prompt, again) for j in range(n)] for i in range(options.rounds + 1)]
+                prompts = [
+                    [cut(ids, i * n + j, options.prompt, again) for j in range(n)]
+                    for i in range(options.rounds + 1)
+                ]
                 lines += compared(run, proposers, prompts, temperature, options)
                 for line in lines[-1 - len(proposers) :]:
                     line[:3] = ["said once already" if again else "text", f"{temperature:g}", str(n)]
@@ -130,7 +140,11 @@ def made(choice: Choice, run: Run, small: Path) -> Proposer:
 
 
 def compared(
-    run: Run, proposers: dict[str, Proposer], prompts: list[list[list[int]]], temperature: float, options: argparse.Namespace
+    run: Run,
+    proposers: dict[str, Proposer],
+    prompts: list[list[list[int]]],
+    temperature: float,
+    options: argparse.Namespace,
 ) -> list[list[str]]:
     """A line for plain decoding and one for each proposer; the first prompts warm up."""
     rest: dict[str, Any] = {"sampling": Sampling(temperature), "eos_id": NEVER, "max_new_tokens": options.new_tokens,
@@ -146,7 +160,9 @@ def compared(
             said = [*speculative(run.model, given, counted[name], seed=turn[name], **rest)]  # type: ignore[arg-type]
         assert len(said) == len(given) * options.new_tokens
 
-    seconds = interleaved({name: lambda name=name: say(name) for name in turn}, options.rounds, clock=clock(options))  # type: ignore[misc]
+    seconds = interleaved(
+        {name: lambda name=name: say(name) for name in turn}, options.rounds, clock=clock(options)
+    )  # type: ignore[misc]
     n = len(prompts[0])
     lines = []
     for name, times in seconds.items():
@@ -157,7 +173,9 @@ def compared(
         said = n * options.new_tokens * (options.rounds + 1)
         guessed, rows = counted[name].guessed, counted[name].rows
         true = f"{100 * (said - rows) / max(1, guessed):.0f} %"
-        lines.append(["", "", "", name, true, f"{said / rows:.2f}", speed, f"{ratio(seconds['plain'], times):.2f}"])
+        lines.append(
+            ["", "", "", name, true, f"{said / rows:.2f}", speed, f"{ratio(seconds['plain'], times):.2f}"]
+        )
     return lines
 
 
@@ -166,11 +184,12 @@ def steps(options: argparse.Namespace) -> None:
     config = ModelConfig(kind="decoder", vocab_size=8000, d_model=options.width, n_heads=options.width // 64, d_ff=4 * options.width,
                          n_layers=options.layers, n_decoder_layers=options.layers, position="rope", max_len=4096)  # fmt: skip
     model = packed(build(config, seed=0).eval())
-    print(f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, {options.rounds} rounds\n")
+    print(
+        f"{options.layers} layers of {options.width}, fp32, {said_of(options)}, 128 tokens before, {options.rounds} rounds\n"
+    )
     widths = [1, 2, 3, 5, 7, 8, 9, 17]
     lines = [["rows", "1 token ms", *(f"{k} tokens" for k in widths[1:])]]
     for n in options.batches:
-
         with torch.inference_mode():
             cache = make_cache(None, model.cache_shape, n, 160)  # type: ignore[arg-type]
 
@@ -180,7 +199,11 @@ def steps(options: argparse.Namespace) -> None:
 
             read(torch.arange(128).expand(n, -1))
             at = {k: torch.arange(128, 128 + k).expand(n, -1) for k in widths}
-            seconds = interleaved({str(k): lambda pos=pos: read(pos) for k, pos in at.items()}, options.rounds, clock=clock(options))  # type: ignore[misc]
+            seconds = interleaved(
+                {str(k): lambda pos=pos: read(pos) for k, pos in at.items()},
+                options.rounds,
+                clock=clock(options),
+            )  # type: ignore[misc]
         more = [f"{ratio(seconds[str(k)], seconds['1']):.2f}" for k in widths[1:]]
         lines.append([str(n), f"{1000 * statistics.median(seconds['1']):.1f}", *more])
     print(table(lines))

@@ -12,7 +12,10 @@ from typing import Any
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1, clock: Callable[[], float] = time.perf_counter
+    contestants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each call, in turn: name -> one figure a round. ``time.process_time`` does not count what others run."""
     for _ in range(warmup):
@@ -28,7 +31,9 @@ def interleaved(
 
 
 @contextmanager
-def apart(builders: Mapping[str, Callable[[Any], Callable[[], object]]], options: Any) -> Iterator[dict[str, Callable[[], Any]]]:
+def apart(
+    builders: Mapping[str, Callable[[Any], Callable[[], object]]], options: Any
+) -> Iterator[dict[str, Callable[[], Any]]]:
     """Each contestant in a process of its own, as its users run it: a builder makes there what a call runs."""
     context = get_context("spawn")
     calls: dict[str, Callable[[], Any]] = {}

@@ -49,9 +49,13 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds; 0 does not time")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--tune-peers", action="store_true", help="give Hugging Face Polyhead's memory settings too")
+    parser.add_argument(
+        "--tune-peers", action="store_true", help="give Hugging Face Polyhead's memory settings too"
+    )
     parser.add_argument("--run", type=Path, help="a trained run")
-    parser.add_argument("--source", type=Path, help="text to translate (default: the test text of the run's recipe)")
+    parser.add_argument(
+        "--source", type=Path, help="text to translate (default: the test text of the run's recipe)"
+    )
     parser.add_argument("--reference", type=Path, help="its translation, line by line")
     parser.add_argument("--limit", type=int, help="lines translated, the first ones (default: all)")
     options = parser.parse_args()
@@ -80,7 +84,13 @@ def equal_lengths(options: argparse.Namespace) -> None:
     tokens = options.batch * options.new_tokens
     rows = [["system", "tokens/s", "times Hugging Face fp32"]]
     for name, times in seconds.items():
-        rows.append([name, f"{tokens / statistics.median(times):,.0f}", f"{ratio(seconds['Hugging Face fp32'], times):.2f}"])
+        rows.append(
+            [
+                name,
+                f"{tokens / statistics.median(times):,.0f}",
+                f"{ratio(seconds['Hugging Face fp32'], times):.2f}",
+            ]
+        )
     memory = ", Hugging Face with Polyhead's memory settings" if options.tune_peers else ""
     print(f"{options.preset}, batch {options.batch}, beam {options.beam}, {options.source_len} tokens in, {options.new_tokens} out, "
           f"{options.threads} threads, medians of {options.rounds} interleaved rounds, a process each{memory}")  # fmt: skip
@@ -168,7 +178,16 @@ def trained(options: argparse.Namespace) -> None:
     first = next(iter(systems))
     texts = {name: run.tokenizer.decode(tokens) for name, tokens in outputs.items()}
     scores = {name: bleu(lines, references, target_lang(run)) for name, lines in texts.items()}
-    rows = [["system", "sentences/s", f"times {first}", "BLEU", "outputs as Polyhead fp32", "tokens as Polyhead fp32"]]
+    rows = [
+        [
+            "system",
+            "sentences/s",
+            f"times {first}",
+            "BLEU",
+            "outputs as Polyhead fp32",
+            "tokens as Polyhead fp32",
+        ]
+    ]
     wanted = outputs["Polyhead fp32"]
     for name, found in outputs.items():
         times = seconds[name]
@@ -241,9 +260,14 @@ def run_twin(options: argparse.Namespace) -> Outputs:
 def text_of(run: Run, options: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Sources and references: those given, else the test text of the run's recipe."""
     if options.source:
-        both = [path.read_text(encoding="utf-8").strip("\n").split("\n") for path in (options.source, options.reference)]
+        both = [
+            path.read_text(encoding="utf-8").strip("\n").split("\n")
+            for path in (options.source, options.reference)
+        ]
     else:
-        assert run.recipe is not None and run.recipe.data.test, "no test text in the recipe: give --source and --reference"
+        assert run.recipe is not None and run.recipe.data.test, (
+            "no test text in the recipe: give --source and --reference"
+        )
         both = list(read_pairs(corpus_of(run.recipe, "test"))[:2])
     return both[0][: options.limit], both[1][: options.limit]
 
@@ -279,7 +303,9 @@ def choices(run: Run, other: Run, sources: list[str], outputs: list[list[int]]) 
     for start in range(0, len(encoded), 64):
         rows = slice(start, start + 64)
         source, pos = pad(encoded[rows], t.pad_id, torch.device("cpu"))
-        target, target_pos = pad([[t.bos_id, *tokens] for tokens in outputs[rows]], t.pad_id, torch.device("cpu"))
+        target, target_pos = pad(
+            [[t.bos_id, *tokens] for tokens in outputs[rows]], t.pad_id, torch.device("cpu")
+        )
         said = torch.ones_like(target, dtype=torch.bool) if target_pos is None else target_pos >= 0
         a, b = (each.model(source, target, pos).argmax(-1)[said] for each in (run, other))
         same, of = same + int((a == b).sum()), of + len(a)

@@ -127,14 +127,22 @@ def readme_recipe() -> dict[str, Any]:
 
 def language_recipe() -> dict[str, Any]:
     """The recipe of a language model in the guide."""
-    (recipe,) = (f.text for f in fences((ROOT / "docs/guide.md").read_text()) if f.text.startswith("task: language-model"))
+    (recipe,) = (
+        f.text
+        for f in fences((ROOT / "docs/guide.md").read_text())
+        if f.text.startswith("task: language-model")
+    )
     tree: dict[str, Any] = document.parse(recipe)
     return tree
 
 
 def classes_recipe() -> dict[str, Any]:
     """The recipe of a classifier in the guide."""
-    (recipe,) = (f.text for f in fences((ROOT / "docs/guide.md").read_text()) if f.text.startswith("task: {name: classification"))
+    (recipe,) = (
+        f.text
+        for f in fences((ROOT / "docs/guide.md").read_text())
+        if f.text.startswith("task: {name: classification")
+    )
     tree: dict[str, Any] = document.parse(recipe)
     return tree
 
@@ -186,7 +194,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in order))
     reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in order]
     (home / "reviews.tsv").write_text("label\tsentence\n" + "".join(reviews))
-    for file, shrunk in (("mine.yaml", readme_recipe()), ("plays.yaml", language_recipe()), ("reviews.yaml", classes_recipe())):
+    for file, shrunk in (
+        ("mine.yaml", readme_recipe()),
+        ("plays.yaml", language_recipe()),
+        ("reviews.yaml", classes_recipe()),
+    ):
         for key, value in TINY.items():
             document.assign(shrunk, key.split("."), value, Recipe)
         (home / file).write_text(document.write(shrunk))

@@ -92,7 +92,10 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         ("from polyhead.cli import main; main(['--help'])", {"torch", "pydantic", "typer", "rich"}),
         ("from polyhead.cli import main; main(['train', '--help'])", {"torch"}),
         ("from polyhead.cli import main; main(['translate', '--help'])", {"torch"}),
-        ("from polyhead.cli import main; main(['serve', '--help'])", {"torch", "uvicorn", "prometheus_client"}),
+        (
+            "from polyhead.cli import main; main(['serve', '--help'])",
+            {"torch", "uvicorn", "prometheus_client"},
+        ),
         ("import polyhead.recipe", {"torch"}),
     ],
 )

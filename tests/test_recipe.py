@@ -93,7 +93,11 @@ def test_every_key_is_described() -> None:
         ("data.train=[2026-01-02, 12:30]", "data.train", ["2026-01-02", "12:30"]),
         ("model.position=rope", "model.position", POSITION.check(Choice("rope", theta=1e4))),
         ("model.position.name=rope", "model.position", POSITION.check(Choice("rope", theta=1e4))),
-        ("model.position={name: rope, theta: 5e5}", "model.position", POSITION.check(Choice("rope", theta=5e5))),
+        (
+            "model.position={name: rope, theta: 5e5}",
+            "model.position",
+            POSITION.check(Choice("rope", theta=5e5)),
+        ),
         ("train.schedule.warmup=10", "train.schedule", Choice("inverse_sqrt", warmup=10, cooldown=0.0)),
         ("generation.cache=static", "generation.cache", CACHE.check(Choice("static"))),
         ("out=runs/other", "out", Path("runs/other")),
@@ -122,14 +126,23 @@ def test_a_part_and_its_options_come_in_any_order(recipe: Path, changes: list[st
 def test_a_new_part_drops_the_options_of_the_old(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", TEXT + "model:\n  position: {name: rope, theta: 5e5}\n")
     assert load_recipe(path, ["model.position.name=learned"]).model.position == Choice("learned", offset=0)
-    assert load_recipe(path, ["model.position.theta=7"]).model.position == POSITION.check(Choice("rope", theta=7.0))
+    assert load_recipe(path, ["model.position.theta=7"]).model.position == POSITION.check(
+        Choice("rope", theta=7.0)
+    )
 
 
 def test_sections_that_may_be_absent_are_changed_key_by_key(recipe: Path) -> None:
-    got = load_recipe(recipe, ["start=runs/a", "start.every=2", "distill.teacher=runs/b", "train.lr_factors.head=5"])
+    got = load_recipe(
+        recipe, ["start=runs/a", "start.every=2", "distill.teacher=runs/b", "train.lr_factors.head=5"]
+    )
     assert got.start is not None
     assert got.distill is not None
-    assert (got.start.run, got.start.every, got.distill.teacher, got.train.lr_factors) == ("runs/a", 2, "runs/b", {"head": 5.0})
+    assert (got.start.run, got.start.every, got.distill.teacher, got.train.lr_factors) == (
+        "runs/a",
+        2,
+        "runs/b",
+        {"head": 5.0},
+    )
     with pytest.raises(UserError, match=r"every.*start\.every"):
         load_recipe(recipe, ["every=2"])
 
@@ -149,13 +162,22 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("train.lr=nan", "train.lr: 'nan' is not a finite number"),
         ("train.lr=.inf", "train.lr: inf is not a finite number"),
         ("train.steps=9999999999", "train.steps: 9999999999 is out of range: should be at most 2147483647"),
-        ("model.max_len=9999999999", "model.max_len: 9999999999 is out of range: should be at most 2147483647"),
+        (
+            "model.max_len=9999999999",
+            "model.max_len: 9999999999 is out of range: should be at most 2147483647",
+        ),
         (
             "generation.cache={name: window, window: 9999999999}",
             "generation.cache: window of cache 'window': 9999999999 is out of range: should be at most 2147483647",
         ),
-        ("generation.length_penalty=1e308", "generation.length_penalty: 1e+308 is out of range: should be less than or equal to 50"),
-        ("train.threads=100000", "train.threads: 100000 is out of range: should be less than or equal to 1024"),
+        (
+            "generation.length_penalty=1e308",
+            "generation.length_penalty: 1e+308 is out of range: should be less than or equal to 50",
+        ),
+        (
+            "train.threads=100000",
+            "train.threads: 100000 is out of range: should be less than or equal to 1024",
+        ),
         ("train.lr=0", "train.lr: 0 is out of range: should be greater than 0"),
         ("train.label_smoothing=1", "train.label_smoothing: 1 is out of range: should be less than 1"),
         ("train.steps=2.5", "train.steps: 2.5 is not a whole number"),
@@ -189,7 +211,10 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
             "generation.beam_size: 0 is out of range: should be greater than or equal to 1",
         ),
         ("model.position=3", "model.position: 3 is not a part: give a name, or {name: ..., option: value}"),
-        ("model.d_model=100", "model: d_model (100) must be divisible by n_heads (8); the nearest is 96; or give head_dim"),
+        (
+            "model.d_model=100",
+            "model: d_model (100) must be divisible by n_heads (8); the nearest is 96; or give head_dim",
+        ),
         (
             "train.schedule.warmup=soon",
             "train.schedule: warmup of schedule 'inverse_sqrt': 'soon' is not a whole number",
@@ -274,7 +299,10 @@ def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", "model: {d_model: 64}\ntrain: {steps: 1}\n")
     assert complaint(path) == "data: missing; it has no default"
     path = written(tmp_path / "r.yaml", "data: {train: a.tsv}\ntrain: {steps: 1}\n")
-    assert complaint(path) == "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
+    assert (
+        complaint(path)
+        == "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
+    )
 
 
 def test_a_missing_file_names_the_nearest(recipe: Path, tmp_path: Path) -> None:

@@ -116,7 +116,11 @@ def test_every_part_says_what_it_is_and_types_its_options(registry: Registry[Any
     for name in registry.names():
         assert registry.get(name).__doc__, f"{registry.kind} {name} has no docstring"
         options = registry.options(name)
-        needed = {option: kind() for option, (kind, default) in options.items() if default is inspect.Parameter.empty}
+        needed = {
+            option: kind()
+            for option, (kind, default) in options.items()
+            if default is inspect.Parameter.empty
+        }
         for option, (kind, default) in options.items():
             assert kind is not Any, f"{registry.kind} {name}: option {option} has no type"
             given = needed.get(option, default)

@@ -34,7 +34,9 @@ def tokenizer(size: int = 300) -> Tokenizer:
 def run(vocab_size: int | None = None, **changes: Any) -> Run:
     tokens = tokenizer()
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 32} | changes
-    return Run(build(ModelConfig(vocab_size=vocab_size or tokens.vocab_size, **sizes), seed=1), tokens, GENERATION)
+    return Run(
+        build(ModelConfig(vocab_size=vocab_size or tokens.vocab_size, **sizes), seed=1), tokens, GENERATION
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,10 @@ def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
     exact, found = (ph.load(saved, dtype=kind).score(source, target) for kind in ("fp32", dtype))
     off = max(abs(a.log_prob - b.log_prob) for a, b in zip(exact, found, strict=True))
     assert off == 0 if dtype == "fp32" else 0 < off < 0.2
-    assert dtype_of(ph.load(saved, dtype=dtype).model) == {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}[dtype]
+    assert (
+        dtype_of(ph.load(saved, dtype=dtype).model)
+        == {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}[dtype]
+    )
 
 
 def test_what_is_saved_is_loaded(saved: Path) -> None:
@@ -78,7 +83,10 @@ def test_what_is_saved_is_loaded(saved: Path) -> None:
 
 def test_a_run_says_what_it_is(saved: Path) -> None:
     run = ph.load(saved)
-    assert repr(run) == f"Run(encoder-decoder, {run.config.n_layers} layers of {run.config.d_model}, {run.tokenizer.vocab_size} tokens)"
+    assert (
+        repr(run)
+        == f"Run(encoder-decoder, {run.config.n_layers} layers of {run.config.d_model}, {run.tokenizer.vocab_size} tokens)"
+    )
 
 
 def test_equal_runs_are_equal_files(saved: Path, tmp_path: Path) -> None:
@@ -98,7 +106,14 @@ def test_tied_weights_are_on_disk_once_and_tied_when_read(tying: str, matrices: 
         assert file.metadata()["format"] == "pt"
     assert shapes.count([ours.config.vocab_size, 16]) == matrices
     model = ph.load(tmp_path).model
-    places = {p.data_ptr() for p in (model.encoder_embedding.token.weight, model.decoder_embedding.token.weight, model.head.weight)}
+    places = {
+        p.data_ptr()
+        for p in (
+            model.encoder_embedding.token.weight,
+            model.decoder_embedding.token.weight,
+            model.head.weight,
+        )
+    }
     assert len(places) == matrices
 
 
@@ -131,23 +146,47 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
     (missing("config.json"), "{0} is not a run directory: it has no config.json"),
     (missing("tokenizer.json"), "no tokenizer.json in {0} (there: "),
     (missing("tokenizer_config.json"), "no tokenizer_config.json in {0} (there: "),
-    (missing("model.safetensors"), "{0} holds no model.safetensors and no checkpoint: nothing was trained here yet"),
+    (
+        missing("model.safetensors"),
+        "{0} holds no model.safetensors and no checkpoint: nothing was trained here yet",
+    ),
     (cut, "{0}/model.safetensors is damaged or cut short: "),
     (written("model.safetensors", ""), "{0}/model.safetensors is damaged or cut short: "),
     (written("config.json", "{"), "{0}/config.json is not valid JSON: Expecting property name"),
     (written("config.json", "[]"), "{0}/config.json must hold an object"),
     (written("config.json", " " * (1 << 21)), "{0}/config.json has 2097152 bytes; at most 1048576 are read"),
-    (edited("config.json", model_type="mariam"), "{0}/config.json: model_type is 'mariam'; only 'polyhead', "),
+    (
+        edited("config.json", model_type="mariam"),
+        "{0}/config.json: model_type is 'mariam'; only 'polyhead', ",
+    ),
     (written("config.json", "{}"), "{0}/config.json: model_type is None; only 'polyhead' can be loaded"),
     (edited("config.json", d_model="wide"), "{0}/config.json: d_model: 'wide' is not a whole number"),
-    (edited("config.json", position="ropes"), "{0}/config.json: position: unknown position 'ropes'; did you mean 'rope'?"),
-    (edited("config.json", n_heads=3, head_dim=None), "{0}/config.json: d_model (16) must be divisible by n_heads (3)"),
-    (edited("config.json", norm_frist=True), "{0}/config.json: 'norm_frist' is not known; did you mean 'norm_first'?"),
-    (edited("config.json", auto_map={"AutoModel": "modeling.Evil"}), "{0}/config.json: 'auto_map' is not known"),
+    (
+        edited("config.json", position="ropes"),
+        "{0}/config.json: position: unknown position 'ropes'; did you mean 'rope'?",
+    ),
+    (
+        edited("config.json", n_heads=3, head_dim=None),
+        "{0}/config.json: d_model (16) must be divisible by n_heads (3)",
+    ),
+    (
+        edited("config.json", norm_frist=True),
+        "{0}/config.json: 'norm_frist' is not known; did you mean 'norm_first'?",
+    ),
+    (
+        edited("config.json", auto_map={"AutoModel": "modeling.Evil"}),
+        "{0}/config.json: 'auto_map' is not known",
+    ),
     (edited("config.json", d_ff=64), "what was trained in {0} does not fit: "),
     (edited("config.json", n_layers=2), "what was trained in {0} does not fit: "),
-    (edited("generation_config.json", beam_size=0), "{0}/generation_config.json: beam_size: 0 is out of range"),
-    (edited("generation_config.json", beams=2), "{0}/generation_config.json: 'beams' is not known; did you mean"),
+    (
+        edited("generation_config.json", beam_size=0),
+        "{0}/generation_config.json: beam_size: 0 is out of range",
+    ),
+    (
+        edited("generation_config.json", beams=2),
+        "{0}/generation_config.json: 'beams' is not known; did you mean",
+    ),
     (written("recipe.yaml", "train: ["), "{0}/recipe.yaml: line 1"),
     (other_tokenizer, "{0}/tokenizer.json is not the tokenizer that the model was trained with"),
     (edited("config.json", vocab_size=301), "what was trained in {0} does not fit: "),
@@ -165,14 +204,19 @@ def test_each_thing_that_is_wrong_is_named(spoil: Callable[[Path], Any], message
 
 def test_wrong_shapes_are_named(copy: Path) -> None:
     edited("config.json", d_ff=64)(copy)
-    with pytest.raises(UserError, match=r"down_proj.weight' is torch.float32 \[16, 32\], wanted torch.float32 \[16, 64\]; "):
+    with pytest.raises(
+        UserError, match=r"down_proj.weight' is torch.float32 \[16, 32\], wanted torch.float32 \[16, 64\]; "
+    ):
         ph.load(copy)
 
 
 @pytest.mark.acceptance("A14")
 def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused() -> None:
     tokens = tokenizer()
-    with pytest.raises(UserError, match=f"the tokenizer has {tokens.vocab_size} tokens, the model only {tokens.vocab_size - 1}:"):
+    with pytest.raises(
+        UserError,
+        match=f"the tokenizer has {tokens.vocab_size} tokens, the model only {tokens.vocab_size - 1}:",
+    ):
         run(vocab_size=tokens.vocab_size - 1)
     assert run(vocab_size=tokens.vocab_size + 7).translate(["ein hund"])  # rows to spare do no harm
 
@@ -239,7 +283,9 @@ def test_scores_are_the_sums_of_the_logits_one_pair_at_a_time(saved: Path) -> No
     with torch.inference_mode():
         for source, target in zip(sources, targets, strict=True):
             x, y = (t.encode([text])[0] for text in (source, target))
-            log_p = loaded.model(torch.tensor([[*x, t.eos_id]]), torch.tensor([[t.bos_id, *y]])).log_softmax(-1)[0]
+            log_p = loaded.model(torch.tensor([[*x, t.eos_id]]), torch.tensor([[t.bos_id, *y]])).log_softmax(
+                -1
+            )[0]
             wanted.append((sum(float(log_p[i, token]) for i, token in enumerate([*y, t.eos_id])), len(y) + 1))
     for budget in (2048, 20, 1):  # all in one batch, some, one by one
         scores = loaded.score(sources, targets, batch_tokens=budget)
@@ -251,7 +297,9 @@ def test_scores_are_the_sums_of_the_logits_one_pair_at_a_time(saved: Path) -> No
 
 
 def test_options_that_translations_do_not_know_are_refused(saved: Path) -> None:
-    with pytest.raises(UserError, match="top_p has no effect on translations; these have: batch_tokens, beam_size"):
+    with pytest.raises(
+        UserError, match="top_p has no effect on translations; these have: batch_tokens, beam_size"
+    ):
         ph.load(saved).translate(["a"], top_p=0.5)
 
 

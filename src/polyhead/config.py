@@ -107,7 +107,8 @@ class ModelSection(BaseModel):
     )
     position: Choice = Choice("sinusoidal")
     pattern: tuple[LayerParts, ...] = Field(
-        (), description="attention and position of layers in turn: layer i has entry i, and again from the first"
+        (),
+        description="attention and position of layers in turn: layer i has entry i, and again from the first",
     )
     norm: Choice = Choice("layernorm")
     norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
@@ -122,13 +123,16 @@ class ModelSection(BaseModel):
     )
     scale_embedding: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
     embedding_norm: bool | Literal["first"] = Field(
-        False, description='a norm on the embeddings; "first": in place of the first layer\'s own before attention'
+        False,
+        description='a norm on the embeddings; "first": in place of the first layer\'s own before attention',
     )
     segments: int = Field(0, ge=0, description="kinds of segments with an embedding each; BERT has 2")
     head: bool = Field(True, description="an encoder scores its vocabulary; without, it gives vectors alone")
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
     scale_output: bool = Field(False, description="divide what the head reads by sqrt(d_model), as T5")
-    logit_softcap: float | None = Field(None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary")
+    logit_softcap: float | None = Field(
+        None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary"
+    )
     pooling: Choice | None = Field(None, description="one vector for a text, for classes and embeddings")
     init: Choice = Choice("xavier")
 
@@ -181,9 +185,13 @@ class ModelSection(BaseModel):
         if self.sandwich_norm and not self.norm_first:
             raise UserError("sandwich_norm adds a norm to those of norm_first: give norm_first=true as well")
         if self.embedding_norm == "first" and not self.norm_first:
-            raise UserError("embedding_norm=first takes the place of a norm before attention: give norm_first=true as well")
+            raise UserError(
+                "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well"
+            )
         if self.kind != "encoder" and not self.head:
-            raise UserError(f"head=false leaves vectors alone, which are of use from an encoder; this is kind={self.kind!r}")
+            raise UserError(
+                f"head=false leaves vectors alone, which are of use from an encoder; this is kind={self.kind!r}"
+            )
         self._try()
         return self
 
@@ -260,7 +268,9 @@ class ModelConfig(ModelSection):
     """Sizes and parts of one Transformer with its vocabulary: everything needed to build it."""
 
     vocab_size: int = Field(gt=0, description="tokens of the tokenizer; rows of the embedding")
-    labels: tuple[str, ...] = Field((), description="classes that an encoder tells apart; none if it is no classifier")
+    labels: tuple[str, ...] = Field(
+        (), description="classes that an encoder tells apart; none if it is no classifier"
+    )
 
     @model_validator(mode="after")
     def _classes(self) -> Self:

@@ -15,7 +15,9 @@ class UserError(ValueError):
     """A mistake the user can mend. The command line prints the message alone and exits with 2."""
 
 
-MOST = 2**31 - 1  # what nothing here is counted beyond; larger numbers overflow deep inside of other libraries
+MOST = (
+    2**31 - 1
+)  # what nothing here is counted beyond; larger numbers overflow deep inside of other libraries
 
 
 def bounded(value: Any) -> Any:

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 Fields = dict[str, Any]
 GELU = {"name": "gelu", "tanh": True}
-GPT: Fields = {"kind": "decoder", "position": "learned", "feed_forward": GELU, "scale_embedding": False, "init": "normal"}
+GPT: Fields = {
+    "kind": "decoder",
+    "position": "learned",
+    "feed_forward": GELU,
+    "scale_embedding": False,
+    "init": "normal",
+}
 GPT2: Fields = GPT | {"norm_first": True, "max_len": 1024}
 GPT3: Fields = GPT2 | {"max_len": 2048}
 BERT: Fields = {
@@ -23,7 +29,9 @@ T5: Fields = {
 }  # fmt: skip
 
 
-def _sizes(n_layers: int, d_model: int, n_heads: int, head_dim: int | None = None, d_ff: int | None = None) -> Fields:
+def _sizes(
+    n_layers: int, d_model: int, n_heads: int, head_dim: int | None = None, d_ff: int | None = None
+) -> Fields:
     given = {"n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "head_dim": head_dim, "d_ff": d_ff}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -54,7 +62,8 @@ PRESETS: dict[str, Fields] = {
     "bert-base": BERT | _sizes(12, 768, 12),
     "bert-large": BERT | _sizes(24, 1024, 16),
     # Sanh et al. (2019), sec. 3
-    "distilbert": {name: value for name, value in BERT.items() if name not in ("segments", "pooling")} | _sizes(6, 768, 12),
+    "distilbert": {name: value for name, value in BERT.items() if name not in ("segments", "pooling")}
+    | _sizes(6, 768, 12),
     # Lewis et al. (2019), sec. 2.1
     "bart-base": BART | _sizes(6, 768, 12),
     "bart-large": BART | _sizes(12, 1024, 16),

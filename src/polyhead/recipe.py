@@ -19,7 +19,9 @@ from polyhead.sections import DistillSection, Section, Start
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
-Columns = Annotated[list[Column], BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given])]
+Columns = Annotated[
+    list[Column], BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given])
+]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
 
 
@@ -32,7 +34,10 @@ class DataConfig(Section):
     train: Files = Field(min_length=1, description="files to learn from; .gz is read as it is")
     valid: Files | None = Field(None, description="files to measure progress on")
     valid_share: float = Field(
-        0.0, ge=0, lt=1, description="without valid: a share of the training text, its end; of labelled texts, lines all over"
+        0.0,
+        ge=0,
+        lt=1,
+        description="without valid: a share of the training text, its end; of labelled texts, lines all over",
     )
     test: Files | None = Field(None, description="files to measure the finished model on")
     format: Literal["auto", "parallel", "tsv", "jsonl"] = Field("auto", description="auto: by the file names")
@@ -41,14 +46,19 @@ class DataConfig(Section):
     source: Column = Field(0, description="column of a TSV (0 is the first) or key of a JSONL")
     target: Column = Field(1, description="column of a TSV or key of a JSONL")
     text: Columns = Field(
-        ["text"], min_length=1, max_length=2, description="column or key of labelled texts; two for pairs: [premise, hypothesis]"
+        ["text"],
+        min_length=1,
+        max_length=2,
+        description="column or key of labelled texts; two for pairs: [premise, hypothesis]",
     )
     label: Column = Field("label", description="column or key of the label of a text")
     documents: Literal["file", "line", "blank"] = Field(
         "file", description="plain text: what a document is; blank: blank lines end one"
     )
     max_len: int = Field(
-        256, gt=0, description="tokens a side; longer pairs are skipped and counted; tokens of a row of plain text"
+        256,
+        gt=0,
+        description="tokens a side; longer pairs are skipped and counted; tokens of a row of plain text",
     )
     cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
 
@@ -70,7 +80,9 @@ class TokenizerConfig(Section):
 
     kind: Choice = Choice("bpe")
     vocab_size: int = Field(8000, gt=5, description="tokens, special ones included; small corpora give fewer")
-    sentinels: int = Field(0, ge=0, description="tokens that stand for hidden spans; denoising with noise=spans needs them")
+    sentinels: int = Field(
+        0, ge=0, description="tokens that stand for hidden spans; denoising with noise=spans needs them"
+    )
 
     @field_validator("kind")
     @classmethod
@@ -90,9 +102,14 @@ class TrainConfig(Section):
     schedule: Choice = Choice("inverse_sqrt")
     clip_norm: float = Field(1.0, ge=0, description="longest gradient; 0 leaves it as it is")
     label_smoothing: float | None = Field(
-        None, ge=0, lt=1, description="share of the probability spread over all tokens; 0.1 for translation, else 0"
+        None,
+        ge=0,
+        lt=1,
+        description="share of the probability spread over all tokens; 0.1 for translation, else 0",
     )
-    freeze: tuple[str, ...] = Field((), description="parts of the model that stay as they are, e.g. [encoder.embedding]")
+    freeze: tuple[str, ...] = Field(
+        (), description="parts of the model that stay as they are, e.g. [encoder.embedding]"
+    )
     lr_factors: dict[str, float] = Field(
         default_factory=dict, description="factors on lr for parts of the model, e.g. {classifier: 10}"
     )
@@ -133,17 +150,23 @@ class GenerationConfig(Section):
     """How outputs are searched for (translations), or drawn (what a language model says)."""
 
     beam_size: int = Field(5, ge=1, le=64, description="hypotheses kept; 1 is greedy")
-    length_penalty: float = Field(1.0, ge=-50, le=50, description="exponent of the length: above 0 favours longer outputs")
+    length_penalty: float = Field(
+        1.0, ge=-50, le=50, description="exponent of the length: above 0 favours longer outputs"
+    )
     n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
     min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
     max_length_ratio: float = Field(
         2.0, ge=0, description="an output has at most ratio x source + extra tokens"
     )
     max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
-    forbidden: tuple[str, ...] = Field((), description="translations: tokens that are never said, e.g. [<unk>]")
+    forbidden: tuple[str, ...] = Field(
+        (), description="translations: tokens that are never said, e.g. [<unk>]"
+    )
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     max_new_tokens: int = Field(200, ge=1, description="language models: longest output, in tokens")
-    temperature: float = Field(1.0, ge=0, description="language models: below 1 safer, above 1 bolder, 0 the likeliest")
+    temperature: float = Field(
+        1.0, ge=0, description="language models: below 1 safer, above 1 bolder, 0 the likeliest"
+    )
     top_k: int = Field(0, ge=0, description="language models: only the k likeliest tokens; 0: all")
     top_p: float = Field(
         1.0, gt=0, le=1, description="language models: the likeliest tokens with this much probability"
@@ -151,12 +174,16 @@ class GenerationConfig(Section):
     min_p: float = Field(
         0.0, ge=0, le=1, description="language models: tokens at least this share as likely as the likeliest"
     )
-    repetition_penalty: float = Field(1.0, gt=0, description="language models: above 1 against saying things again")
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="language models: above 1 against saying things again"
+    )
     batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
     cache: Choice | None = Field(
         None, description="what decoding remembers; what fits the model if not given"
     )
-    speculate: Choice | None = Field(None, description="language models: who guesses tokens, several a step; nobody if not given")
+    speculate: Choice | None = Field(
+        None, description="language models: who guesses tokens, several a step; nobody if not given"
+    )
 
     @field_validator("cache", "speculate")
     @classmethod
@@ -213,7 +240,9 @@ class Recipe(Section):
             )
         task = TASK.get(self.task.name)
         if self.model.kind != task.kind:
-            raise UserError(f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}")
+            raise UserError(
+                f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}"
+            )
         metrics = getattr(task, "metrics", ("loss",))
         if self.train.metric not in metrics:
             raise UserError(

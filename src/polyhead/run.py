@@ -80,7 +80,9 @@ class Run:
     def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
     @overload
     def generate(self, prompts: Sequence[str], *, n: int, **changes: Any) -> list[list[str]]: ...
-    def generate(self, prompts: Sequence[str], *, n: int | None = None, **changes: Any) -> list[str] | list[list[str]]:
+    def generate(
+        self, prompts: Sequence[str], *, n: int | None = None, **changes: Any
+    ) -> list[str] | list[list[str]]:
         """What a language model says after each prompt, or ``n`` such continuations of each.
 
         ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig,
@@ -93,10 +95,20 @@ class Run:
         return said if n is None else [said[i : i + n] for i in range(0, len(said), n)]
 
     def stream(
-        self, prompts: Sequence[str], *, n: int = 1, seed: int = 0, stop: str | Sequence[str] = (), **changes: Any
+        self,
+        prompts: Sequence[str],
+        *,
+        n: int = 1,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        **changes: Any,
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, most, stop = self._need("decoder"), self.config.max_len, [stop] if isinstance(stop, str) else stop
+        model, most, stop = (
+            self._need("decoder"),
+            self.config.max_len,
+            [stop] if isinstance(stop, str) else stop,
+        )
         if "beam_size" not in changes:
             config = changed(self.generation, changes, SEARCHED, "drawn text")
             read, guesses = self._read(prompts), self._proposer(config.speculate)
@@ -105,7 +117,9 @@ class Run:
         if "n_best" in changes:
             raise UserError("n says how many continuations there are, not n_best")
         config = changed(self.generation, changes | {"n_best": n}, UNSEARCHED, "the likeliest texts")
-        return likeliest_continuations(model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop)
+        return likeliest_continuations(
+            model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop
+        )
 
     def engine(self, **options: Any) -> TextEngine:
         """For many requests, each at its own time: ``run.engine(cache="paged").submit("Once", n=4)``.
@@ -113,7 +127,10 @@ class Run:
         ``options`` are those of ``polyhead.generate.engine.Engine``.
         """
         goes_on = self.config.kind == "decoder"
-        model, about = self._need("decoder" if goes_on else "encoder-decoder"), self._frame if goes_on else None
+        model, about = (
+            self._need("decoder" if goes_on else "encoder-decoder"),
+            self._frame if goes_on else None,
+        )
         return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
 
     def _proposer(self, choice: Choice | None) -> Proposer | None:
@@ -152,7 +169,9 @@ class Run:
         if self.config.kind == "decoder":
             config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
             most = self.config.max_len
-            found = continued(self._need("decoder"), self._read(texts), config, eos_id=tokenizer.eos_id, max_len=most)
+            found = continued(
+                self._need("decoder"), self._read(texts), config, eos_id=tokenizer.eos_id, max_len=most
+            )
             return in_order(found, len(texts), progress)
         config = changed(self.generation, changes, DRAWN, "translations")
         found = search(
@@ -212,7 +231,9 @@ class Run:
 
     def embed(self, texts: Sequence[str], pooling: str = "mean") -> Tensor:
         """One vector for each text (N, C): the "mean", "first" or "max" of its tokens' vectors, or the model's "own"."""
-        return embed(self._need("classifier" if self.config.labels else "encoder"), self.tokenizer, texts, pooling)
+        return embed(
+            self._need("classifier" if self.config.labels else "encoder"), self.tokenizer, texts, pooling
+        )
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
@@ -229,9 +250,15 @@ class Run:
         self._need("encoder-decoder")
         found = self.attention_maps(source, target)
         if "cross" not in found:
-            raise UserError(f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}")
+            raise UserError(
+                f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}"
+            )
         columns, rows, weights = found["cross"][:3]
-        return [token.replace(" ", "␣") for token in columns], [token.replace(" ", "␣") for token in rows], weights
+        return (
+            [token.replace(" ", "␣") for token in columns],
+            [token.replace(" ", "␣") for token in rows],
+            weights,
+        )
 
     def attention_maps(self, source: str, target: str | None = None) -> dict[str, AttentionMap]:
         """Every kind of attention of a pair ("cross", "encoder", "decoder"), the run's own translation if not given.
@@ -249,7 +276,9 @@ class Run:
         return pair_maps(self._need("encoder-decoder"), self.tokenizer, ids, out, source)
 
     def _check_length(self, name: str, tokens: list[int]) -> None:
-        most = self.config.max_len - (self.tokenizer.sides.most if self.config.kind == "encoder-decoder" else 1)
+        most = self.config.max_len - (
+            self.tokenizer.sides.most if self.config.kind == "encoder-decoder" else 1
+        )
         if len(tokens) > most:
             raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {most} at most")
 

@@ -29,7 +29,9 @@ class StartSection(Section):
     shorthand: ClassVar[str] = "run"  # the key that is meant where the section is one word
 
     run: str = Field(description="a run, a published checkpoint, or owner/name on a hub")
-    every: int = Field(1, gt=0, description="of its layers the first and every n-th after; 2 halves the depth")
+    every: int = Field(
+        1, gt=0, description="of its layers the first and every n-th after; 2 halves the depth"
+    )
 
 
 class DistillSection(Section):

@@ -106,7 +106,11 @@ def test_beam_search_shows_the_maps_of_each_hypothesis_it_extends(model, source,
     prefixes, decode, select, moves = [], model.decode, StaticCache.select, []
 
     def recorded(tokens, pos, cache, memory):
-        before = [[] for _ in tokens] if not prefixes else [prefixes[-1][row] for row in (moves.pop() if moves else range(len(tokens)))]
+        before = (
+            [[] for _ in tokens]
+            if not prefixes
+            else [prefixes[-1][row] for row in (moves.pop() if moves else range(len(tokens)))]
+        )
         prefixes.append([[*held, int(token)] for held, token in zip(before, tokens[:, 0], strict=True)])
         return decode(tokens, pos, cache, memory)
 
@@ -151,10 +155,16 @@ def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, s
     target = torch.randint(5, V, (1, 4))
     whole = teacher_forced(model, source[:1], target)
     found = pair_attention(model, source[:1], target)
-    names = {"cross": "decoder.layers.{}.cross", "encoder": "encoder.layers.{}.attn", "decoder": "decoder.layers.{}.attn"}
+    names = {
+        "cross": "decoder.layers.{}.cross",
+        "encoder": "encoder.layers.{}.attn",
+        "decoder": "decoder.layers.{}.attn",
+    }
     assert list(found) == list(names)
     for kind, weights in found.items():
-        torch.testing.assert_close(weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0)
+        torch.testing.assert_close(
+            weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
+        )
     for layer in model.decoder.layers:
         layer.cross = Blind(layer.cross)
     assert list(pair_attention(model, source[:1], target)) == ["encoder", "decoder"]

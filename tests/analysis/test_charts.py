@@ -59,8 +59,19 @@ def test_powers_of_ten_enclose_the_values():
     assert powers(0.03, 8) == [0.01, 0.1, 1, 10]
     assert powers(1e-7, 1e-3) == [1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
     assert powers(0.1, 0.1) == [0.1, 1]
-    svg = line_chart([Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260)  # 21 ticks of 1, 2 and 5 would not fit
-    assert re.findall(r'tick end"[^>]*>([^<]*)<', svg) == ["1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]
+    svg = line_chart(
+        [Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260
+    )  # 21 ticks of 1, 2 and 5 would not fit
+    assert re.findall(r'tick end"[^>]*>([^<]*)<', svg) == [
+        "1e-07",
+        "1e-06",
+        "1e-05",
+        "0.0001",
+        "0.001",
+        "0.01",
+        "0.1",
+        "1",
+    ]
 
 
 def test_the_drawn_points_are_the_values_on_the_drawn_axes():
@@ -96,7 +107,9 @@ def test_a_quantity_that_doubles_is_drawn_in_equal_strides_where_that_is_wanted(
     assert list(tick_positions(svg, "middle", "x")) == [4, 8, 16, 32, 64, 128, 256, 512, 1024]
     narrow = line_chart([Curve("a", points)], "N", "ms", 380, 300, log_x=True)
     assert list(tick_positions(narrow, "middle", "x")) == [4, 16, 64, 256, 1024]
-    many = line_chart([Curve("a", [(float(n), 1.0) for n in range(4, 1025)])], "N", "ms", 800, 300, log_x=True)
+    many = line_chart(
+        [Curve("a", [(float(n), 1.0) for n in range(4, 1025)])], "N", "ms", 800, 300, log_x=True
+    )
     assert list(tick_positions(many, "middle", "x")) == [5, 10, 20, 50, 100, 200, 500, 1000]
     assert 'data-x="4 1024 ' in svg and re.search(r'data-x="[^"]* 1"', svg)  # the script is told so
 

@@ -39,7 +39,11 @@ def test_they_are_the_definitions(n: int, seed: int) -> None:
     wanted = rng.integers(0, n, 50).tolist()
     given = [w if rng.random() < 0.6 else int(rng.integers(0, n)) for w in wanted]
     counts = confusion(given, wanted, n)
-    assert all(counts[i, j] == sum((w, g) == (i, j) for g, w in zip(given, wanted, strict=True)) for i in range(n) for j in range(n))
+    assert all(
+        counts[i, j] == sum((w, g) == (i, j) for g, w in zip(given, wanted, strict=True))
+        for i in range(n)
+        for j in range(n)
+    )
     assert accuracy(counts) == pytest.approx(sum(g == w for g, w in zip(given, wanted, strict=True)) / 50)
     each = [naive_f1(given, wanted, label) for label in range(n)]
     assert f1_of_each(counts) == pytest.approx(each)

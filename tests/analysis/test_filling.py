@@ -23,7 +23,15 @@ TEXTS = ["the dog sat on the mat", "a cat runs; it is tired.", "the dogs run hom
 
 def made(name: str = "bpe", **changes: object) -> Run:
     tokenizer = train_tokenizer(TEXTS, Choice(name), 300)
-    sizes = {"kind": "encoder", "d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 40, "position": "learned", "dropout": 0.0}
+    sizes = {
+        "kind": "encoder",
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 2,
+        "max_len": 40,
+        "position": "learned",
+        "dropout": 0.0,
+    }
     config = ph.ModelConfig.model_validate({"vocab_size": tokenizer.vocab_size + 3, **sizes, **changes})
     return Run(ph.build(config, 3), tokenizer, GenerationConfig())
 
@@ -133,13 +141,17 @@ def test_mistakes_are_told(run: Run) -> None:
         run.fill_mask(["<mask>" + " the dog" * 30])
     with pytest.raises(UserError, match="unknown pooling 'means'; did you mean 'mean'"):
         run.embed(["a"], "means")
-    with pytest.raises(UserError, match="this model has no pooling of its own; choose one of mean, first, max"):
+    with pytest.raises(
+        UserError, match="this model has no pooling of its own; choose one of mean, first, max"
+    ):
         run.embed(["a"], "own")
     with pytest.raises(UserError, match="this encoder scores no tokens"):
         made(head=False).fill_mask(["<mask>"])
     with pytest.raises(UserError, match="this takes an encoder, and the run is a language model"):
         made(kind="decoder").embed(["a"])
-    with pytest.raises(UserError, match="this takes an encoder, and the run is a classifier: use classify, embed"):
+    with pytest.raises(
+        UserError, match="this takes an encoder, and the run is a classifier: use classify, embed"
+    ):
         made(labels=("a", "b")).fill_mask(["<mask>"])
     without = Tokenizer(run.tokenizer._inner, {"pad_token": "<pad>"})
     with pytest.raises(UserError, match="this tokenizer has no mask_token"):
@@ -157,10 +169,15 @@ def place(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
 def test_fill_mask_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     text = "the <mask> sat on [MASK] mat"
     assert main(["fill-mask", str(place), text, "--top", "2"]) == 0
-    lines = [f"{f.probability:.4f}\t{f.token}\t{f.text}\n" for fills in run.fill_mask([text], 2)[0] for f in fills]
+    lines = [
+        f"{f.probability:.4f}\t{f.token}\t{f.text}\n" for fills in run.fill_mask([text], 2)[0] for f in fills
+    ]
     assert capsys.readouterr().out == "".join([*lines[:2], "\n", *lines[2:], "\n"])
     assert main(["fill-mask", str(place), "no mask here"]) == 2
-    assert capsys.readouterr().err == "polyhead: text 1 has no mask; put <mask> where a word is to be filled in\n"
+    assert (
+        capsys.readouterr().err
+        == "polyhead: text 1 has no mask; put <mask> where a word is to be filled in\n"
+    )
 
 
 def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,17 +196,24 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
     found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     a, b = run.embed(texts, "first").numpy()
     assert [text for _, text in found] == texts
-    assert [float(near) for near, _ in found] == pytest.approx([1.0, a @ b / np.linalg.norm(a) / np.linalg.norm(b)], abs=1e-3)
+    assert [float(near) for near, _ in found] == pytest.approx(
+        [1.0, a @ b / np.linalg.norm(a) / np.linalg.norm(b)], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--output", "x.csv"], "--output x.csv: wanted a name that ends with .npy or .jsonl"),
-        (["--output", "x.npy", "--like", "a"], "--like prints how like the texts are; without it --output writes their vectors"),
+        (
+            ["--output", "x.npy", "--like", "a"],
+            "--like prints how like the texts are; without it --output writes their vectors",
+        ),
         (["--pooling", "average"], "unknown pooling 'average'; known: first, max, mean, own"),
     ],
 )
-def test_mistakes_in_the_shell(place: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+def test_mistakes_in_the_shell(
+    place: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
     assert main(["embed", str(place), "a text", *options]) == 2
     assert capsys.readouterr().err == f"polyhead: {message}\n"

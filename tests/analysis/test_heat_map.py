@@ -64,7 +64,9 @@ def test_the_shade_of_the_text_follows_the_weight():
 
 
 def test_a_map_wider_than_the_terminal_goes_on_below():
-    wide = AttentionMap([f"s{i}" for i in range(9)], ["甲", "b"], [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]])
+    wide = AttentionMap(
+        [f"s{i}" for i in range(9)], ["甲", "b"], [[[[0.0] * 6 + [0.9, 0.1, 0], [0.1, 0.9] + [0.0] * 7]]]
+    )
     lines = attention_text(wide, width=25).splitlines()
     assert lines == [
         "cross-attention, layer 1 of 1, mean of 1 heads", "",

@@ -26,15 +26,27 @@ LINES = ["anna and bert", "carl", "", "dora and emil and anna"]
 def made(directory: Path, documents: str | None) -> Path:
     """An untrained run on names, with the recipe of its training or without."""
     tokenizer = train_tokenizer([line + "\n" for line in LINES] * 5, Choice("bpe"), 280)
-    config = ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=24)
+    config = ModelConfig(
+        kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=24
+    )
     (directory / "names.txt").write_text("\n".join(LINES) + "\n")
     data = {"root": directory, "train": "names.txt", "valid_share": 0.6, "documents": documents, "max_len": 6}
-    recipe = {"task": "language-model", "data": data, "train": {"steps": 1}, "model": {"d_model": 16, "n_heads": 2}}
+    recipe = {
+        "task": "language-model",
+        "data": data,
+        "train": {"steps": 1},
+        "model": {"d_model": 16, "n_heads": 2},
+    }
     model = build(config, seed=1)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    run = Run(model, tokenizer, GenerationConfig(batch_tokens=20), Recipe.model_validate(recipe) if documents else None)
+    run = Run(
+        model,
+        tokenizer,
+        GenerationConfig(batch_tokens=20),
+        Recipe.model_validate(recipe) if documents else None,
+    )
     run.save(directory / "run")
     return directory / "run"
 
@@ -43,7 +55,8 @@ def naive(run: Run, ids: list[int]) -> float:
     """log p of all tokens after the first, each by the whole text before it."""
     with torch.no_grad():
         return sum(
-            float(run.model(torch.tensor([ids[:i]]))[0, -1].log_softmax(-1)[ids[i]]) for i in range(1, len(ids))
+            float(run.model(torch.tensor([ids[:i]]))[0, -1].log_softmax(-1)[ids[i]])
+            for i in range(1, len(ids))
         )
 
 
@@ -63,8 +76,12 @@ def test_a_text_is_scored_as_one_that_begins(tmp_path: Path, documents: str | No
         run.score(["anna", "zxq" * 30])
 
 
-@pytest.mark.parametrize(("documents", "always"), [("line", True), ("blank", True), ("file", False), (None, False)])
-def test_a_prompt_is_the_beginning_of_a_document_or_its_middle(tmp_path: Path, documents: str | None, always: bool) -> None:
+@pytest.mark.parametrize(
+    ("documents", "always"), [("line", True), ("blank", True), ("file", False), (None, False)]
+)
+def test_a_prompt_is_the_beginning_of_a_document_or_its_middle(
+    tmp_path: Path, documents: str | None, always: bool
+) -> None:
     run = polyhead.load(made(tmp_path, documents))
     t = run.tokenizer
     (ids,) = t.encode(["anna"])
@@ -114,18 +131,24 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, out, err = answered(capsys, "score", directory, tmp_path / "names.txt", "--chunk", "3")
     wanted = run.score(LINES)
     assert code == 0
-    assert [float(line.split("\t")[0]) for line in out.splitlines()] == pytest.approx([s.log_prob for s in wanted], abs=1e-3)
+    assert [float(line.split("\t")[0]) for line in out.splitlines()] == pytest.approx(
+        [s.log_prob for s in wanted], abs=1e-3
+    )
     assert [int(line.split("\t")[1]) for line in out.splitlines()] == [s.tokens for s in wanted]
     assert float(err.split()[1]) == pytest.approx(run.perplexity(LINES), rel=1e-3)
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"carl\n")))
     assert answered(capsys, "score", directory)[1] == out.splitlines()[1] + "\n"
 
-    assert answered(capsys, "score", directory, LINES[1] + " " + LINES[1])[1].endswith(f"\t{run.score([LINES[1] + ' ' + LINES[1]])[0].tokens}\n")
+    assert answered(capsys, "score", directory, LINES[1] + " " + LINES[1])[1].endswith(
+        f"\t{run.score([LINES[1] + ' ' + LINES[1]])[0].tokens}\n"
+    )
 
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"carl\n\xff\nanna\n" + b"carl\n" * 8)
-    assert answered(capsys, "eval", directory, bad)[2] == "polyhead: bad.txt: skipped 1 lines that are no text\n"
+    assert (
+        answered(capsys, "eval", directory, bad)[2] == "polyhead: bad.txt: skipped 1 lines that are no text\n"
+    )
     code, out, _ = answered(capsys, "eval", directory, tmp_path / "names.txt")
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines()}
     measured = run.measure(open_text([tmp_path / "names.txt"], "line"))
@@ -140,12 +163,18 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["eval", "RUN"], "this run's recipe names no test files; give them: polyhead eval RUN FILE, or take --split valid"),
+        (
+            ["eval", "RUN"],
+            "this run's recipe names no test files; give them: polyhead eval RUN FILE, or take --split valid",
+        ),
         (
             ["eval", "RUN", "--split", "valid", "--beam-size", "2", "--limit", "3"],
             "--beam-size, --limit: of translations; this run is a language model, and nothing is decoded",
         ),
-        (["score", "RUN", "FILE", "FILE"], "this run is a language model: it scores the lines of one file, without translations"),
+        (
+            ["score", "RUN", "FILE", "FILE"],
+            "this run is a language model: it scores the lines of one file, without translations",
+        ),
         (
             ["translate", "RUN", "FILE"],
             "this takes an encoder-decoder, and the run is a language model: use generate, eval, score or attend",

@@ -19,11 +19,19 @@ TOKEN = 8 + 2 * 2 * (3 + 5) * 4  # a position, and keys and values of two heads 
 def feed(cache, rows, pos):
     """One step of random keys and values; what is given back, and what came."""
     cache.begin(rows, pos)
-    new = [KV(torch.randn(len(pos), 2, pos.size(1), 3), torch.randn(len(pos), 2, pos.size(1), 5)) for _ in cache.layers]
+    new = [
+        KV(torch.randn(len(pos), 2, pos.size(1), 3), torch.randn(len(pos), 2, pos.size(1), 5))
+        for _ in cache.layers
+    ]
     return [layer.update(kv) for layer, kv in zip(cache.layers, new, strict=True)], new
 
 
-step = st.lists(st.tuples(st.integers(0, ROWS - 1), st.integers(0, 3)), min_size=1, max_size=ROWS, unique_by=lambda r: r[0])
+step = st.lists(
+    st.tuples(st.integers(0, ROWS - 1), st.integers(0, 3)),
+    min_size=1,
+    max_size=ROWS,
+    unique_by=lambda r: r[0],
+)
 row = st.integers(0, ROWS - 1)
 action = st.one_of(
     st.tuples(st.just("step"), step),
@@ -61,7 +69,9 @@ def test_any_history_equals_lists_in_the_order_of_arrival(actions):
             given_back, fed = feed(cache, [i for i, _ in new], pos)
             for i, (row, n) in enumerate(new):
                 lists[row] = [held for held in lists[row] if held[0] not in pos[i, :n].tolist()]
-                lists[row] += [(int(pos[i, t]), *((kv.k[i, :, t], kv.v[i, :, t]) for kv in fed)) for t in range(n)]
+                lists[row] += [
+                    (int(pos[i, t]), *((kv.k[i, :, t], kv.v[i, :, t]) for kv in fed)) for t in range(n)
+                ]
                 for depth, kv in enumerate(given_back, 1):
                     there = (kv.pos[i, 0] >= 0).nonzero()[:, 0]
                     assert kv.pos[i, 0, there].tolist() == [held[0] for held in lists[row]]

@@ -117,9 +117,13 @@ def test_memory_is_the_budget_and_one_slot_for_the_newest():
     assert CACHE.build(Choice("h2o"), SHAPE, 1, 9).layers[0].pos.size(2) == 10
 
 
-@pytest.mark.parametrize("options", [{"budget": 4, "recent": 3, "sink": 2}, {"recent": 0}, {"sink": -1}, {"budget": 1}])
+@pytest.mark.parametrize(
+    "options", [{"budget": 4, "recent": 3, "sink": 2}, {"recent": 0}, {"sink": -1}, {"budget": 1}]
+)
 def test_a_budget_has_room_for_what_is_never_let_go(options):
-    with pytest.raises(UserError, match="wanted at least 1 recent, a sink of 0 or more, and a budget of at least"):
+    with pytest.raises(
+        UserError, match="wanted at least 1 recent, a sink of 0 or more, and a budget of at least"
+    ):
         CACHE.build(Choice("h2o", **options), SHAPE, 1, 9)
 
 

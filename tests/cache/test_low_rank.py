@@ -17,7 +17,15 @@ from polyhead.nn.kv import KV
 from polyhead.registry import CACHE, Choice
 
 SHAPE = CacheShape(2, 2, 6, 4, torch.float32, torch.device("cpu"))
-SIZES = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "d_ff": 20, "max_len": 32, "dropout": 0.0}
+SIZES = {
+    "d_model": 16,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "n_layers": 2,
+    "d_ff": 20,
+    "max_len": 32,
+    "dropout": 0.0,
+}
 
 
 def nearest(x, rank):
@@ -71,7 +79,9 @@ def test_a_file_holds_the_principal_directions_of_a_text(kind, tmp_path):
                 brought = (seen @ P[head] @ P[head].T).double().numpy()
                 np.testing.assert_allclose(brought, nearest(seen, 3), atol=1e-4)
     again = read_bases(path, model.cache_shape, (2, 3))
-    assert all(torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v) for a, b in zip(again, found, strict=True))
+    assert all(
+        torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v) for a, b in zip(again, found, strict=True)
+    )
 
 
 def test_a_file_of_full_rank_and_none_at_the_width_of_a_head_lose_nothing(tmp_path):
@@ -80,7 +90,11 @@ def test_a_file_of_full_rank_and_none_at_the_width_of_a_head_lose_nothing(tmp_pa
     fit_low_rank(model, tokens, 4, tmp_path / "all.safetensors")
     pos = torch.arange(9).expand(4, -1)
     with torch.no_grad():
-        for options in ({"rank": 4, "projection": str(tmp_path / "all.safetensors")}, {"rank": 4}, {"rank": 99}):
+        for options in (
+            {"rank": 4, "projection": str(tmp_path / "all.safetensors")},
+            {"rank": 4},
+            {"rank": 99},
+        ):
             cache = make_cache(Choice("low_rank", **options), model.cache_shape, 4, 9)
             cache.begin(range(4), pos)
             torch.testing.assert_close(model.decode(tokens, pos, cache), model(tokens), rtol=1e-4, atol=1e-5)
@@ -100,7 +114,9 @@ def test_memory_is_that_of_the_directions_and_of_what_is_kept():
 def test_what_cannot_work_is_refused(tmp_path):
     cache = CACHE.build(Choice("low_rank", rank=4), SHAPE, 3, 20)
     cache.begin([0, 1, 2], torch.zeros(3, 1, dtype=torch.int64))
-    with pytest.raises(UserError, match="wants to find 4 directions in the first step, which has 3 tokens: give projection"):
+    with pytest.raises(
+        UserError, match="wants to find 4 directions in the first step, which has 3 tokens: give projection"
+    ):
         cache.layers[0].update(KV(torch.zeros(3, 2, 1, 6), torch.zeros(3, 2, 1, 4)))
     with pytest.raises(UserError, match="rank is 0, wanted at least 1"):
         CACHE.build(Choice("low_rank", rank=0), SHAPE, 1, 9)
@@ -109,7 +125,10 @@ def test_what_cannot_work_is_refused(tmp_path):
         CACHE.build(Choice("low_rank", rank=2, projection=path), SHAPE, 1, 9)
     good = {f"layers.{i}.{x}": torch.randn(2, d, 3) for i in range(2) for x, d in (("k", 6), ("v", 4))}
     for change, message in (
-        ({"layers.1.v": torch.randn(2, 4, 1)}, r"has shape \(2, 4, 1\) for layers.1.v, wanted \(2, 4, 2\) or more"),
+        (
+            {"layers.1.v": torch.randn(2, 4, 1)},
+            r"has shape \(2, 4, 1\) for layers.1.v, wanted \(2, 4, 2\) or more",
+        ),
         ({"layers.0.k": torch.randn(1, 6, 3)}, r"has shape \(1, 6, 3\) for layers.0.k"),
         ({"layers.2.k": torch.randn(2, 6, 3)}, r"is of another model: it also has layers\.2\.k"),
     ):

@@ -101,7 +101,9 @@ def test_any_history_equals_plain_lists_and_takes_as_many_pages_as_there_are_dif
             lists[what % len(lists)] = []
         else:
             if name == "step":
-                new = [(row, len(lists[row]), n) for row, n in what if row < len(lists)] or [(0, len(lists[0]), 1)]
+                new = [(row, len(lists[row]), n) for row, n in what if row < len(lists)] or [
+                    (0, len(lists[0]), 1)
+                ]
             elif name == "rewrite":
                 row = what[0] % len(lists)
                 new = [(row, what[1] % (len(lists[row]) + 1), 2)]
@@ -237,7 +239,9 @@ def test_the_last_position_fits_and_the_next_is_refused(max_len):
     kvs = feed_tokens(cache, [0], 0, [list(range(1, max_len + 1))])
     assert held(kvs, 0) == dict(enumerate(range(1, max_len + 1)))
     assert cache.room() == 0
-    with pytest.raises(UserError, match=f"position {max_len} does not fit into a cache of {max_len} positions"):
+    with pytest.raises(
+        UserError, match=f"position {max_len} does not fit into a cache of {max_len} positions"
+    ):
         cache.begin([0], torch.tensor([[max_len]]))
 
 
@@ -324,7 +328,9 @@ def test_options_below_1_are_refused(option):
 
 
 def test_a_model_that_keeps_a_state_is_refused_with_the_reason():
-    with pytest.raises(UserError, match="keeps a state of constant size, which has no tokens to page: use cache 'state'"):
+    with pytest.raises(
+        UserError, match="keeps a state of constant size, which has no tokens to page: use cache 'state'"
+    ):
         CACHE.build(Choice("paged"), SHAPE._replace(state=((2, 3),)), 1, 8)
 
 
@@ -376,9 +382,17 @@ def test_greedy_beam_and_sampling_say_what_they_say_with_the_static_cache(kind, 
     assert [h.tokens for h in a] == [h.tokens for h in b]
     a, b = (beam_search(model, tokens, pos, beam_size=4, n_best=4, cache=cache, **given) for cache in caches)
     assert [[h.tokens for h in best] for best in a] == [[h.tokens for h in best] for best in b]
-    assert [h.score for best in a for h in best] == pytest.approx([h.score for best in b for h in best], abs=1e-5)
+    assert [h.score for best in a for h in best] == pytest.approx(
+        [h.score for best in b for h in best], abs=1e-5
+    )
     if kind == "decoder":
-        rules = {"sampling": Sampling(temperature=0.9), "eos_id": EOS, "max_new_tokens": 15, "n": 3, "seed": 5}
+        rules = {
+            "sampling": Sampling(temperature=0.9),
+            "eos_id": EOS,
+            "max_new_tokens": 15,
+            "n": 3,
+            "seed": 5,
+        }
         a, b = (list(generate(model, texts, cache=cache, max_len=40, **rules)) for cache in caches)
         assert [t[:2] for t in a] == [t[:2] for t in b]
         assert len({t.row for t in a if t.last}) == 18

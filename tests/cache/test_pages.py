@@ -12,7 +12,10 @@ from polyhead.cache.pages import NoRoom, PageTable, Span
 from polyhead.errors import UserError
 
 A, B = 0, 2**61 - 1  # two token ids that Python gives the same hash
-EXAMPLES, STEPS = 1800, 100  # hypothesis ends a third of the steps early, now more, now fewer: over 100,000 remain
+EXAMPLES, STEPS = (
+    1800,
+    100,
+)  # hypothesis ends a third of the steps early, now more, now fewer: over 100,000 remain
 
 
 class Shadow:
@@ -337,7 +340,9 @@ def test_what_nobody_holds_is_kept_until_its_memory_is_needed_longest_unused_fir
     assert table.admit(2, [3, 3]) == 2  # used again: now the youngest
     table.release(2)
     table.admit(3)
-    table.write([Span(3, 0, 4)])  # the free block, and the oldest: the end of sequence 0, for its beginning is kept longer
+    table.write(
+        [Span(3, 0, 4)]
+    )  # the free block, and the oldest: the end of sequence 0, for its beginning is kept longer
     assert table.admit(4, [1, 1, 2, 2]) == 2
     assert table.admit(5, [3, 3]) == 2
     table.check()
@@ -404,7 +409,10 @@ def test_usage_equals_what_is_counted_by_hand():
         (lambda t: t.release(7), "no sequence 7"),
         (lambda t: (t.release(0), t.release(0)), "no sequence 0"),
         (lambda t: t.publish(7, []), "no sequence 7"),
-        (lambda t: (t.fork(0, 3), t.truncate(3, 0), t._drop(t.tables[0][0]), t.release(0)), "is free already"),
+        (
+            lambda t: (t.fork(0, 3), t.truncate(3, 0), t._drop(t.tables[0][0]), t.release(0)),
+            "is free already",
+        ),
         (lambda t: (t._free.append(t.tables[0][0]), t.check()), "lost, or in two places"),
         (lambda t: (t._free.append(t._free[0]), t.check()), "free twice"),
         (lambda t: (t.tables[1].append(t.tables[0][0]), t.check()), "count of owners is wrong"),

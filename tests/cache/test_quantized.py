@@ -62,7 +62,9 @@ class Fed:
                 both = self.rows[row][depth]
                 for x, new, given, is_key in zip(both, (k, v), (kv.k, kv.v), (True, False), strict=True):
                     wanted = torch.cat([by_hand(x, self.bits, self.group, is_key), new[i, :, :n].double()], 1)
-                    torch.testing.assert_close(given[i][:, slots].double(), wanted, rtol=1e-5, atol=1e-5 * size)
+                    torch.testing.assert_close(
+                        given[i][:, slots].double(), wanted, rtol=1e-5, atol=1e-5 * size
+                    )
                 fed = zip(both, (k, v), strict=True)
                 self.rows[row] = list(self.rows[row])
                 self.rows[row][depth] = tuple(torch.cat([x, new[i, :, :n]], 1) for x, new in fed)
@@ -120,10 +122,15 @@ def test_bytes_are_those_of_groups_and_tails():
     fed = Fed(2, 4, 8)
     torch.manual_seed(0)
     token = 2 * (3 + 5) * 4
-    packed = 2 * (8 * (3 + 5) // 2 + 2 * (3 + 8) * 4)  # numbers; scales and zeros of 3 channels and of 8 tokens
+    packed = 2 * (
+        8 * (3 + 5) // 2 + 2 * (3 + 8) * 4
+    )  # numbers; scales and zeros of 3 channels and of 8 tokens
     assert fed.cache.memory()[:2] == (2 * 2 * 8 * token, 0)
     fed.step([0, 1], [17, 5])
-    assert fed.cache.memory()[:2] == (2 * 2 * (8 * token + 2 * packed), 2 * (2 * packed + 1 * token + 5 * token))
+    assert fed.cache.memory()[:2] == (
+        2 * 2 * (8 * token + 2 * packed),
+        2 * (2 * packed + 1 * token + 5 * token),
+    )
 
 
 def test_a_group_is_even():

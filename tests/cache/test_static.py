@@ -232,9 +232,13 @@ def test_bytes_are_those_of_the_storage_and_grow_with_use():
         assert cache.nbytes == wanted(slots)
     cache.select([0])
     positions = cache.pos.nbytes
-    assert cache.nbytes - positions == (wanted(100) - 3 * positions) * 4 / 3, "a row, and the storage it came from"
+    assert cache.nbytes - positions == (wanted(100) - 3 * positions) * 4 / 3, (
+        "a row, and the storage it came from"
+    )
     cache.select([0, 0])
-    assert cache.nbytes - 2 * positions == (wanted(100) - 3 * positions) * 4 / 3, "two rows fit where it came from"
+    assert cache.nbytes - 2 * positions == (wanted(100) - 3 * positions) * 4 / 3, (
+        "two rows fit where it came from"
+    )
 
 
 @pytest.mark.acceptance("C5")

@@ -33,7 +33,9 @@ class ByHand:
             for t in range(len(k)):
                 shown = slots + [(1, k[s], v[s]) for s in range(t + 1)]
                 weights = [n * torch.exp(q[h, t] @ key / 3**0.5) for n, key, _ in shown]
-                out[h, t] = sum(w * value for w, (_, _, value) in zip(weights, shown, strict=True)) / sum(weights)
+                out[h, t] = sum(w * value for w, (_, _, value) in zip(weights, shown, strict=True)) / sum(
+                    weights
+                )
         self.newest += list(zip(k, v, strict=True))
         self.length += len(k)
         return out
@@ -70,14 +72,25 @@ class Fed:
                 wanted = hand.step(q[i, group, :n], k[i, head, :n], v[i, head, :n])
                 torch.testing.assert_close(out[i, group, :n], wanted, rtol=1e-4, atol=1e-5)
         counts = layer.count.sum(-1)
-        assert counts.tolist() == [[float(hand.length) for hand in heads] for heads in self.rows], "no token is lost"
+        assert counts.tolist() == [[float(hand.length) for hand in heads] for heads in self.rows], (
+            "no token is lost"
+        )
 
 
 @pytest.mark.parametrize(("budget", "recent", "radius"), [(6, 3, 0.0), (5, 1, 1.5), (9, 4, 1.0), (3, 2, 0.5)])
 def test_clusters_count_for_their_tokens_and_the_newest_are_as_they_came(budget, recent, radius):
     torch.manual_seed(0)
     fed = Fed(3, budget=budget, recent=recent, radius=radius)
-    for lengths in ([9, 2, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0], [4, 0, 2], [1, 1, 0], *[[1, 1, 1]] * 5, [3, 11, 2]):
+    for lengths in (
+        [9, 2, 1],
+        [1, 1, 1],
+        [1, 1, 1],
+        [1, 1, 0],
+        [4, 0, 2],
+        [1, 1, 0],
+        *[[1, 1, 1]] * 5,
+        [3, 11, 2],
+    ):
         fed.step([0, 1, 2], lengths)
     fed.step([2, 0], [1, 5])
     fed.step([1], [1])

@@ -23,7 +23,14 @@ TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein ro
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
     config = ModelConfig(
-        kind="encoder", vocab_size=tokenizer.vocab_size, d_model=32, n_heads=4, n_layers=1, max_len=12, labels=("n", "y", "z"), segments=2
+        kind="encoder",
+        vocab_size=tokenizer.vocab_size,
+        d_model=32,
+        n_heads=4,
+        n_layers=1,
+        max_len=12,
+        labels=("n", "y", "z"),
+        segments=2,
     )
     directory = tmp_path_factory.mktemp("runs") / "classifier"
     Run(build(config, 3), tokenizer, GenerationConfig()).save(directory)
@@ -52,14 +59,21 @@ def test_a_text_a_file_and_a_pipe_have_the_same_classes(
     assert shell(capsys, "classify", classifier)[:2] == (0, everything)
 
 
-def test_pairs_and_all_classes(classifier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_and_all_classes(
+    classifier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ja\tnein\nkatze\thund\n")))
-    assert shell(capsys, "classify", classifier)[:2] == (0, wanted(classifier, ("ja", "nein"), ("katze", "hund")))
+    assert shell(capsys, "classify", classifier)[:2] == (
+        0,
+        wanted(classifier, ("ja", "nein"), ("katze", "hund")),
+    )
     code, out, _ = shell(capsys, "classify", classifier, "ja", "--all")
     (found,) = polyhead.load(classifier).classify(["ja"])
     cells = out.strip().split("\t")
     assert code == 0 and sorted(cells[::2]) == ["n", "y", "z"] and cells[0] == found.label
-    assert [float(cell) for cell in cells[1::2]] == pytest.approx(sorted(found.probabilities.values(), reverse=True), abs=1e-4)
+    assert [float(cell) for cell in cells[1::2]] == pytest.approx(
+        sorted(found.probabilities.values(), reverse=True), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +85,12 @@ def test_pairs_and_all_classes(classifier: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_mistakes_end_with_code_2_and_a_line(
-    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    classifier: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mixed").write_text("a\nb\tc\n")
@@ -81,10 +100,14 @@ def test_mistakes_end_with_code_2_and_a_line(
 
 def test_a_run_of_another_kind_says_what_it_can_do(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = shell(capsys, "classify", tiny, "a b")
-    assert code == 2 and "this takes a classifier, and the run is an encoder-decoder: use translate, eval" in err
+    assert (
+        code == 2 and "this takes a classifier, and the run is an encoder-decoder: use translate, eval" in err
+    )
 
 
-def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_measures_labelled_files(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     labels = ["n", "y", "z", "n", "y", "n"]
     lines = [f"{text}\t{label}\n" for text, label in zip(TEXTS, labels, strict=True)]
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(lines) + "lang " * 40 + "\tz\nx\tunknown\n")
@@ -95,7 +118,9 @@ def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: 
     run = polyhead.load(classifier)
     found = run.classify([*TEXTS, "lang " * 40])
     given = [run.config.labels.index(one.label) for one in found]
-    naive = class_measures(given, [run.config.labels.index(label) for label in [*labels, "z"]], run.config.labels)
+    naive = class_measures(
+        given, [run.config.labels.index(label) for label in [*labels, "z"]], run.config.labels
+    )
     shown = {line.split()[0]: float(line.split()[1]) for line in out.splitlines()}
     assert {name: shown[name] for name in naive} == pytest.approx(naive, abs=1e-3)
     assert (tmp_path / "labels").read_text().split() == [one.label for one in found]
@@ -103,16 +128,25 @@ def test_eval_measures_labelled_files(classifier: Path, tmp_path: Path, capsys: 
     assert code == 2 and "--beam-size: of translations; this run is a classifier" in err
     code, _, err = shell(capsys, "eval", classifier)
     assert code == 2 and "no recipe that names files" in err
-    for place, message in ((tmp_path, "is a directory"), (tmp_path / "no/labels", f"there is no directory {tmp_path / 'no'}")):
+    for place, message in (
+        (tmp_path, "is a directory"),
+        (tmp_path / "no/labels", f"there is no directory {tmp_path / 'no'}"),
+    ):
         code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", place)
         assert (code, out) == (2, "") and message in err and "texts" not in err  # told before the work
 
 
-def test_eval_is_told_where_text_and_label_are(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_is_told_where_text_and_label_are(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same rows under other names, by names and by numbers."""
     rows = list(zip(TEXTS, ["n", "y", "z", "n", "y", "n"], strict=True))
-    (tmp_path / "usual.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
-    (tmp_path / "other.tsv").write_text("class\tsentence\n" + "".join(f"{label}\t{text}\n" for text, label in rows))
+    (tmp_path / "usual.tsv").write_text(
+        "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
+    )
+    (tmp_path / "other.tsv").write_text(
+        "class\tsentence\n" + "".join(f"{label}\t{text}\n" for text, label in rows)
+    )
     (tmp_path / "bare.tsv").write_text("".join(f"{label}\t{text}\n" for text, label in rows))
 
     def table(*arguments: object) -> list[str]:
@@ -123,7 +157,9 @@ def test_eval_is_told_where_text_and_label_are(classifier: Path, tmp_path: Path,
     usual = table(tmp_path / "usual.tsv")
     assert table(tmp_path / "other.tsv", "--text", "sentence", "--label", "class") == usual
     assert table(tmp_path / "bare.tsv", "--text", "1", "--label", "0") == usual
-    code, _, err = shell(capsys, "eval", classifier, tmp_path / "other.tsv", "--text", "sentense", "--label", "class")
+    code, _, err = shell(
+        capsys, "eval", classifier, tmp_path / "other.tsv", "--text", "sentense", "--label", "class"
+    )
     assert code == 2 and "did you mean 'sentence'" in err
 
 

@@ -23,7 +23,14 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         (directory / f"{name}.txt").write_text("".join(lines))
     recipe = {
         "task": request.param,
-        "data": {"root": directory, "train": "train.txt", "valid_share": 0.2, "test": "test.txt", "documents": "line", "max_len": 32},
+        "data": {
+            "root": directory,
+            "train": "train.txt",
+            "valid_share": 0.2,
+            "test": "test.txt",
+            "documents": "line",
+            "max_len": 32,
+        },
         "tokenizer": {"kind": "char"},
         "model": {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 32},
         "train": {"steps": 5, "max_tokens": 256, "precision": "fp32"},
@@ -39,8 +46,16 @@ def figures(text: str) -> dict[str, float]:
 
 def test_it_says_again_what_the_training_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = (place / "run/README.md").read_text()
-    written = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1].removesuffix(" |") for row in card.splitlines() if row.startswith("| ")}
-    for arguments, split in (([], "test"), (["--split", "valid"], "valid"), ([str(place / "test.txt")], "test")):
+    written = {
+        row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1].removesuffix(" |")
+        for row in card.splitlines()
+        if row.startswith("| ")
+    }
+    for arguments, split in (
+        ([], "test"),
+        (["--split", "valid"], "valid"),
+        ([str(place / "test.txt")], "test"),
+    ):
         assert main(["eval", str(place / "run"), *arguments]) == 0
         found = figures(capsys.readouterr().out)
         assert found.keys() == {"loss", "ppl", "accuracy"}
@@ -50,10 +65,14 @@ def test_it_says_again_what_the_training_said(place: Path, capsys: pytest.Captur
 
 def test_what_it_has_no_use_for_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(place / "run"), "--beam-size", "3"]) == 2
-    assert "--beam-size: of translations; this run learned to recover what is hidden" in capsys.readouterr().err
+    assert (
+        "--beam-size: of translations; this run learned to recover what is hidden" in capsys.readouterr().err
+    )
 
 
-def test_an_encoder_without_a_recipe_says_that_nothing_is_measured(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_without_a_recipe_says_that_nothing_is_measured(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if (run := ph.load(place / "run")).config.kind != "encoder":
         pytest.skip("an encoder-decoder translates")
     run.recipe = None

@@ -13,23 +13,63 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "multi30k-en-de.yaml"
 
 
 def test_a_preset_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "gpt2", "model.n_kv_heads=4", "--rows", "2", "--length", "64", "--context", "64", "--no-probe", "--json"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                "gpt2",
+                "model.n_kv_heads=4",
+                "--rows",
+                "2",
+                "--length",
+                "64",
+                "--context",
+                "64",
+                "--no-probe",
+                "--json",
+            ]
+        )
+        == 0
+    )
     tree = json.loads(capsys.readouterr().out)
     assert tree["name"] == "gpt2"
     assert tree["largest"] == {"rows": 2, "length": 64, "source": 0, "asked": None}
-    assert tree["decoding"]["heads"]["4"] == 12 * 2 * 4 * 64 * 4  # layers, keys and values, heads, their width, bytes
+    assert (
+        tree["decoding"]["heads"]["4"] == 12 * 2 * 4 * 64 * 4
+    )  # layers, keys and values, heads, their width, bytes
 
 
 def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "tiny", "--no-probe", "--length", "32", "--context", "16", "--data-parallel", "8", "--bandwidth", "1"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                "tiny",
+                "--no-probe",
+                "--length",
+                "32",
+                "--context",
+                "16",
+                "--data-parallel",
+                "8",
+                "--bandwidth",
+                "1",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "floating-point operations" in out
     assert "data parallel" in out
 
 
-def test_a_recipe_without_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_without_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny}\ntrain: {steps: 9}\n")
+    Path("mine.yaml").write_text(
+        "data: {train: [a.en, a.de], valid: [b.en, b.de]}\nmodel: {preset: tiny}\ntrain: {steps: 9}\n"
+    )
     assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe"]) == 0
     out = capsys.readouterr().out
     assert "a.en, a.de, b.en, b.de: not found" in out

@@ -26,7 +26,14 @@ from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
 
-LONG = {"prompt": "dogs", "max_tokens": 400, "stop": ["never said"], "truncate": True, "seed": 1, "stream": True}
+LONG = {
+    "prompt": "dogs",
+    "max_tokens": 400,
+    "stop": ["never said"],
+    "truncate": True,
+    "seed": 1,
+    "stream": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,15 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose texts never end."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer(["two dogs bark .", "a dog barks ."] * 20, Choice("bpe"), 280)
-    config = ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=64, tie_embeddings="none")
+    config = ModelConfig(
+        kind="decoder",
+        vocab_size=tokenizer.vocab_size,
+        d_model=16,
+        n_heads=2,
+        n_layers=1,
+        max_len=64,
+        tie_embeddings="none",
+    )
     model = build(config, seed=1)
     with torch.no_grad():
         model.head.weight[tokenizer.eos_id] = 0
@@ -73,7 +88,9 @@ class Stream:
 
         def read() -> None:
             try:
-                with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+                with httpx2.stream(
+                    "POST", f"{url}/v1/completions", json=body, timeout=60, trust_env=False
+                ) as answer:
                     for piece in answer.iter_text():
                         self.text += piece
                         begun.set()
@@ -92,9 +109,22 @@ class Stream:
 
 @contextmanager
 def serving(directory: Path, *options: str) -> Iterator[Process]:
-    command = [sys.executable, "-m", "polyhead", "serve", str(directory), "--port", "0", "--threads", "1", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "polyhead",
+        "serve",
+        str(directory),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        *options,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         yield Process(process)
     finally:
@@ -112,7 +142,11 @@ def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(speaker
         while service.http.get("/health/ready").status_code == 200:
             assert time.monotonic() < deadline
         refused = service.http.post("/v1/completions", json={"prompt": "dogs"})
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down" and refused.headers["retry-after"]
+        assert (
+            refused.status_code == 503
+            and refused.json()["error"]["code"] == "shutting_down"
+            and refused.headers["retry-after"]
+        )
         assert service.http.get("/health/live").status_code == 200
         for stream in streams:
             events = stream.whole().split("\n\n")
@@ -160,7 +194,9 @@ def test_told_to_stop_at_any_moment_no_accepted_request_is_lost(speaker: Path) -
             assert service.end()[0] == 0
 
 
-def test_keys_come_from_a_file_or_the_environment(speaker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_a_file_or_the_environment(
+    speaker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "keys").write_text("first-key-of-this-service\n")
     monkeypatch.setenv("POLYHEAD_API_KEY", "other-key-of-this-service")
     with serving(speaker, "--api-key-file", str(tmp_path / "keys"), "--name", "mine") as service:
@@ -170,13 +206,18 @@ def test_keys_come_from_a_file_or_the_environment(speaker: Path, tmp_path: Path,
             assert answer.json()["data"][0]["id"] == "mine"
 
 
-def test_what_cannot_be_served_is_told_in_a_line(speaker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_served_is_told_in_a_line(
+    speaker: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, said in (
             ([str(speaker), "--port", port], f"port {port} is taken"),
             ([str(speaker), "--host", "0.0.0.0"], "0.0.0.0 can be reached by others: give --api-key-file"),
-            ([str(speaker), "--host", "no.such.host.invalid", "--api-key-file", str(tmp_path / "none")], "No such file"),
+            (
+                [str(speaker), "--host", "no.such.host.invalid", "--api-key-file", str(tmp_path / "none")],
+                "No such file",
+            ),
             ([str(tmp_path / "nothing"), "--port", "0"], "no run directory"),
             ([str(speaker), "--port", "0", "--grace", "0"], "grace is 0.0, wanted more than 0"),
             ([str(speaker), "--port", "0", "--cache", "pagd"], "did you mean 'paged'?"),
@@ -189,4 +230,7 @@ def test_what_cannot_be_served_is_told_in_a_line(speaker: Path, tmp_path: Path, 
 def test_without_its_extra_it_says_what_to_install(speaker: Path) -> None:
     code = f"import sys; sys.modules['uvicorn'] = None; from polyhead.cli import main; sys.exit(main(['serve', {str(speaker)!r}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "polyhead: this needs uvicorn: pip install 'polyhead[serve]'\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "polyhead: this needs uvicorn: pip install 'polyhead[serve]'\n",
+    )

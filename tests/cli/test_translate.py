@@ -53,7 +53,9 @@ def test_chunks_change_nothing(
     assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
 
 
-@pytest.mark.parametrize("cache", ["growing", "window,window=300,sink=2", "{name: h2o, budget: 300}", "low_rank,rank=99"])
+@pytest.mark.parametrize(
+    "cache", ["growing", "window,window=300,sink=2", "{name: h2o, budget: 300}", "low_rank,rank=99"]
+)
 def test_a_cache_with_room_changes_nothing(
     cache: str, tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,10 +170,19 @@ def test_a_line_too_long_is_named_and_can_be_cut(
             ["--cache", "{name: static, chunk: x}"],
             "cache: chunk of cache 'static': 'x' is not a whole number",
         ),
-        (["--cache", "window,widow=4"], "cache: unknown option of cache 'window' 'widow'; did you mean 'window'? Known: "),
+        (
+            ["--cache", "window,widow=4"],
+            "cache: unknown option of cache 'window' 'widow'; did you mean 'window'? Known: ",
+        ),
         (["--cache", "window,4"], "'window,4': expected name,option=value, e.g. window,window=256,sink=4"),
-        (["--cache", "h2o,budget=3,recent=3"], "cache 'h2o': a budget of 3 tokens with 3 recent ones and a sink of 4;"),
-        (["--cache", "state"], "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'"),
+        (
+            ["--cache", "h2o,budget=3,recent=3"],
+            "cache 'h2o': a budget of 3 tokens with 3 recent ones and a sink of 4;",
+        ),
+        (
+            ["--cache", "state"],
+            "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'",
+        ),
         (["--early-stopping", "maybe"], "early_stopping: 'maybe' is not one of true, false, never"),
     ],
 )

@@ -60,7 +60,10 @@ def test_every_epoch_has_as_many_batches_and_none_could_take_the_next_row(
 @pytest.mark.acceptance("A12")
 def test_epochs_differ_in_order_and_company_and_seeds_too() -> None:
     source, target = sentences(3000)
-    plans = [plan_epoch(source, target, max_tokens=600, seed=s, epoch=e) for s, e in ((1, 0), (1, 1), (2, 0), (0, 1))]
+    plans = [
+        plan_epoch(source, target, max_tokens=600, seed=s, epoch=e)
+        for s, e in ((1, 0), (1, 1), (2, 0), (0, 1))
+    ]
     orders = {tuple(np.concatenate(plan).tolist()) for plan in plans}
     assert len(orders) == 4
     first, second = ({frozenset(rows.tolist()) for rows in plan} for plan in plans[:2])
@@ -119,8 +122,10 @@ GOLDEN = [[6, 5, 4, 7], [0, 11], [8, 3, 2], [9, 10, 1]]
 def test_a_pair_longer_than_the_budget_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(UserError) as caught:
         plan_epoch(np.array([3, 4, 5]), np.array([3, 90, 5]), max_tokens=64, seed=1, epoch=0)
-    assert str(caught.value) == ("max_tokens is 64, but row 1 alone has 90 tokens; "
-                                 "set train.max_tokens to 90 or more, or data.max_len to 64 or less")
+    assert str(caught.value) == (
+        "max_tokens is 64, but row 1 alone has 90 tokens; "
+        "set train.max_tokens to 90 or more, or data.max_len to 64 or less"
+    )
     exact = plan_epoch(np.array([3, 4]), np.array([3, 64]), max_tokens=64, seed=1, epoch=0)
     assert sorted(map(len, exact)) == [1, 1]
 
@@ -135,7 +140,9 @@ def test_the_costliest_batch_is_the_one_of_most_cells() -> None:
 def test_the_fill_rate_is_tokens_over_cells() -> None:
     source, target = np.array([2, 4, 3]), np.array([1, 5, 6])
     batches = [np.array([0, 1]), np.array([2])]
-    assert fill_rate(batches, source, target) == pytest.approx((2 + 1 + 4 + 5 + 3 + 6) / (2 * (4 + 5) + 3 + 6))
+    assert fill_rate(batches, source, target) == pytest.approx(
+        (2 + 1 + 4 + 5 + 3 + 6) / (2 * (4 + 5) + 3 + 6)
+    )
     assert fill_rate([], source, target) == 1.0
 
 

@@ -29,8 +29,12 @@ def padded(rows: Rows, padding: int) -> Rows:
 
 def naive(sources: Rows, targets: Rows, t: Tokenizer) -> tuple[Rows, Rows, Rows, Rows]:
     """Source, positions, decoder input and labels, row by row."""
-    return (padded([[*row, t.eos_id] for row in sources], t.pad_id), padded([[*range(len(row) + 1)] for row in sources], -1),
-            padded([[t.bos_id, *row] for row in targets], t.pad_id), padded([[*row, t.eos_id] for row in targets], IGNORED))
+    return (
+        padded([[*row, t.eos_id] for row in sources], t.pad_id),
+        padded([[*range(len(row) + 1)] for row in sources], -1),
+        padded([[t.bos_id, *row] for row in targets], t.pad_id),
+        padded([[*row, t.eos_id] for row in targets], IGNORED),
+    )
 
 
 def check(batch: Batch, sources: Rows, targets: Rows, t: Tokenizer) -> None:
@@ -71,8 +75,12 @@ def test_rows_of_a_store_come_in_any_order(write: Write, tmp_path: Path) -> None
 
 
 def test_the_planned_cost_is_the_shape_of_the_batch(write: Write, tmp_path: Path) -> None:
-    corpus = open_corpus([write("a.en", "".join("x" * n + "\n" for n in range(1, 60))),
-                          write("a.de", "".join("y" * (60 - n) + "\n" for n in range(1, 60)))])
+    corpus = open_corpus(
+        [
+            write("a.en", "".join("x" * n + "\n" for n in range(1, 60))),
+            write("a.de", "".join("y" * (60 - n) + "\n" for n in range(1, 60))),
+        ]
+    )
     store = PairStore.open_or_build(corpus, BYTE, tmp_path / "cache", max_len=64)
     for rows in plan_epoch(store.source_lengths, store.target_lengths, max_tokens=300, seed=1, epoch=0):
         batch = collate(store, rows, BYTE)

@@ -79,7 +79,9 @@ def test_a_tab_or_a_no_break_space_stays_in_a_parallel_line(write: Write) -> Non
 
 
 def test_gzip_is_known_by_its_content(write: Write) -> None:
-    corpus = open_corpus([write("a.en.gz", gzip.compress(b"one\ntwo\n")), write("a.de", gzip.compress(b"eins\nzwei\n"))])
+    corpus = open_corpus(
+        [write("a.en.gz", gzip.compress(b"one\ntwo\n")), write("a.de", gzip.compress(b"eins\nzwei\n"))]
+    )
     assert read(corpus)[:2] == (["one", "two"], ["eins", "zwei"])
     assert fingerprint(corpus.files[0])[1] == 2
 
@@ -87,7 +89,9 @@ def test_gzip_is_known_by_its_content(write: Write) -> None:
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0), (0, 2)])
 def test_tsv_columns_by_number(source: int, target: int, write: Write) -> None:
     rows = [["a", "b", "c"], ['"d', 'e"', "f"]]
-    corpus = open_corpus([write("a.tsv", "".join("\t".join(row) + "\r\n" for row in rows))], source=source, target=target)
+    corpus = open_corpus(
+        [write("a.tsv", "".join("\t".join(row) + "\r\n" for row in rows))], source=source, target=target
+    )
     assert read(corpus)[:2] == ([row[source] for row in rows], [row[target] for row in rows])
 
 
@@ -111,9 +115,22 @@ def test_jsonl_by_key_path_or_number(row: object, source: Column, target: Column
 
 def test_jsonl_lines_that_are_no_pair_are_broken(write: Write) -> None:
     good = '{"s": "one\\nline", "t": "eins\\u2028"}\n'
-    bad = ['{"s": "x"}', '{"s": 1, "t": "y"}', '{"s": null, "t": "y"}', "nonsense", '"text"', '{"s": "\\ud800", "t": "y"}',
-           '{"s": "a\\u0000b", "t": "y"}', '{"s": ["x"], "t": "y"}', "NaN", '{"s": ' + "9" * 5000 + "}", "[" * 100_000]
-    sources, targets, report = read(open_corpus([write("a.jsonl", good * 20 + "\n".join(bad))], source="s", target="t"))
+    bad = [
+        '{"s": "x"}',
+        '{"s": 1, "t": "y"}',
+        '{"s": null, "t": "y"}',
+        "nonsense",
+        '"text"',
+        '{"s": "\\ud800", "t": "y"}',
+        '{"s": "a\\u0000b", "t": "y"}',
+        '{"s": ["x"], "t": "y"}',
+        "NaN",
+        '{"s": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ]
+    sources, targets, report = read(
+        open_corpus([write("a.jsonl", good * 20 + "\n".join(bad))], source="s", target="t")
+    )
     assert (sources, targets) == (["one\nline"] * 20, ["eins\u2028"] * 20)
     assert report.broken == len(bad)
     assert report.examples["broken"] == [f"line {n}" for n in range(21, 26)]
@@ -127,7 +144,9 @@ def test_a_bad_first_line_does_not_hide_the_columns(write: Write) -> None:
 
 
 def test_several_files_follow_each_other_and_are_named(write: Write) -> None:
-    corpus = open_corpus([write("a.tsv", "1\ta\n2\tb\n"), write("b.tsv.gz", gzip.compress(b"3\tc\nbad\n4\td\n"))])
+    corpus = open_corpus(
+        [write("a.tsv", "1\ta\n2\tb\n"), write("b.tsv.gz", gzip.compress(b"3\tc\nbad\n4\td\n"))]
+    )
     sources, _, report = read(corpus)
     assert sources == ["1", "2", "3", "4"]
     assert report.examples["broken"] == ["b.tsv.gz line 2"]
@@ -254,4 +273,6 @@ def test_a_mistake_in_the_names_is_found_before_any_work(
     root = tmp_path / str(options.get("root", "."))
     format: Format = options.get("format", "auto")  # type: ignore[assignment]
     with pytest.raises(UserError, match=said):
-        open_corpus(files, root=root, format=format, source=options.get("source", 0), target=options.get("target", 1))
+        open_corpus(
+            files, root=root, format=format, source=options.get("source", 0), target=options.get("target", 1)
+        )

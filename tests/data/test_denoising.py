@@ -48,7 +48,9 @@ def infilled(ids: list[int], spans: Spans) -> list[int]:
 
 @given(st.integers(1, 80), st.floats(0.05, 1.0), st.floats(0.5, 6.0), st.integers(0, 10**6))
 @settings(max_examples=200, deadline=None)
-def test_infilling_hides_the_share_and_leaves_the_rest_in_order(n: int, share: float, mean: float, seed: int) -> None:
+def test_infilling_hides_the_share_and_leaves_the_rest_in_order(
+    n: int, share: float, mean: float, seed: int
+) -> None:
     ids = np.arange(100, 100 + n)
     spans = poisson_spans(n, share, mean, drawn([seed]))
     covered = min(n, math.ceil(share * n))
@@ -116,7 +118,12 @@ def restored(source: list[int], target: list[int]) -> list[int]:
     return [piece for token in source for piece in (said[token] if token >= FIRST else [token])]
 
 
-@given(st.integers(1, 200), st.sampled_from([0.15, 0.3, 0.5, 0.9]), st.sampled_from([1.0, 3.0, 5.0]), st.integers(0, 10**6))
+@given(
+    st.integers(1, 200),
+    st.sampled_from([0.15, 0.3, 0.5, 0.9]),
+    st.sampled_from([1.0, 3.0, 5.0]),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=200, deadline=None)
 def test_source_and_target_together_are_the_text(n: int, share: float, mean: float, seed: int) -> None:
     ids = np.arange(100, 100 + n)
@@ -152,7 +159,10 @@ def test_the_example_of_the_paper() -> None:
     def said(ids: np.ndarray) -> str:
         return " ".join("XYZ"[i - FIRST] if i >= FIRST else words[i] for i in ids)
 
-    assert (said(source), said(target)) == ("Thank you X me to your party Y week .", "X for inviting Y last Z")
+    assert (said(source), said(target)) == (
+        "Thank you X me to your party Y week .",
+        "X for inviting Y last Z",
+    )
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(0, 10**6))
@@ -167,5 +177,7 @@ def test_sentences_move_whole(ends: list[bool], seed: int) -> None:
 
 
 def test_sentences_come_in_every_order() -> None:
-    seen = Counter(tuple(permute_sentences(np.arange(3), np.ones(3, bool), drawn([3, i])).tolist()) for i in range(1200))
+    seen = Counter(
+        tuple(permute_sentences(np.arange(3), np.ones(3, bool), drawn([3, i])).tolist()) for i in range(1200)
+    )
     assert len(seen) == 6 and all(near(count, 1200, 1 / 6) for count in seen.values())

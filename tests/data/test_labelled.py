@@ -28,7 +28,13 @@ def test_each_format_gives_the_same_texts(write: Write, kind: str, packed: bool)
     name, content, text, label, first = {
         "header": ("a.tsv", TSV, "sentence", "label", 2),
         "numbers": ("a.tsv", TSV.partition("\n")[2], 1, 0, 1),
-        "jsonl": ("a.jsonl", "".join(json.dumps({"c": c, "d": {"t": t}}) + "\n" for c, t in ROWS), "d.t", "c", 1),
+        "jsonl": (
+            "a.jsonl",
+            "".join(json.dumps({"c": c, "d": {"t": t}}) + "\n" for c, t in ROWS),
+            "d.t",
+            "c",
+            1,
+        ),
     }[kind]
     path = write(name + ".gz" * packed, gzip.compress(content.encode()) if packed else content)
     found = open_labelled([path], text=[text], label=label)
@@ -40,7 +46,11 @@ def test_each_format_gives_the_same_texts(write: Write, kind: str, packed: bool)
 
 
 def test_pairs_and_labels_that_are_numbers(write: Write) -> None:
-    rows = [{"a": "one", "b": "two", "y": 1}, {"a": "three", "b": "four", "y": True}, {"a": "five", "b": "six", "y": 0.5}]
+    rows = [
+        {"a": "one", "b": "two", "y": 1},
+        {"a": "three", "b": "four", "y": True},
+        {"a": "five", "b": "six", "y": 0.5},
+    ]
     path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     examples, report = read_labelled(open_labelled([path], text=["a", "b"], label="y"))
     assert examples == [Example(1, ("one", "two"), "1"), Example(2, ("three", "four"), "true")]
@@ -65,7 +75,8 @@ def test_what_cannot_be_used_is_counted_and_placed(write: Write) -> None:
 def test_a_share_is_spread_evenly_and_the_rest_is_the_rest(write: Write) -> None:
     path = write("a.tsv", "".join(f"{'ab'[i >= 50]}\ttext {i}\n" for i in range(100)))
     both = [
-        [e.line for e in read_labelled(open_labelled([path], text=[1], label=0, share=0.1, held=held))[0]] for held in (True, False)
+        [e.line for e in read_labelled(open_labelled([path], text=[1], label=0, share=0.1, held=held))[0]]
+        for held in (True, False)
     ]
     assert both[0] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
     assert sorted(both[0] + both[1]) == list(range(1, 101))
@@ -74,12 +85,24 @@ def test_a_share_is_spread_evenly_and_the_rest_is_the_rest(write: Write) -> None
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (TSV, {"text": ["sentense"]}, "unknown column of a.tsv 'sentense'; did you mean 'sentence'? Known: label, sentence"),
+        (
+            TSV,
+            {"text": ["sentense"]},
+            "unknown column of a.tsv 'sentense'; did you mean 'sentence'? Known: label, sentence",
+        ),
         (TSV, {"text": [1], "label": 2}, "a.tsv has 2 columns, so there is no column 2"),
         (TSV, {"text": ["sentence"], "format": "parallel"}, "format 'parallel' has no labels"),
         ("", {"text": [1], "label": 0}, "a.tsv is empty"),
-        ("a\tx\na\ty\n", {"text": [1], "label": 0}, "a.tsv: every text has the label 'a'; nothing to tell apart"),
-        ("".join(f"{i}\tx\n" for i in range(30)), {"text": [1], "label": 0}, "30 different labels for 30 texts, such as '0'; is 0 "),
+        (
+            "a\tx\na\ty\n",
+            {"text": [1], "label": 0},
+            "a.tsv: every text has the label 'a'; nothing to tell apart",
+        ),
+        (
+            "".join(f"{i}\tx\n" for i in range(30)),
+            {"text": [1], "label": 0},
+            "30 different labels for 30 texts, such as '0'; is 0 ",
+        ),
         ("a\t\nb\t\n", {"text": [1], "label": 0}, "no usable text in a.tsv: 0 of 2 texts; skipped 2 blank"),
         ("a\tx\nb\nc\n", {"text": [1], "label": 0}, "most lines are broken: a.tsv: 1 of 3 texts"),
     ],
@@ -92,7 +115,9 @@ def test_mistakes_are_told_in_a_line(write: Write, content: str, options: dict, 
 
 def test_labels_that_train_has_not_are_told_when_none_is_left(write: Write) -> None:
     found = open_labelled([write("a.tsv", "0\tx\n1\ty\n")], text=[1], label=0)
-    with pytest.raises(UserError, match=r"skipped 2 of an unknown label \(first: line 1, '0'\); the labels are neg, pos"):
+    with pytest.raises(
+        UserError, match=r"skipped 2 of an unknown label \(first: line 1, '0'\); the labels are neg, pos"
+    ):
         read_labelled(found, ["pos", "neg"])
 
 
@@ -108,16 +133,24 @@ def test_a_store_holds_the_rows_as_they_are_read(write: Write, tokenizer: Tokeni
         assert (one.seconds.tolist(), one.labels.tolist(), one.lines.tolist()) == ([4, 6], [1, 0], [1, 2])
         assert (one.report.cut, one.report.unknown) == (1, 1)
         assert str(one.report).endswith("; cut 1 (first: line 2)")
-    assert LabelledStore.open_or_build(found, ["a", "b"], tokenizer, tmp_path, max_len=20).directory != store.directory
+    assert (
+        LabelledStore.open_or_build(found, ["a", "b"], tokenizer, tmp_path, max_len=20).directory
+        != store.directory
+    )
     given, labels = store.batch(np.array([1, 0]), tokenizer.pad_id)
     assert labels.tolist() == [0, 1]
     assert given.tokens[1].tolist() == [s, *ab, e, *c, e] + [tokenizer.pad_id] * 5
     assert given.pos is not None and given.pos.tolist() == [list(range(11)), [0, 1, 2, 3, 4, 5] + [-1] * 5]
-    assert given.segments is not None and given.segments.tolist() == [[0] * 6 + [1] * 5, [0] * 4 + [1] * 2 + [0] * 5]
+    assert given.segments is not None and given.segments.tolist() == [
+        [0] * 6 + [1] * 5,
+        [0] * 4 + [1] * 2 + [0] * 5,
+    ]
     assert given.called(0)[2] is None and given.called(2)[2] is given.segments
 
 
-@pytest.mark.parametrize("lengths", [(5,), (9,), (20,), (1, 1), (4, 4), (4, 5), (3, 20), (20, 3), (20, 20), (5, 4)])
+@pytest.mark.parametrize(
+    "lengths", [(5,), (9,), (20,), (1, 1), (4, 4), (4, 5), (3, 20), (20, 3), (20, 20), (5, 4)]
+)
 def test_the_longer_text_is_cut_first(tokenizer: Tokenizer, lengths: tuple[int, ...]) -> None:
     """The same as taking the last token of the longer one away until both fit."""
     sides = [list(range(10, 10 + n)) for n in lengths]
@@ -144,5 +177,7 @@ def test_rows_of_one_width_need_no_positions() -> None:
 
 
 def test_the_report_counts_everything_once() -> None:
-    report = LabelledReport("f", read=3, kept=1, blank=1, unknown=1, examples={"blank": ["line 1"], "unknown": ["line 2, 'x'"]})
+    report = LabelledReport(
+        "f", read=3, kept=1, blank=1, unknown=1, examples={"blank": ["line 1"], "unknown": ["line 2, 'x'"]}
+    )
     assert report.read == report.kept + report.blank + report.overlong + report.broken + report.unknown

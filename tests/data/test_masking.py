@@ -68,7 +68,9 @@ def test_labels_stand_where_is_asked_and_nowhere_else(n: int, share: float, whol
     bits = np.random.default_rng(seed)
     ids = bits.integers(0, V, n)
     before = ids.copy()
-    read, labels = mask_row(ids, SPECIAL, MASK, share, words(list(range(5, 30))) if whole else None, drawn([seed]))
+    read, labels = mask_row(
+        ids, SPECIAL, MASK, share, words(list(range(5, 30))) if whole else None, drawn([seed])
+    )
     assert (ids == before).all()
     asked = labels != -100
     assert (labels[asked] == ids[asked]).all() and (read[~asked] == ids[~asked]).all()

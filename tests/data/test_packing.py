@@ -38,7 +38,11 @@ def test_packing_is_best_fit_decreasing(sizes: list[int], width: int, seed: int)
     assert all(total <= width for total in found)
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 20), st.one_of(st.none(), st.integers(0, 10**6)))
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=12),
+    st.integers(1, 20),
+    st.one_of(st.none(), st.integers(0, 10**6)),
+)
 @settings(max_examples=200, deadline=None)
 def test_cutting_keeps_every_token_once(lengths: list[int], room: int, seed: int | None) -> None:
     starts = np.cumsum([0, *lengths[:-1]])

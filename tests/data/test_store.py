@@ -36,7 +36,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The directories built, in order."""
     made: list[Path] = []
     build = built._build
-    monkeypatch.setattr(built, "_build", lambda directory, *rest: made.append(directory) or build(directory, *rest))
+    monkeypatch.setattr(
+        built, "_build", lambda directory, *rest: made.append(directory) or build(directory, *rest)
+    )
     return made
 
 
@@ -63,7 +65,9 @@ def test_the_limit_counts_the_end_and_either_side(write: Write, tokenizer: Token
 
 
 @pytest.mark.acceptance("A8")
-def test_a_line_of_fifty_thousand_tokens_is_reported_and_left_out(write: Write, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_line_of_fifty_thousand_tokens_is_reported_and_left_out(
+    write: Write, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     sources = ["short"] * 30 + ["word " * 10_000] + ["short"] * 30
     corpus = open_corpus([write("a.en", "\n".join(sources)), write("a.de", "\n".join(["kurz"] * 61))])
     store = PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=256)
@@ -91,13 +95,23 @@ def test_a_huge_line_needs_little_memory(write: Write, tmp_path: Path) -> None:
         corpus = open_corpus(["a.en", "a.de"], root=sys.argv[1])
         print(PairStore.open_or_build(corpus, tokenizer, sys.argv[1] + "/cache", max_len=16).report)
     """)
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True,
-                          env={"PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"})
-    assert done.stdout == "a.en + a.de: 100 of 101 pairs; skipped 1 overlong (first: line 101)\n", done.stderr[-500:]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout == "a.en + a.de: 100 of 101 pairs; skipped 1 overlong (first: line 101)\n", (
+        done.stderr[-500:]
+    )
 
 
-def test_a_second_opening_makes_nothing(corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]) -> None:
-    first, second = (PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20) for _ in range(2))
+def test_a_second_opening_makes_nothing(
+    corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path, builds: list[Path]
+) -> None:
+    first, second = (
+        PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20) for _ in range(2)
+    )
     assert len(builds) == 1
     assert first.report == second.report
     assert np.array_equal(first.source_ids, second.source_ids)
@@ -110,17 +124,25 @@ def test_any_changed_input_makes_another_store(
     cache = tmp_path / "cache"
     PairStore.open_or_build(corpus, tokenizer, cache, max_len=20)
     PairStore.open_or_build(corpus, tokenizer, cache, max_len=21)
-    PairStore.open_or_build(corpus, train_tokenizer(["b"], Choice("byte", lowercase=True), 261), cache, max_len=20)
+    PairStore.open_or_build(
+        corpus, train_tokenizer(["b"], Choice("byte", lowercase=True), 261), cache, max_len=20
+    )
     corpus.files[0].write_text("\n".join([*SOURCES[:4], "5"]) + "\n")
     changed = PairStore.open_or_build(corpus, tokenizer, cache, max_len=20)
     assert len(set(builds)) == 4
     assert tokenizer.decode([changed.source(2)]) == ["5"]
 
 
-def test_the_sides_of_a_table_make_different_stores(write: Write, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_sides_of_a_table_make_different_stores(
+    write: Write, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     path = write("a.tsv", "one\teins\n")
-    there, back = (PairStore.open_or_build(open_corpus([path], source=s, target=1 - s), tokenizer, tmp_path / "cache",
-                                           max_len=20) for s in (0, 1))
+    there, back = (
+        PairStore.open_or_build(
+            open_corpus([path], source=s, target=1 - s), tokenizer, tmp_path / "cache", max_len=20
+        )
+        for s in (0, 1)
+    )
     assert tokenizer.decode([there.source(0), back.source(0)]) == ["one", "eins"]
 
 
@@ -179,8 +201,12 @@ def test_what_a_killed_build_left_is_removed_and_a_running_one_is_not(
     assert alive.exists()
 
 
-def test_nothing_that_fits_is_an_error_that_says_why(corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no usable pair in .* 4 overlong \(first: line 1\) \(max_len is 2 tokens\)"):
+def test_nothing_that_fits_is_an_error_that_says_why(
+    corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=r"no usable pair in .* 4 overlong \(first: line 1\) \(max_len is 2 tokens\)"
+    ):
         PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=2)
     with pytest.raises(UserError, match="max_len is 1"):
         PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=1)
@@ -188,7 +214,9 @@ def test_nothing_that_fits_is_an_error_that_says_why(corpus: Corpus, tokenizer: 
 
 def test_a_place_that_cannot_be_written_is_told(corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in the way")
-    with pytest.raises(UserError, match=r"cannot be written to .*cache: .*choose another directory with data.cache="):
+    with pytest.raises(
+        UserError, match=r"cannot be written to .*cache: .*choose another directory with data.cache="
+    ):
         PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)
 
 
@@ -209,7 +237,9 @@ def test_progress_counts_to_the_number_of_pairs(
     monkeypatch.setattr(module, "CHUNK", 4)
     corpus = open_corpus([write("a.en", "x\n" * 10), write("a.de", "yy\n" * 10)])
     seen: list[tuple[int, int]] = []
-    store = PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20, progress=lambda *n: seen.append(n))
+    store = PairStore.open_or_build(
+        corpus, tokenizer, tmp_path / "cache", max_len=20, progress=lambda *n: seen.append(n)
+    )
     assert seen == [(4, 10), (8, 10), (10, 10)]
     assert store.target_offsets.tolist() == list(range(0, 22, 2))
 

@@ -40,7 +40,9 @@ def documents(of: Text) -> tuple[list[str], TextReport]:
         ("blank", ["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."], 6, 9 + 6),
     ],
 )
-def test_documents_are_files_lines_or_what_stands_between_blank_lines(write, kind, wanted, lines, words) -> None:
+def test_documents_are_files_lines_or_what_stands_between_blank_lines(
+    write, kind, wanted, lines, words
+) -> None:
     found, report = documents(open_text([write("play", PLAY)], kind))
     assert found == wanted
     assert (report.documents, report.lines) == (len(wanted), lines)
@@ -126,7 +128,9 @@ def test_two_shares_hold_everything_exactly_once(write, contents, share, kind) -
 
 def test_a_share_without_text_is_told(write: Write) -> None:
     path = write("one", "a line that is the whole text\n")
-    with pytest.raises(UserError, match=r"one: no text in this share of it: data\.valid_share is too small or too large"):
+    with pytest.raises(
+        UserError, match=r"one: no text in this share of it: data\.valid_share is too small or too large"
+    ):
         documents(open_text([path], "line", (0.9, 1.0)))
 
 
@@ -181,7 +185,11 @@ def test_rows_of_an_epoch_lie_side_by_side_and_fit(length, width, rows, epoch) -
 
 
 def test_the_order_is_of_seed_and_epoch_and_every_place_begins_a_row_some_day() -> None:
-    plans = [np.concatenate(plan_rows(50, 7, 2, seed=seed, epoch=epoch)).tolist() for seed in (0, 1) for epoch in range(40)]
+    plans = [
+        np.concatenate(plan_rows(50, 7, 2, seed=seed, epoch=epoch)).tolist()
+        for seed in (0, 1)
+        for epoch in range(40)
+    ]
     assert len({tuple(plan) for plan in plans}) > 70
     assert {start for plan in plans for start in plan} == set(range(50 - 7))
 
@@ -215,21 +223,44 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
     """Beside the same lines as plain text."""
     plain = write("plain.txt", "a b\nsecond one\nthe end\n")
     tsv = write("labelled.tsv", "label\tsentence\n0\ta b\n1\tsecond one\n1\t \nbroken\n0\tthe end\n")
-    jsonl = write("labelled.jsonl", '{"x": {"s": "a b"}}\n\n{"x": {"s": "second\\none"}}\n{"x": {"s": 3}}\n{"x": {"s": "the end"}}\n')
+    jsonl = write(
+        "labelled.jsonl",
+        '{"x": {"s": "a b"}}\n\n{"x": {"s": "second\\none"}}\n{"x": {"s": 3}}\n{"x": {"s": "the end"}}\n',
+    )
     wanted = open_text([plain], "line")
     for file, column, broken in ((tsv, "sentence", 1), (tsv, 1, 1), (jsonl, "x.s", 1)):
         text = open_text([file], "file", columns=[column])
-        header = ["sentence"] if column == 1 else []  # a number names no header, so its line is text like others
+        header = (
+            ["sentence"] if column == 1 else []
+        )  # a number names no header, so its line is text like others
         report, reference = TextReport("x"), TextReport("x")
-        assert [piece.text for piece in text.pieces(report)] == [*header, *(p.text for p in wanted.pieces(reference))]
+        assert [piece.text for piece in text.pieces(report)] == [
+            *header,
+            *(p.text for p in wanted.pieces(reference)),
+        ]
         assert (report.documents, report.broken) == (len(header) + 3, broken)
         assert header or (report.words, report.characters) == (reference.words, reference.characters)
         store, other = (TokenStore.open_or_build(t, tokenizer, tmp_path / "cache") for t in (text, wanted))
-        assert header or (store.ids.tolist(), store.begins.tolist()) == (other.ids.tolist(), other.begins.tolist())
+        assert header or (store.ids.tolist(), store.begins.tolist()) == (
+            other.ids.tolist(),
+            other.begins.tolist(),
+        )
     both = open_text([tsv], "file", columns=["label", "sentence"])
-    assert [p.text for p in both.pieces(TextReport("x"))] == ["0", "a b", "1", "second one", "1", "0", "the end"]
+    assert [p.text for p in both.pieces(TextReport("x"))] == [
+        "0",
+        "a b",
+        "1",
+        "second one",
+        "1",
+        "0",
+        "the end",
+    ]
     named = write("table.data", "0\ta b\n")
-    assert [p.text for p in open_text([named], "line", columns=[1], format="tsv").pieces(TextReport("x"))] == ["a b"]
+    assert [
+        p.text for p in open_text([named], "line", columns=[1], format="tsv").pieces(TextReport("x"))
+    ] == ["a b"]
     assert [p.text for p in open_text([named], "line", columns=[1]).pieces(TextReport("x"))] == ["0\ta b"]
-    with pytest.raises(UserError, match=r"unknown column of labelled.tsv 'sentense'; did you mean 'sentence'"):
+    with pytest.raises(
+        UserError, match=r"unknown column of labelled.tsv 'sentense'; did you mean 'sentence'"
+    ):
         open_text([tsv], "line", columns=["sentense"])

@@ -19,7 +19,9 @@ from polyhead.models import build, preset
 from polyhead.registry import Choice
 
 compiled = pytest.mark.skipif(kernels() is None, reason="no kernel can be compiled here")
-KINDS = pytest.mark.parametrize("kind", [pytest.param(Int8Linear, marks=compiled, id="kernel"), pytest.param(PlainInt8Linear, id="torch")])
+KINDS = pytest.mark.parametrize(
+    "kind", [pytest.param(Int8Linear, marks=compiled, id="kernel"), pytest.param(PlainInt8Linear, id="torch")]
+)
 SHAPES = [(1, 8, 1), (5, 24, 63), (6, 39, 64), (7, 17, 65), (13, 1, 130), (40, 1111, 200), (400, 20, 70)]
 CONFIG = preset("tiny", 97, n_layers=2, d_model=128, n_heads=4, n_kv_heads=2, max_len=48)
 
@@ -51,7 +53,9 @@ def test_a_product_is_that_of_the_rounded_numbers(kind, rows, inputs, outputs):
     x, weight, bias, wanted = draw(rows, inputs, outputs)
     worth = wanted.abs().amax(1, keepdim=True)
     assert (kind(weight, None)(x) - wanted).abs().le(2e-6 * worth).all()
-    assert (kind(weight, bias)(x) - (wanted + bias.double())).abs().le(2e-6 * (worth + bias.abs().max())).all()
+    assert (
+        (kind(weight, bias)(x) - (wanted + bias.double())).abs().le(2e-6 * (worth + bias.abs().max())).all()
+    )
     several = kind(weight, None)(x.expand(2, 3, -1, -1))
     assert several.shape == (2, 3, rows, outputs)
     assert torch.equal(several[1, 2], kind(weight, None)(x))
@@ -60,7 +64,10 @@ def test_a_product_is_that_of_the_rounded_numbers(kind, rows, inputs, outputs):
 @KINDS
 def test_it_is_as_far_from_the_real_product_as_two_roundings(kind):
     x, weight = torch.randn(50, 300), torch.randn(70, 300)
-    a, b = x.abs().amax(1, keepdim=True) / 254, weight.abs().amax(1, keepdim=True) / 254  # half of a whole number
+    a, b = (
+        x.abs().amax(1, keepdim=True) / 254,
+        weight.abs().amax(1, keepdim=True) / 254,
+    )  # half of a whole number
     worst = a * weight.abs().sum(1) + x.abs().sum(1, keepdim=True) * b.T + 300 * a * b.T
     error = (kind(weight, None)(x) - x @ weight.T).abs()
     assert error.le(worst).all()
@@ -72,7 +79,9 @@ def test_vectors_in_bf16_give_bf16(kind):
     x, weight, bias, wanted = draw(9, 64, 130, torch.bfloat16)
     found = kind(weight, bias)(x)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), wanted + bias.double(), rtol=2**-8, atol=2**-8 * float(bias.abs().max()))
+    torch.testing.assert_close(
+        found.double(), wanted + bias.double(), rtol=2**-8, atol=2**-8 * float(bias.abs().max())
+    )
 
 
 @KINDS
@@ -117,14 +126,25 @@ def test_a_processor_without_the_instruction_for_it_gets_the_same(other_kernels,
     here = [draw(*shape) for shape in SHAPES]
     ours = [Int8Linear(weight, bias)(x) for x, weight, bias, _ in here]
     kernels.cache_clear()
-    monkeypatch.setattr(native, "FLAGS", [flag.replace("march=native", "march=x86-64-v3") for flag in native.FLAGS])
+    monkeypatch.setattr(
+        native, "FLAGS", [flag.replace("march=native", "march=x86-64-v3") for flag in native.FLAGS]
+    )
     for (x, weight, bias, _), wanted in zip(here, ours, strict=True):
         torch.testing.assert_close(Int8Linear(weight, bias)(x), wanted, rtol=1e-6, atol=1e-6)
 
 
 def say(model, cache=None):
     source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
-    return greedy(model, source, None, bos_id=1, eos_id=2, max_new_tokens=[12] * 3, min_new_tokens=12, cache=cache and Choice(cache))
+    return greedy(
+        model,
+        source,
+        None,
+        bos_id=1,
+        eos_id=2,
+        max_new_tokens=[12] * 3,
+        min_new_tokens=12,
+        cache=cache and Choice(cache),
+    )
 
 
 @compiled

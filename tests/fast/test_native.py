@@ -21,7 +21,9 @@ from polyhead.models import build, preset
 from polyhead.registry import Choice
 
 compiled = pytest.mark.skipif(kernels() is None, reason="no kernel can be compiled here")
-PRECISIONS = pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"])
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+)
 
 
 def close(found, wanted, near):
@@ -30,9 +32,16 @@ def close(found, wanted, near):
 
 @compiled
 @PRECISIONS
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200), (400, 20, 70)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 8, 1), (5, 24, 63), (6, 40, 64), (7, 16, 65), (13, 700, 130), (40, 1030, 200), (400, 20, 70)],
+)
 def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
-    x, weight, bias = torch.randn(rows, inputs, dtype=dtype), torch.randn(outputs, inputs, dtype=dtype), torch.randn(outputs, dtype=dtype)
+    x, weight, bias = (
+        torch.randn(rows, inputs, dtype=dtype),
+        torch.randn(outputs, inputs, dtype=dtype),
+        torch.randn(outputs, dtype=dtype),
+    )
     wanted = (x.double()[:, None] * weight.double()).sum(-1)
     close(NativeLinear(weight, None)(x), wanted, near)
     close(NativeLinear(weight, bias)(x), wanted + bias.double(), near)
@@ -44,7 +53,11 @@ def test_a_product_is_the_sum_of_products(dtype, near, rows, inputs, outputs):
 @compiled
 @PRECISIONS
 def test_a_part_of_a_product_is_that_of_its_rows(dtype, near):
-    x, weight, bias = torch.randn(3, 10, dtype=dtype), torch.randn(3 * PANEL + 5, 10, dtype=dtype), torch.randn(3 * PANEL + 5, dtype=dtype)
+    x, weight, bias = (
+        torch.randn(3, 10, dtype=dtype),
+        torch.randn(3 * PANEL + 5, 10, dtype=dtype),
+        torch.randn(3 * PANEL + 5, dtype=dtype),
+    )
     layer, wanted = NativeLinear(weight, bias), x.double() @ weight.double().T + bias.double()
     for first, end in ((0, PANEL), (PANEL, 2 * PANEL), (PANEL, 3 * PANEL + 5), (2 * PANEL, 3 * PANEL + 1)):
         close(layer.part(x, first, end), wanted[:, first:end], near)
@@ -56,18 +69,29 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(dtype, near
     x, layer = torch.randn(14, 900, dtype=dtype), NativeLinear(torch.randn(70, 900, dtype=dtype), None)
     for rows in (slice(0, 1), slice(3, 5), slice(0, 6), slice(2, 13)):
         assert torch.equal(layer(x[rows]), layer(x)[rows])
-    q, k, v = torch.randn(4, 2, 1, 32, dtype=dtype), torch.randn(4, 2, 40, 32, dtype=dtype), torch.randn(4, 2, 40, 16, dtype=dtype)
+    q, k, v = (
+        torch.randn(4, 2, 1, 32, dtype=dtype),
+        torch.randn(4, 2, 40, 32, dtype=dtype),
+        torch.randn(4, 2, 40, 16, dtype=dtype),
+    )
     mask = torch.rand(4, 1, 1, 40) < 0.5
     mask[1, ..., 21:] = False
     together = paged(q, Pages(k, v, torch.arange(4)[:, None], lambda x: x), mask)
-    alone = paged(q[1:2], Pages(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21])
+    alone = paged(
+        q[1:2], Pages(k[:, :, :21], v[:, :, :21], torch.tensor([[1]]), lambda x: x), mask[1:2, ..., :21]
+    )
     assert torch.equal(together[1:2], alone)
 
 
 @compiled
 def test_bf16_results_are_rounded_to_the_nearest_as_torch_does():
     x = torch.randn(3, 2, dtype=torch.bfloat16)
-    pairs = torch.cat([torch.randn(200, 2) * 2.0 ** torch.randint(-8, 8, (200, 1)), torch.tensor([[1, 2**-8], [1, 3 * 2**-8], [-1, -(2**-8)]])])
+    pairs = torch.cat(
+        [
+            torch.randn(200, 2) * 2.0 ** torch.randint(-8, 8, (200, 1)),
+            torch.tensor([[1, 2**-8], [1, 3 * 2**-8], [-1, -(2**-8)]]),
+        ]
+    )
     weight = pairs.bfloat16()
     exact = x.float()[:, None] * weight.float()
     wanted = (exact[..., 0] + exact[..., 1]).bfloat16()
@@ -138,7 +162,11 @@ def test_many_queries_over_slots_that_fill_several_panels(dtype, near, slots, qu
     q = 2 * torch.randn(2, queries, 2, 48, dtype=dtype).transpose(1, 2)
     k, v = torch.randn(2, 2, slots, 48, dtype=dtype), torch.randn(2, 2, slots, 80, dtype=dtype)
     mask = torch.rand(2, 1, queries, slots) < 0.7
-    close(paged(q, Pages(k, v, torch.arange(2)[:, None], lambda x: x), mask), attention(q, k, v, mask, 48**-0.5), near)
+    close(
+        paged(q, Pages(k, v, torch.arange(2)[:, None], lambda x: x), mask),
+        attention(q, k, v, mask, 48**-0.5),
+        near,
+    )
 
 
 @compiled
@@ -147,7 +175,11 @@ def test_weights_far_apart_do_not_overflow():
     v, q = torch.randn(1, 1, 7, 16), torch.ones(1, 1, 1, 16)
     table = torch.zeros(1, 1, dtype=torch.int64)
     for last in range(1, 8):
-        close(paged(q, Pages(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0), attention(q, k[:, :, :last], v[:, :, :last], None, 1.0), 1e-5)
+        close(
+            paged(q, Pages(k[:, :, :last], v[:, :, :last], table, lambda x: x), None, 1.0),
+            attention(q, k[:, :, :last], v[:, :, :last], None, 1.0),
+            1e-5,
+        )
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 1000])
@@ -179,11 +211,19 @@ CONFIGS = {
 def test_a_packed_model_says_what_the_plain_one_says_with_every_cache(name, cache):
     plain = build(CONFIGS[name], seed=1).eval()
     fast = packed(copy.deepcopy(plain))
-    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (6 if name == "grouped" else 2)
+    assert sum(isinstance(part, PackedAttention) for part in fast.modules()) == (
+        6 if name == "grouped" else 2
+    )
     source = torch.randint(5, 97, (3, 11), generator=torch.Generator().manual_seed(2))
     pos = torch.arange(11).repeat(3, 1)
     pos[1, 4:] = -1
-    rules = {"bos_id": 1, "eos_id": 2, "max_new_tokens": [12] * 3, "min_new_tokens": 12, "cache": Choice(cache)}
+    rules = {
+        "bos_id": 1,
+        "eos_id": 2,
+        "max_new_tokens": [12] * 3,
+        "min_new_tokens": 12,
+        "cache": Choice(cache),
+    }
     a, b = (greedy(model, source, pos, **rules) for model in (plain, fast))
     assert [x.tokens for x in a] == [x.tokens for x in b]
     assert [x.log_prob for x in a] == pytest.approx([x.log_prob for x in b], abs=1e-4)
@@ -209,7 +249,10 @@ def nothing_known():
     kernels.cache_clear()
 
 
-@pytest.mark.parametrize("reason", ["no compiler", "a compiler that refuses", "a library that does not load", "a home nobody may write"])
+@pytest.mark.parametrize(
+    "reason",
+    ["no compiler", "a compiler that refuses", "a library that does not load", "a home nobody may write"],
+)
 def test_without_kernels_the_products_are_those_of_torch(nothing_known, monkeypatch, tmp_path, reason):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if reason == "no compiler":
@@ -217,7 +260,9 @@ def test_without_kernels_the_products_are_those_of_torch(nothing_known, monkeypa
     elif reason == "a compiler that refuses":
         monkeypatch.setattr(native, "FLAGS", ["--no-such-flag"])
     elif reason == "a library that does not load":
-        monkeypatch.setattr(native.subprocess, "run", lambda command, **_: command[-2].write_text("no library"))
+        monkeypatch.setattr(
+            native.subprocess, "run", lambda command, **_: command[-2].write_text("no library")
+        )
     else:
         (tmp_path / "cache").write_text("a file")
     assert kernels() is None

@@ -39,7 +39,9 @@ class Tape:
             )
             assert kv.pos is not None
             whole.append([])
-            for held, keys, values, last in zip(kv.pos[:, 0], kv.k[:, 0, :, 0], kv.v[:, 0, :, 0], pos[:, -1], strict=True):
+            for held, keys, values, last in zip(
+                kv.pos[:, 0], kv.k[:, 0, :, 0], kv.v[:, 0, :, 0], pos[:, -1], strict=True
+            ):
                 order = held.argsort()[-int(last) - 1 :]
                 assert values[order].tolist() == list(range(int(last) + 1))
                 assert int(held.max()) == int(last)

@@ -31,7 +31,9 @@ PAGED = Choice("paged", block=4)
 
 def make(kind="decoder", design="rope", seed=3, **sizes):
     sizes = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN} | sizes
-    model = build(ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=seed)
+    model = build(
+        ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=seed
+    )
     torch.manual_seed(4)
     with torch.no_grad():
         for p in model.parameters():
@@ -53,7 +55,9 @@ class Asked:
     def search(self):
         if self.way == "beams" or self.kind != "decoder":
             size = self.size if self.way == "beams" else 1
-            return Beams(Beaming(size, EOS, n_best=size, early_stopping=self.way == "greedy"), Wish(self.limit))
+            return Beams(
+                Beaming(size, EOS, n_best=size, early_stopping=self.way == "greedy"), Wish(self.limit)
+            )
         sampling = GREEDY if self.way == "greedy" else WARM
         return Drawn(Drawing(sampling, EOS), self.text, self.limit, self.n, 7, 10 * self.number)
 
@@ -75,7 +79,9 @@ class Asked:
         sampling = GREEDY if self.way == "greedy" else WARM
         rest = {"n": self.n, "seed": 7, "first": 10 * self.number, "max_len": MAX_LEN, "cache": cache}
         rows = [[] for _ in range(self.n)]
-        for token in generate(model, [self.text], sampling=sampling, eos_id=EOS, max_new_tokens=self.limit, **rest):
+        for token in generate(
+            model, [self.text], sampling=sampling, eos_id=EOS, max_new_tokens=self.limit, **rest
+        ):
             if token.id != EOS:
                 rows[token.row - 10 * self.number].append(token.id)
         return rows
@@ -108,7 +114,11 @@ def run(engine, asked, per_step=2):
 @pytest.mark.parametrize(
     ("design", "cache"),
     [(d, c) for d in DESIGNS for c in (None, PAGED) if c is None or d not in ("linear", "lstm")]
-    + [("rope", Choice("growing")), ("rope", Choice("window", window=64)), ("rope", Choice("h2o", budget=64))],
+    + [
+        ("rope", Choice("growing")),
+        ("rope", Choice("window", window=64)),
+        ("rope", Choice("h2o", budget=64)),
+    ],
     ids=str,
 )
 def test_whoever_comes_and_goes_says_what_it_says_alone(kind, design, cache, deterministic):
@@ -144,7 +154,10 @@ def test_what_can_never_fit_is_refused_at_once_and_what_just_fits_is_served():
     model, rule = make(), Drawing(GREEDY, -1)
     engine = Engine(model, max_len=MAX_LEN, cache=Choice("paged", block=4, blocks=5), rows=3)
     prompt = [5, 6, 7, 8, 9]
-    with pytest.raises(UserError, match=r"5 tokens and up to 17 new ones in 1 sequence want room for 24 tokens; the cache has 20"):
+    with pytest.raises(
+        UserError,
+        match=r"5 tokens and up to 17 new ones in 1 sequence want room for 24 tokens; the cache has 20",
+    ):
         engine.submit(prompt, Drawn(rule, prompt, 17))
     with pytest.raises(UserError, match="4 sequences are wanted of one request; the engine runs 3 at most"):
         engine.submit(prompt, Drawn(rule, prompt, 2, n=4))
@@ -169,7 +182,9 @@ def test_a_huge_prompt_keeps_nobody_waiting_and_is_not_kept_waiting():
     engine = Engine(model, max_len=2000, cache=PAGED, chunk=100)
     huge = engine.submit([5] * 1500, Drawn(Drawing(GREEDY, -1), [5] * 1500, 3))
     engine.step()
-    small = [engine.submit([i % 20 + 3] * 8, Drawn(Drawing(GREEDY, -1), [i % 20 + 3] * 8, 3)) for i in range(50)]
+    small = [
+        engine.submit([i % 20 + 3] * 8, Drawn(Drawing(GREEDY, -1), [i % 20 + 3] * 8, 3)) for i in range(50)
+    ]
     steps = 0
     while any(request.end is None for request in small):
         engine.step()
@@ -251,7 +266,10 @@ def test_not_a_number_is_the_affair_of_one_request():
         model.embedding.token.weight[hole] = float("nan")
     engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
     good = [engine.submit(prompt, Drawn(rule, prompt, 6)) for prompt in prompts[:2]]
-    bad = [engine.submit([4, hole], Drawn(rule, [4, hole], 6)), engine.submit([hole, 3], Beams(Beaming(3, EOS), Wish(6)))]
+    bad = [
+        engine.submit([4, hole], Drawn(rule, [4, hole], 6)),
+        engine.submit([hole, 3], Beams(Beaming(3, EOS), Wish(6))),
+    ]
     good.append(engine.submit(prompts[2], Drawn(rule, prompts[2], 6)))
     for request in bad:
         with pytest.raises(UserError, match="not a number"):
@@ -289,14 +307,18 @@ def test_what_others_have_read_is_not_read_again_and_changes_nothing(monkeypatch
     said = engine.submit(prompt, Drawn(rule, prompt, 7)).result()
     assert sum(counted) == 10 + 7  # all but the newest, then a token a step (decode reads, too)
     counted.clear()
-    assert [h.tokens for h in engine.submit(prompt, Drawn(rule, prompt, 7)).result()] == [h.tokens for h in said]
+    assert [h.tokens for h in engine.submit(prompt, Drawn(rule, prompt, 7)).result()] == [
+        h.tokens for h in said
+    ]
     assert sum(counted) == 2 + 7  # two pages of four are known
     longer = [*prompt, *said[0].tokens[:6], 3]
     counted.clear()
     again = engine.submit(longer, Drawn(rule, longer, 4)).result()
     assert sum(counted) == 1 + 4  # what was said is known as well: 16 of 17
     fresh = Engine(model, max_len=MAX_LEN)
-    assert [h.tokens for h in again] == [h.tokens for h in fresh.submit(longer, Drawn(rule, longer, 4)).result()]
+    assert [h.tokens for h in again] == [
+        h.tokens for h in fresh.submit(longer, Drawn(rule, longer, 4)).result()
+    ]
 
 
 def test_one_sequence_of_several_may_be_stopped_at_any_time():

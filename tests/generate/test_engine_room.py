@@ -49,7 +49,11 @@ class Fan:
 
     def __init__(self, width, most, begin):
         self.width, self.most, self.rule, self.said = width, most, self, []
-        self.rows, self.origins, self.tokens = [[] for _ in range(begin)], list(range(begin)), itertools.count(1000)
+        self.rows, self.origins, self.tokens = (
+            [[] for _ in range(begin)],
+            list(range(begin)),
+            itertools.count(1000),
+        )
 
     def advance(self, searches, logits):
         for fan in searches:
@@ -83,13 +87,20 @@ def pages(engine):
 
 
 @pytest.mark.acceptance("D5")
-@pytest.mark.parametrize(("block", "max_len"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 5), (3, 5), (4, 8)])
+@pytest.mark.parametrize(
+    ("block", "max_len"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 5), (3, 5), (4, 8)]
+)
 def test_the_border_of_what_is_let_in_is_the_border_of_what_can_run(block, max_len):
     """One page less than suffices is refused, and would not have sufficed."""
     sizes = itertools.product(range(1, max_len + 1), (1, 2, 7, 13), (1, 3), (False, True))
     for length, most, width, fork in sizes:
         wish, prompt = (width, most, 1 if fork else width), list(range(length))
-        wanted = Engine(Silent(), max_len=max_len, cache=Choice("paged", block=block)).submit(prompt, Fan(*wish)).room // block
+        wanted = (
+            Engine(Silent(), max_len=max_len, cache=Choice("paged", block=block))
+            .submit(prompt, Fan(*wish))
+            .room
+            // block
+        )
         engine = Engine(Silent(), max_len=max_len, cache=Choice("paged", block=block, blocks=wanted))
         engine.submit(prompt, Fan(*wish)).result()
         if wanted > 1:
@@ -141,7 +152,11 @@ class Wanted:
     def __init__(self, rng, kind, max_len, rules):
         self.prompt = rng.integers(3, V, rng.integers(1, max_len + 1)).tolist()
         self.source = rng.integers(3, V, rng.integers(1, 9)).tolist() if kind != "decoder" else None
-        self.n, self.limit, self.seed = int(rng.integers(1, 4)), int(rng.integers(1, 20)), int(rng.integers(9))
+        self.n, self.limit, self.seed = (
+            int(rng.integers(1, 4)),
+            int(rng.integers(1, 20)),
+            int(rng.integers(9)),
+        )
         self.rule = rules[rng.integers(len(rules))]
 
     def put(self, engine):
@@ -161,7 +176,10 @@ def said(request):
 def test_any_requests_in_any_engine_say_what_they_say_alone(seed):
     """Texts that outgrow the model, few pages, small chunks, sequences stopped and requests cancelled, all at once."""
     rng = np.random.default_rng(seed)
-    kind, design = ["decoder", "encoder-decoder"][seed % 2], ["rope", "learned", "alibi", "linear"][seed // 2 % 4]
+    kind, design = (
+        ["decoder", "encoder-decoder"][seed % 2],
+        ["rope", "learned", "alibi", "linear"][seed // 2 % 4],
+    )
     model, max_len = make(kind, design, n_layers=1), int(rng.choice([3, 8, 13]))
     rules = [Drawing(GREEDY, EOS), Drawing(WARM, -1), Beaming(2, EOS, n_best=2), Beaming(3, EOS, n_best=3)]
     cache = Choice("paged", block=int(rng.integers(1, 4)), blocks=3 * max_len) if design != "linear" else None
@@ -203,7 +221,9 @@ def phases(engine, request):
         if member is None:
             yield "waiting" if not request.search.rows[0] else "gave way"
         else:
-            yield ("goes on" if member.ready else "parted" if member.parted else "reads") + (" anew" if request.since else "")
+            yield ("goes on" if member.ready else "parted" if member.parted else "reads") + (
+                " anew" if request.since else ""
+            )
         engine.step()
 
 
@@ -216,7 +236,9 @@ def test_whoever_is_cancelled_leaves_at_once_nothing_behind_and_says_no_more(kin
     alone = Engine(model, max_len=12).submit([4], Drawn(Drawing(WARM, -1), [4], 7, n=3), source=source)
     alone.result()
     for steps in range(60):
-        engine = Engine(model, max_len=12, chunk=2, rows=5, **{"cache": Choice("paged", block=2, blocks=18)} | how)
+        engine = Engine(
+            model, max_len=12, chunk=2, rows=5, **{"cache": Choice("paged", block=2, blocks=18)} | how
+        )
         other = engine.submit([4], Drawn(Drawing(WARM, -1), [4], 7, n=3), source=source)
         doomed = engine.submit(prompt, Drawn(Drawing(WARM, -1), prompt, 14, n=2), source=source)
         phase = [*itertools.islice(phases(engine, doomed), steps + 1)][-1]
@@ -244,12 +266,16 @@ def test_what_makes_no_sense_is_refused_and_the_next_one_is_served():
         engine, rule = Engine(model, max_len=MAX_LEN, cache=PAGED), Drawing(GREEDY, -1)
         wanted = engine.submit([BOS], Drawn(rule, [BOS], 5), source=source).result()
         for bad in ([-1], [V], [5, 2**63], [5, V + 1]):
-            with pytest.raises(UserError, match=f"there is no token {bad[-1]}; this model knows 0 to {V - 1}"):
+            with pytest.raises(
+                UserError, match=f"there is no token {bad[-1]}; this model knows 0 to {V - 1}"
+            ):
                 engine.submit(bad, Drawn(rule, bad, 5), source=source)
             if source is not None:
                 with pytest.raises(UserError, match="there is no token"):
                     engine.submit([BOS], Drawn(rule, [BOS], 5), source=bad)
-        with pytest.raises(UserError, match="reads a source, " + ("this model" if source is None else "none came")):
+        with pytest.raises(
+            UserError, match="reads a source, " + ("this model" if source is None else "none came")
+        ):
             engine.submit([BOS], Drawn(rule, [BOS], 5), source=[5] if source is None else None)
         assert engine.idle
         assert engine.submit([BOS], Drawn(rule, [BOS], 5), source=source).result() == wanted
@@ -275,7 +301,10 @@ def test_a_source_that_cannot_be_read_ends_those_that_are_there_once_and_the_eng
         assert ends == (["error", "done"] if fails == 1 else ["error", "error"])
         assert isinstance(first.end.error, ZeroDivisionError)
         again = engine.submit([BOS], Drawn(rule, [BOS], 5), source=[5])
-        assert again.result() == Engine(model, max_len=6).submit([BOS], Drawn(rule, [BOS], 5), source=[5]).result()
+        assert (
+            again.result()
+            == Engine(model, max_len=6).submit([BOS], Drawn(rule, [BOS], 5), source=[5]).result()
+        )
 
 
 def test_what_is_said_just_after_a_look_at_the_news_is_not_lost():
@@ -331,7 +360,9 @@ def test_the_sources_of_those_who_left_take_no_room():
     assert [short.result()[0].tokens] == [h.tokens for h in alone.result()]
 
 
-@pytest.mark.parametrize("cache", [Choice("window", window=5, sink=2), Choice("h2o", budget=8, sink=1)], ids=str)
+@pytest.mark.parametrize(
+    "cache", [Choice("window", window=5, sink=2), Choice("h2o", budget=8, sink=1)], ids=str
+)
 def test_what_a_cache_forgets_may_hang_on_how_a_prompt_is_cut_but_not_on_who_else_runs(cache):
     """A window forgets the same whatever the chunks; heavy hitters do not, so there only equal chunks give equal tokens."""
     model, rng, found = make(), np.random.default_rng(0), {}
@@ -341,8 +372,12 @@ def test_what_a_cache_forgets_may_hang_on_how_a_prompt_is_cut_but_not_on_who_els
         requests = [engine.submit(prompt, Drawn(Drawing(GREEDY, -1), prompt, 12)) for prompt in prompts]
         found[chunk, deterministic] = [request.result()[0].tokens for request in requests]
         if deterministic:
-            solo = [Engine(model, max_len=MAX_LEN, cache=cache, chunk=chunk, deterministic=True) for _ in prompts]
-            alone = [e.submit(p, Drawn(Drawing(GREEDY, -1), p, 12)) for e, p in zip(solo, prompts, strict=True)]
+            solo = [
+                Engine(model, max_len=MAX_LEN, cache=cache, chunk=chunk, deterministic=True) for _ in prompts
+            ]
+            alone = [
+                e.submit(p, Drawn(Drawing(GREEDY, -1), p, 12)) for e, p in zip(solo, prompts, strict=True)
+            ]
             assert found[chunk, True] == [request.result()[0].tokens for request in alone]
     if cache.name == "window":
         assert len({str(tokens) for tokens in found.values()}) == 1
@@ -376,7 +411,9 @@ def test_the_youngest_gives_way_comes_back_before_all_others_and_nobody_who_was_
         engine.step()
         running = [member.request for member in engine.live]
         assert running == sorted(running, key=requests.index)
-        assert running + list(engine.waiting) == requests[len(requests) - len(running) - len(engine.waiting) :]
+        assert (
+            running + list(engine.waiting) == requests[len(requests) - len(running) - len(engine.waiting) :]
+        )
         ended += [request for request in requests if request.end is not None and request not in ended]
     assert ended == requests and engine.preemptions > 0
 

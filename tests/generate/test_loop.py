@@ -31,7 +31,9 @@ PROMPTS = [[5, 6, 7], [9], [4, 4, 8, 11, 3, 12, 20], [21, 5]]
 
 def make(design, **sizes):
     sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 40, "max_len": 64} | sizes
-    model = build(ModelConfig(kind="decoder", vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=3)
+    model = build(
+        ModelConfig(kind="decoder", vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=3
+    )
     torch.manual_seed(4)
     with torch.no_grad():
         for p in model.parameters():
@@ -140,7 +142,11 @@ def test_a_text_longer_than_the_model_goes_on_from_its_last_half(design):
         ([[5]], {"n": 0}, "n is 0; wanted 1 or more"),
         ([[5]], {"seed": -1}, "seed is -1, wanted 0 or more"),
         ([[5], []], {}, "prompt 2 has no token; a language model goes on from one at least"),
-        ([[5], [6] * 9], {"max_len": 8, "first": 4}, "prompt 6 has 9 tokens; this model takes 8 at most: give its end"),
+        (
+            [[5], [6] * 9],
+            {"max_len": 8, "first": 4},
+            "prompt 6 has 9 tokens; this model takes 8 at most: give its end",
+        ),
     ],
 )
 def test_impossible_wishes_are_refused(prompts, options, message):
@@ -194,7 +200,9 @@ def test_logits_and_greedy_equal_gpt_2(gpt2):
     found, _ = collect(gpt2.ours, PROMPTS, max_new_tokens=25, eos_id=end)
     for prompt, tokens in zip(PROMPTS, found, strict=True):
         given = torch.tensor([prompt])
-        wanted = gpt2.theirs.generate(given, max_new_tokens=25, do_sample=False, eos_token_id=end)[0, len(prompt) :]
+        wanted = gpt2.theirs.generate(given, max_new_tokens=25, do_sample=False, eos_token_id=end)[
+            0, len(prompt) :
+        ]
         assert tokens == wanted.tolist()
     assert len(found[0]) <= 6
 
@@ -219,7 +227,9 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_continuations(model)
     """Ragged prompts: every output of at most three tokens, scored by the whole model."""
     prompts = PROMPTS[:3]
     words = [w for w in range(V) if w != EOS]
-    found = beams(model, prompts, limit=3, beam_size=V**2, n_best=8, early_stopping="never", length_penalty=0.6)
+    found = beams(
+        model, prompts, limit=3, beam_size=V**2, n_best=8, early_stopping="never", length_penalty=0.6
+    )
     for prompt, hypotheses in zip(prompts, found, strict=True):
         outputs = [[*y, EOS] for n in (0, 1, 2) for y in itertools.product(words, repeat=n)]
         outputs += [list(y) for y in itertools.product(words, repeat=3)]
@@ -228,8 +238,13 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_continuations(model)
             same = [y for y in outputs if len(y) == length]
             with torch.no_grad():
                 log_p = model(torch.tensor([[*prompt, *y[:-1]] for y in same])).log_softmax(-1)
-            of = log_p[:, len(prompt) - 1 :].gather(2, torch.tensor(same)[..., None])[..., 0].sum(1) / length**0.6
-            scored |= {tuple(w for w in y if w != EOS): float(score) for y, score in zip(same, of, strict=True)}
+            of = (
+                log_p[:, len(prompt) - 1 :].gather(2, torch.tensor(same)[..., None])[..., 0].sum(1)
+                / length**0.6
+            )
+            scored |= {
+                tuple(w for w in y if w != EOS): float(score) for y, score in zip(same, of, strict=True)
+            }
         best = sorted(scored, key=lambda y: -scored[y])[:8]
         assert [tuple(h.tokens) for h in hypotheses] == best
         assert [h.score for h in hypotheses] == pytest.approx([scored[y] for y in best], abs=1e-4)
@@ -271,5 +286,3 @@ def test_a_stop_string_ends_its_sequence_alone():
     found = said(model, PROMPTS, stop=stop, eos_id=NEVER)
     assert found == [text.split(stop[0])[0] for text in whole]
     assert found[0] != whole[0] and found[1:] != [""] * 3
-
-

@@ -89,7 +89,9 @@ def processed(ids, logits, given):
 def test_all_steps_together_equal_hugging_face(seed):
     torch.manual_seed(seed)
     logits, ids = 3 * torch.randn(30, 50), torch.randint(50, (30, 6))
-    for k, p, least, t, penalty in itertools.product((3, 20), (0.4, 0.95), (0.01, 0.2), (0.5, 1.7), (0.8, 1.3)):
+    for k, p, least, t, penalty in itertools.product(
+        (3, 20), (0.4, 0.95), (0.01, 0.2), (0.5, 1.7), (0.8, 1.3)
+    ):
         given = {"top_k": k, "top_p": p, "min_p": least, "temperature": t, "repetition_penalty": penalty}
         wanted = processed(ids, logits.clone(), given)
         found = Sampling(**given).apply(logits, ids.tolist())
@@ -101,7 +103,9 @@ def test_plain_sampling_changes_nothing_and_temperature_0_leaves_the_likeliest()
     assert torch.equal(Sampling().apply(logits, [[]] * 40), logits)
     cold = Sampling(temperature=0.0, top_k=1, top_p=0.1).apply(logits, [[]] * 40)
     assert torch.equal(cold, logits)
-    assert not torch.equal(Sampling(temperature=0.0, repetition_penalty=5.0).apply(logits, [[0]] * 40), logits)
+    assert not torch.equal(
+        Sampling(temperature=0.0, repetition_penalty=5.0).apply(logits, [[0]] * 40), logits
+    )
 
 
 @pytest.mark.parametrize(

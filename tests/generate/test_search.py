@@ -42,7 +42,10 @@ def test_lines_come_back_in_order_whatever_the_batches(table, plain, beam_size, 
 
 def test_the_stream_yields_every_line_once_longest_first_where_one_at_a_time_is_decoded(table):
     for batch_tokens in (1, 20, 4096):
-        lines = [line for line, _ in search(table(2), SOURCES, GenerationConfig(batch_tokens=batch_tokens), **GIVEN)]
+        lines = [
+            line
+            for line, _ in search(table(2), SOURCES, GenerationConfig(batch_tokens=batch_tokens), **GIVEN)
+        ]
         assert sorted(lines) == list(range(7))
         assert lines[5:] == [2, 5]  # without a word
         if batch_tokens == 1:

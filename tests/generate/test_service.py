@@ -17,12 +17,18 @@ TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs b
 def make(kind, **changes):
     tokens = train_tokenizer(TEXTS * 5, Choice("bpe"), 300)
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48} | changes
-    model = build(ModelConfig(kind=kind, vocab_size=tokens.vocab_size, tie_embeddings="none", **sizes), seed=1)
+    model = build(
+        ModelConfig(kind=kind, vocab_size=tokens.vocab_size, tie_embeddings="none", **sizes), seed=1
+    )
     torch.manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    return Run(model, tokens, GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5))
+    return Run(
+        model,
+        tokens,
+        GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,13 @@ def translator():
 @pytest.mark.parametrize("cache", [None, "static", {"name": "paged", "block": 2, "blocks": 200}])
 def test_a_language_model_says_what_it_says_alone(speaker, cache):
     engine = speaker.engine(cache=cache, rows=9, chunk=5)
-    ways = [{"temperature": 0.0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}, {"n": 2, "beam_size": 4}, {"max_new_tokens": 1}]
+    ways = [
+        {"temperature": 0.0},
+        {"seed": 3},
+        {"n": 3, "seed": 4, "top_k": 20},
+        {"n": 2, "beam_size": 4},
+        {"max_new_tokens": 1},
+    ]
     asked = [(text, way) for text in TEXTS for way in ways]
     streams = [engine.submit(text, **way) for text, way in asked]
     for (text, way), stream in zip(asked, streams, strict=True):
@@ -54,7 +66,9 @@ def test_a_translator_finds_what_it_finds_alone_and_can_also_draw(translator):
     streams = [engine.submit(text, n=2) for text in TEXTS]
     greedy = [engine.submit(text, temperature=0.0) for text in TEXTS]
     assert [stream.texts() for stream in streams] == translator.translate(TEXTS, n_best=2)
-    assert [stream.texts() for stream in greedy] == [[text] for text in translator.translate(TEXTS, beam_size=1)]
+    assert [stream.texts() for stream in greedy] == [
+        [text] for text in translator.translate(TEXTS, beam_size=1)
+    ]
     drawn = [engine.submit(TEXTS[0], temperature=1.5, seed=seed, n=2).texts() for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0][0] != drawn[0][1]
@@ -119,7 +133,12 @@ def test_how_each_sequence_ended(speaker):
         ("encoder-decoder", "dogs " * 60, {}, "this model takes 48 at most: split it"),
         ("decoder", "dogs", {"n_best": 2}, "n says how many texts there are, not n_best"),
         ("encoder-decoder", "dogs", {"max_new_tokens": 2}, "max_new_tokens has no effect on translations"),
-        ("encoder-decoder", "dogs", {"temperature": 1.0, "beam_size": 2}, "beam_size has no effect on drawn translations"),
+        (
+            "encoder-decoder",
+            "dogs",
+            {"temperature": 1.0, "beam_size": 2},
+            "beam_size has no effect on drawn translations",
+        ),
         ("decoder", "dogs", {"temperatur": 1}, "temperatur"),
     ],
 )
@@ -139,7 +158,10 @@ def test_a_classifier_has_no_engine():
 
 def test_rules_are_shared_while_requests_follow_them_and_forgotten_afterwards(speaker):
     engine = speaker.engine()
-    streams = [engine.submit("dogs", max_new_tokens=2, **way) for way in [{"temperature": 0.5}, {"n": 2, "beam_size": 2}] * 2]
+    streams = [
+        engine.submit("dogs", max_new_tokens=2, **way)
+        for way in [{"temperature": 0.5}, {"n": 2, "beam_size": 2}] * 2
+    ]
     assert streams[0].request.search.rule is streams[2].request.search.rule
     assert streams[1].request.search.rule is streams[3].request.search.rule
     for stream in streams:
@@ -169,7 +191,9 @@ def test_who_only_listens_while_another_drives_hears_the_same(speaker, way):
 def test_the_log_probability_of_each_token_adds_up_to_that_of_the_text(speaker):
     stream = speaker.engine().submit(TEXTS[1], seed=2, n=2)
     stream.texts()
-    for hypothesis, log_probs, tokens in zip(stream.request.result(), stream.log_probs, stream.tokens, strict=True):
+    for hypothesis, log_probs, tokens in zip(
+        stream.request.result(), stream.log_probs, stream.tokens, strict=True
+    ):
         assert len(log_probs) == len(tokens)
         assert sum(log_probs) == pytest.approx(hypothesis.log_prob)
 

@@ -20,14 +20,28 @@ from polyhead.speculate.lookup import Index, Lookup
 
 EOS, V = 2, 11
 NEVER = -1  # an end that no model says
-COLD, WARM = Sampling(temperature=0.0), Sampling(temperature=1.3, top_k=7, top_p=0.97, min_p=0.01, repetition_penalty=1.2)
+COLD, WARM = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.3, top_k=7, top_p=0.97, min_p=0.01, repetition_penalty=1.2),
+)
 PROMPTS = [[5, 6, 7], [9], [4, 4, 8, 10, 3, 4, 4], [1, 5]]
 REWINDING = [name for name in CACHE.names() if CACHE.get(name).rewinds and CACHE.get(name).lossless]
 
 
 def make(seed, sure=2.0, **given):
-    sizes = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 20, "max_len": 64, "position": "rope", "dropout": 0.0}
-    model = build(ModelConfig(**{"kind": "decoder", "vocab_size": V, "tie_embeddings": "none", **sizes, **given}), seed=seed)
+    sizes = {
+        "d_model": 16,
+        "n_heads": 4,
+        "n_layers": 2,
+        "d_ff": 20,
+        "max_len": 64,
+        "position": "rope",
+        "dropout": 0.0,
+    }
+    model = build(
+        ModelConfig(**{"kind": "decoder", "vocab_size": V, "tie_embeddings": "none", **sizes, **given}),
+        seed=seed,
+    )
     torch.manual_seed(seed + 100)
     with torch.no_grad():
         for p in model.parameters():
@@ -180,7 +194,10 @@ def test_offers_and_what_comes_in_their_place_make_p_in_closed_form(seed):
     """Sum over x of q(x) [min(1, p/q) at x, else max(0, p - q)] = p: both integrated over an even grid of the numbers drawn."""
     rng, N = np.random.default_rng(seed), 4000
     p, q = (rng.dirichlet([0.5] * 6) for _ in range(2))
-    p, q = (np.where(np.arange(6) == k, 0, side) / (1 - side[k]) for k, side in ((seed % 6, p), ((seed + 2) % 6, q)))
+    p, q = (
+        np.where(np.arange(6) == k, 0, side) / (1 - side[k])
+        for k, side in ((seed % 6, p), ((seed + 2) % 6, q))
+    )
     even, made = (np.arange(N) + 0.5) / N, np.zeros(6)
     for x in np.flatnonzero(q):
         stays = judged(p, q, int(x), [(u, 0.5) for u in even])
@@ -208,7 +225,12 @@ def exact(model, prompt, sampling, length):
         for tokens, probability in open_.items():
             text = [*prompt, *tokens]
             with torch.no_grad():
-                p = sampling.apply(model(torch.tensor([text]))[:, -1], [text]).double().softmax(-1)[0].tolist()
+                p = (
+                    sampling.apply(model(torch.tensor([text]))[:, -1], [text])
+                    .double()
+                    .softmax(-1)[0]
+                    .tolist()
+                )
             for token, share in enumerate(p):
                 where = found if token == EOS or len(tokens) + 1 == length else new
                 if share:
@@ -243,7 +265,9 @@ def test_what_is_drawn_is_distributed_as_the_model_says(unsure, kind, shape):
     """Three tokens, thousands of times, against all exact probabilities; two of them are guessed."""
     N, prompt, sampling, (model, small) = 4000, [5, 6, 5, 6, 5], SHAPES[shape], unsure
     far = make(9, 3.0, n_layers=1)  # sure of itself, and wrong
-    proposer = {"draft": drafted(small, 2), "far draft": drafted(far, 2), "lookup": Lookup(None, tokens=2)}[kind]
+    proposer = {"draft": drafted(small, 2), "far draft": drafted(far, 2), "lookup": Lookup(None, tokens=2)}[
+        kind
+    ]
     watched = Watching(proposer)
     found, _ = say_all(model, [prompt], watched, sampling=sampling, n=N, max_new_tokens=3, seed=7)
     wanted = exact(model, prompt, sampling, 3)
@@ -258,7 +282,9 @@ def test_what_is_drawn_is_distributed_as_the_model_says(unsure, kind, shape):
 def test_a_row_draws_nothing_of_another_one(unsure):
     """Two copies of a prompt are independent: their first tokens together are distributed as the product."""
     model, small = unsure
-    found, _ = say_all(model, [[5, 6]] * 6000, drafted(small, 2), sampling=Sampling(), max_new_tokens=2, seed=3)
+    found, _ = say_all(
+        model, [[5, 6]] * 6000, drafted(small, 2), sampling=Sampling(), max_new_tokens=2, seed=3
+    )
     one = {tokens[0]: p for tokens, p in exact(model, [5, 6], Sampling(), 1).items()}
     counts = Counter((a[0], b[0]) for a, b in zip(found[::2], found[1::2], strict=True))
     statistic, freedom = chi_square(counts, {(a, b): one[a] * one[b] for a in one for b in one}, 3000)
@@ -376,7 +402,9 @@ def test_never_more_tokens_than_are_wanted(model, limit):
     assert max(counted.widths) <= limit
 
 
-@pytest.mark.parametrize(("cache", "most"), [("static", 2), ("static", 3), *((cache, 8) for cache in REWINDING)])
+@pytest.mark.parametrize(
+    ("cache", "most"), [("static", 2), ("static", 3), *((cache, 8) for cache in REWINDING)]
+)
 def test_a_text_longer_than_the_model_goes_on_from_its_last_half(cache, most):
     """As in plain decoding, token by token; also with a draft that sees less, or as much, or more."""
     model, small = make(5, max_len=most), make(6, n_layers=1)
@@ -390,7 +418,9 @@ def test_a_text_longer_than_the_model_goes_on_from_its_last_half(cache, most):
         alone, _ = say_all(model, [prompt], drafted(small, 4, 5), sampling=WARM, first=2 * row + 1, **options)
         assert alone == [drawn[2 * row + 1]]
     looked, _ = say_all(model, prompts, Lookup(None), sampling=WARM, seed=4, **options)
-    assert looked == [slow(model, prompt, 16, WARM, 4, row, most, NEVER) for row, prompt in enumerate(prompts)]
+    assert looked == [
+        slow(model, prompt, 16, WARM, 4, row, most, NEVER) for row, prompt in enumerate(prompts)
+    ]
 
 
 # --- look-up ---
@@ -427,9 +457,14 @@ def test_what_followed_the_newest_same_words_is_guessed(lengths):
 # --- what cannot be ---
 
 
-@pytest.mark.parametrize("name", sorted(set(CACHE.names()) - {n for n in CACHE.names() if CACHE.get(n).rewinds} - {"state"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(CACHE.names()) - {n for n in CACHE.names() if CACHE.get(n).rewinds} - {"state"})
+)
 def test_caches_that_give_nothing_back_are_refused(model, name):
-    with pytest.raises(UserError, match=f"takes back what was guessed wrong, and cache '{name}' .*; caches that can: growing, "):
+    with pytest.raises(
+        UserError,
+        match=f"takes back what was guessed wrong, and cache '{name}' .*; caches that can: growing, ",
+    ):
         say_all(model, PROMPTS, Lookup(None), cache=Choice(name))
 
 
@@ -447,7 +482,11 @@ def test_states_are_refused_in_the_model_and_in_the_draft(model):
         ([[5]], {"n": 0}, "n is 0; wanted 1 or more"),
         ([[5]], {"seed": -1}, "seed is -1, wanted 0 or more"),
         ([[5], []], {}, "prompt 2 has no token; a language model goes on from one at least"),
-        ([[5], [6] * 9], {"max_len": 8, "first": 4}, "prompt 6 has 9 tokens; this model takes 8 at most: give its end"),
+        (
+            [[5], [6] * 9],
+            {"max_len": 8, "first": 4},
+            "prompt 6 has 9 tokens; this model takes 8 at most: give its end",
+        ),
     ],
 )
 def test_impossible_wishes_are_refused(model, prompts, options, message):

@@ -64,7 +64,11 @@ def test_every_cut_of_a_text_gives_the_text_up_to_the_first_stop(data):
         if not stream.stopped:  # all is shown but what may yet become a stop string, or half a character
             ready = decode(range(i + 1)).rstrip("\ufffd")
             held = ready[len(shown) :]
-            assert i == len(parts) - 1 or any(word.startswith(held) and word != held for word in stop) or not held
+            assert (
+                i == len(parts) - 1
+                or any(word.startswith(held) and word != held for word in stop)
+                or not held
+            )
     assert shown == cut(text, stop)
     assert stream.stopped == any(word in text for word in stop)
 
@@ -75,7 +79,15 @@ def test_long_texts_of_every_tokenizer_stream_exactly(tokenizer, data):
     def decode(ids):
         return tokenizer.decode([ids])[0]
 
-    text = "".join(data.draw(st.lists(st.sampled_from([*TEXTS[:3], "你", "🙂", " ", "zz", "\n", "ᚠᛇᚻ᛫ᛒᛦᚦ" * 3]), min_size=1, max_size=30)))
+    text = "".join(
+        data.draw(
+            st.lists(
+                st.sampled_from([*TEXTS[:3], "你", "🙂", " ", "zz", "\n", "ᚠᛇᚻ᛫ᛒᛦᚦ" * 3]),
+                min_size=1,
+                max_size=30,
+            )
+        )
+    )
     (ids,) = tokenizer.encode([text])
     at = data.draw(st.integers(0, min(len(ids), 40)))
     while at and decode(ids[:at]).endswith("\ufffd"):  # a prompt is text, so it ends with a whole character
@@ -103,7 +115,9 @@ def test_only_the_last_tokens_are_decoded_again():
         sizes.append(len(ids))
         return "".join(chr(97 + i % 26) for i in ids)
 
-    assert "".join(streamed(decode, list(range(2000)), ["zzz"])) == "".join(chr(97 + i % 26) for i in range(2000))
+    assert "".join(streamed(decode, list(range(2000)), ["zzz"])) == "".join(
+        chr(97 + i % 26) for i in range(2000)
+    )
     assert max(sizes) <= 2 * TAIL + 1
     assert len(sizes) < 2 * 2000
 
@@ -113,7 +127,9 @@ def test_of_two_stop_strings_the_one_that_is_complete_first_counts(width):
     text = "xabcdy"
     parts = [text[i : i + width] for i in range(0, 6, width)]
     for stop, wanted in ((["abcd", "bc"], "xa"), (["bcd", "abcd"], "x"), (["cd", "zz"], "xab")):
-        assert "".join(streamed(lambda ids: "".join(parts[i] for i in ids), range(len(parts)), stop)) == wanted
+        assert (
+            "".join(streamed(lambda ids: "".join(parts[i] for i in ids), range(len(parts)), stop)) == wanted
+        )
 
 
 def test_what_is_held_back_comes_at_the_end():

@@ -45,7 +45,14 @@ ONE = {**SIZES, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers"
 DISTIL = {"dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 20, "max_position_embeddings": 40, "bos_token_id": None,
           "eos_token_id": None, "pad_token_id": 0}  # fmt: skip
 ROBERTA = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "type_vocab_size": 1}
-MODERN = {**SIZES, "hidden_size": 32, "num_hidden_layers": 4, "local_attention": 6, "cls_token_id": None, "sep_token_id": None}
+MODERN = {
+    **SIZES,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "local_attention": 6,
+    "cls_token_id": None,
+    "sep_token_id": None,
+}
 NAMES = {"id2label": {0: "sad", 1: "merry", 2: "neither"}, "label2id": {"sad": 0, "merry": 1, "neither": 2}}
 THETAS = {"full_attention": {"rope_type": "default", "rope_theta": 500.0},
           "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}  # fmt: skip
@@ -92,12 +99,22 @@ ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for
 
 def cls_and_sep(directory: Path, **more: Any) -> None:
     """A tokenizer as those of BERT: word pieces, [CLS] text [SEP], and a second text with [SEP] in segment 1."""
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=90, special_tokens=list(names.values())))
+    inner.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=90, special_tokens=list(names.values()))
+    )
     inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names, **more).save_pretrained(directory)
 
@@ -108,9 +125,17 @@ def s_and_s(directory: Path, **more: Any) -> None:
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=299, special_tokens=roles, initial_alphabet=alphabet))
+    inner.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=299, special_tokens=roles, initial_alphabet=alphabet)
+    )
     inner.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    names = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>"}
+    names = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "cls_token": "<s>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+    }
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, **names, unk_token="<unk>", mask_token="<mask>", **more
     ).save_pretrained(directory)
@@ -194,7 +219,10 @@ def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path
 def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> None:
     theirs, tokens = published(case, tmp_path / "a"), torch.randint(5, VOCABULARY, (2, 15))
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type]) == 0
+    assert (
+        main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type])
+        == 0
+    )
     again, info = getattr(transformers, case.auto).from_pretrained(tmp_path / "b", output_loading_info=True)
     assert not any(info.values()), info
     assert type(again) is type(theirs)
@@ -227,12 +255,16 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
     offered = [w for w in offered if w["token"] not in theirs.tokenizer.all_special_ids][:30]
     for run in (ph.load(tmp_path / "a"), ph.load(tmp_path / "run")):
         (found,) = run.fill_mask([f"the {mask} of the sea"], top=30)[0]
-        assert [fill.probability for fill in found] == pytest.approx([w["score"] for w in offered], abs=1e-6, rel=1e-5)
+        assert [fill.probability for fill in found] == pytest.approx(
+            [w["score"] for w in offered], abs=1e-6, rel=1e-5
+        )
         if name != "roberta":  # whose tokens are bytes, mostly no characters
             assert [fill.token for fill in found] == [w["token_str"].replace(" ", "␣") for w in offered]
 
 
-@pytest.mark.parametrize(("name", "number"), [("bert", 3), ("roberta", 3), ("distilbert", 3), ("modernbert", 4), ("bert", 2)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("bert", 3), ("roberta", 3), ("distilbert", 3), ("modernbert", 4), ("bert", 2)]
+)
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
     theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -244,7 +276,9 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
         torch.testing.assert_close(run.embed(texts, "first")[row], wanted[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "number"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("modernbert", 3)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("modernbert", 3)]
+)
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
     theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -288,14 +322,24 @@ def as_published_in_2018(tensors: dict[str, Tensor]) -> None:
 def test_files_as_bert_was_published_are_the_same(architectures: list[str], tmp_path: Path) -> None:
     theirs, tokens = published(of("bert", 0), tmp_path), torch.randint(5, VOCABULARY, (2, 9))
     rewritten(tmp_path, as_published_in_2018)
-    more: dict[str, Any] = {"pooler_type": "first_token_transform", "directionality": "bidi", "position_embedding_type": "absolute"}
+    more: dict[str, Any] = {
+        "pooler_type": "first_token_transform",
+        "directionality": "bidi",
+        "position_embedding_type": "absolute",
+    }
     edited(tmp_path / "config.json", architectures=architectures, **more)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):  # theirs says nothing of roles
         (tmp_path / name).write_text('{"do_lower_case": true, "model_max_length": 512}')
     run = ph.load(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(run.model(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
-    assert run.tokenizer.ids == {"pad_token": 0, "unk_token": 1, "cls_token": 2, "sep_token": 3, "mask_token": 4}
+    assert run.tokenizer.ids == {
+        "pad_token": 0,
+        "unk_token": 1,
+        "cls_token": 2,
+        "sep_token": 3,
+        "mask_token": 4,
+    }
     assert (run.tokenizer.bos_id, run.tokenizer.eos_id) == (2, 3)
 
 
@@ -351,7 +395,9 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("modernbert", 0, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn', wanted one of default"),
     ],
 )  # fmt: skip
-def test_what_is_not_built_is_refused(name: str, number: int, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_built_is_refused(
+    name: str, number: int, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     published(of(name, number), tmp_path)
     edited(tmp_path / "config.json", **values)
     with pytest.raises(UserError) as error:
@@ -364,7 +410,10 @@ LIKE_BERT = {
     "kind": "encoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "position": "learned", "segments": 2,
     "embedding_norm": True, "feed_forward": "gelu", "scale_embedding": False, "head_bias": True,
 }  # fmt: skip
-WINDOWED = {"attention": {"name": "softmax", "bias": False, "window": 4}, "position": {"name": "rope", "theta": 100.0}}
+WINDOWED = {
+    "attention": {"name": "softmax", "bias": False, "window": 4},
+    "position": {"name": "rope", "theta": 100.0},
+}
 LIKE_MODERNBERT = {
     "kind": "encoder", "d_model": 24, "n_heads": 3, "n_layers": 3, "max_len": 32, "position": "rope", "pattern": [{}, WINDOWED],
     "attention": {"name": "softmax", "bias": False}, "embedding_norm": "first", "norm": {"name": "layernorm", "bias": False},
@@ -387,23 +436,31 @@ def own(**changes: Any) -> ModelConfig:
 
 
 @pytest.mark.parametrize(("family", "auto", "parts"), OWN)
-def test_an_encoder_trained_here_is_opened_by_the_reference(family: str, auto: str, parts: dict[str, Any], tmp_path: Path) -> None:
+def test_an_encoder_trained_here_is_opened_by_the_reference(
+    family: str, auto: str, parts: dict[str, Any], tmp_path: Path
+) -> None:
     model = build(own(**parts), seed=1)
     assert fitting(model.config) == family
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()).save(tmp_path / "run")
+    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()).save(
+        tmp_path / "run"
+    )
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     theirs, info = getattr(transformers, auto).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
     run, tokenizer = ph.load(tmp_path / "run"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    given = tokenizer(TEXTS[0], TEXTS[1], return_tensors="pt")  # the same tokens stand around texts there and here
+    given = tokenizer(
+        TEXTS[0], TEXTS[1], return_tensors="pt"
+    )  # the same tokens stand around texts there and here
     encoded = run.tokenizer.encode(TEXTS[:2])
     assert given["input_ids"][0].tolist() == [1, *encoded[0], 2, *encoded[1], 2]
     segments = given.get("token_type_ids")
     assert (segments is None) == (run.config.segments == 0)
-    assert segments is None or segments[0].tolist() == [0] * (len(encoded[0]) + 2) + [1] * (len(encoded[1]) + 1)
+    assert segments is None or segments[0].tolist() == [0] * (len(encoded[0]) + 2) + [1] * (
+        len(encoded[1]) + 1
+    )
     with torch.no_grad():
         found = model.eval()(given["input_ids"], None, segments)
         torch.testing.assert_close(found, out(theirs.eval(), **given), rtol=1e-5, atol=1e-5)
@@ -420,12 +477,18 @@ def test_an_encoder_trained_here_is_opened_by_the_reference(family: str, auto: s
         ({"segments": 0}, "segments is 0, there 1"),
         ({"head_bias": False}, "head_bias is false, there true"),
         ({"tie_embeddings": "none"}, "tie_word_embeddings is false, wanted true"),
-        ({"feed_forward": "relu"}, "hidden_act is 'relu', wanted 'gelu', which is all that is built in the head"),
+        (
+            {"feed_forward": "relu"},
+            "hidden_act is 'relu', wanted 'gelu', which is all that is built in the head",
+        ),
         ({"embedding_norm": False}, "embedding_norm is false, there true"),
         ({"position": {"name": "learned", "offset": 1}}, "offset of position 'learned' is 1, there 0"),
         ({"labels": ("a", "b"), "pooling": "mean"}, "pooling is 'mean', there 'first'"),
         ({"head": False}, "pooling is null, there "),
-        ({"kind": "decoder", "pooling": None}, "its model is CausalLM, there MaskedLM or Classifier or Embedder"),
+        (
+            {"kind": "decoder", "pooling": None},
+            "its model is CausalLM, there MaskedLM or Classifier or Embedder",
+        ),
     ],
 )
 def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) -> None:
@@ -442,11 +505,15 @@ def test_a_window_that_modernbert_has_not_is_named() -> None:
 
 def test_roberta_counts_positions_from_its_padding_token(tmp_path: Path) -> None:
     model = build(own(**LIKE_BERT | {"position": {"name": "learned", "offset": 2}}), seed=1)
-    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()).save(tmp_path / "run")
+    Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()).save(
+        tmp_path / "run"
+    )
     with pytest.raises(UserError, match="'roberta': its pad_token_id is 0, there 1"):
         writing.published(model, ph.load(tmp_path / "run").tokenizer, GenerationConfig())
 
 
 def test_every_family_of_encoders_has_three_shapes() -> None:
     assert CASES.keys() == {name for name in FAMILY.names() if "MaskedLM" in FAMILY.get(name).architectures}
-    assert all(len(cases) >= 3 and {case.auto for case in cases} == {MLM, CLASSES, BARE} for cases in CASES.values())
+    assert all(
+        len(cases) >= 3 and {case.auto for case in cases} == {MLM, CLASSES, BARE} for cases in CASES.values()
+    )

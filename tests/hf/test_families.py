@@ -33,7 +33,13 @@ LLAMA = {
 }  # fmt: skip
 NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
         "max_position_embeddings": 64}  # fmt: skip
-OPT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 20, "max_position_embeddings": 64}
+OPT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 20,
+    "max_position_embeddings": 64,
+}
 CASES = {
     "gpt2": [
         Case("GPT2Config", GPT2),
@@ -201,8 +207,10 @@ def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path
     for key, tensor in before.items():
         assert tensor.dtype == after[key].dtype
         assert tensor.shape == after[key].shape
-        assert tensor.numpy(force=True).tobytes() == after[key].numpy(force=True).tobytes() if dtype != "bf16" else (
-            torch.equal(tensor.view(torch.int16), after[key].view(torch.int16))
+        assert (
+            tensor.numpy(force=True).tobytes() == after[key].numpy(force=True).tobytes()
+            if dtype != "bf16"
+            else (torch.equal(tensor.view(torch.int16), after[key].view(torch.int16)))
         )
 
 
@@ -210,7 +218,10 @@ def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path
 def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> None:
     theirs, tokens = make(tmp_path / "a", case.config, **case.sizes), torch.randint(5, 300, (2, 15))
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type]) == 0
+    assert (
+        main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type])
+        == 0
+    )
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "b", output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():

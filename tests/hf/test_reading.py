@@ -133,7 +133,9 @@ def test_each_thing_that_is_wrong_is_named(spoil: Callable[[Path], Any], message
     assert "\n" not in str(error.value)
 
 
-def test_the_verb_says_it_in_one_line_too(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_says_it_in_one_line_too(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pickled(gpt2)
     assert main(["import", str(gpt2), str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
@@ -144,7 +146,12 @@ def test_the_verb_says_it_in_one_line_too(gpt2: Path, tmp_path: Path, capsys: py
 
 @pytest.mark.acceptance("F3", "F5")
 def test_nothing_of_a_checkpoint_is_executed_or_fetched(gpt2: Path) -> None:
-    edited("tokenizer_config.json", chat_template="{{ 1/0 }}", tokenizer_class="Evil", icon="http://127.0.0.1:9/x")(gpt2)
+    edited(
+        "tokenizer_config.json",
+        chat_template="{{ 1/0 }}",
+        tokenizer_class="Evil",
+        icon="http://127.0.0.1:9/x",
+    )(gpt2)
     (gpt2 / "modeling_evil.py").write_text("raise SystemExit('executed')")
     (gpt2 / "evil.pkl").write_bytes(b"cos\nsystem\n(S'echo executed'\ntR.")
     script = (
@@ -165,7 +172,9 @@ def test_nothing_of_a_checkpoint_is_executed_or_fetched(gpt2: Path) -> None:
     [
         sharded(),
         tensors(lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()})),
-        tensors(lambda t: t.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8)})),
+        tensors(
+            lambda t: t.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8)})
+        ),
         tensors(lambda t: [t.update({name.removeprefix("transformer."): t.pop(name)}) for name in list(t)]),
     ],
     ids=["in two files", "with its tied head", "with buffers of old files", "of the bare model"],
@@ -181,11 +190,16 @@ def test_roles_come_from_whichever_file_gives_them(gpt2: Path, caplog: pytest.Lo
     config = gpt2 / "tokenizer_config.json"
     config.write_text(json.dumps({"pad_token": "</s>"}))
     loaded = ph.load(gpt2)
-    assert loaded.tokenizer.ids == {"bos_token": 1, "eos_token": 2}  # ids of config.json; padding that ends is no role
+    assert loaded.tokenizer.ids == {
+        "bos_token": 1,
+        "eos_token": 2,
+    }  # ids of config.json; padding that ends is no role
     assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == [
         loaded.generate([text], max_new_tokens=4)[0] for text in ("a dog", "two red dogs at sea")
     ]
-    (gpt2 / "special_tokens_map.json").write_text(json.dumps({"pad_token": {"content": "<pad>"}, "unk_token": "<unk>"}))
+    (gpt2 / "special_tokens_map.json").write_text(
+        json.dumps({"pad_token": {"content": "<pad>"}, "unk_token": "<unk>"})
+    )
     config.unlink()
     assert ph.load(gpt2).tokenizer.ids == {"bos_token": 1, "eos_token": 2, "pad_token": 0, "unk_token": 3}
     assert not caplog.messages
@@ -207,7 +221,11 @@ def test_an_imported_run_without_roles_is_read_again(gpt2: Path, tmp_path: Path)
 def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
     edited("generation_config.json", do_sample=True, temperature=0.7, top_p=0.9)(gpt2)
     found = ph.load(gpt2).generation
-    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 50)  # 50 is theirs where nothing is said
+    assert (found.temperature, found.top_p, found.top_k) == (
+        0.7,
+        0.9,
+        50,
+    )  # 50 is theirs where nothing is said
     edited("generation_config.json", do_sample=False)(gpt2)
     assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
 
@@ -231,7 +249,12 @@ def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_pa
         "except polyhead.errors.UserError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+        cwd=tmp_path,
     )
     assert done.stdout.splitlines() == [
         "1",
@@ -282,7 +305,10 @@ def test_what_is_not_built_is_refused(spoil: Callable[[Path], Any], message: str
 
 
 PHI = ("Phi3Config", {**LLAMA})
-NEOX = ("GPTNeoXConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20})
+NEOX = (
+    "GPTNeoXConfig",
+    {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20},
+)
 OPT = ("OPTConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 20})
 BLOOM = ("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4})
 GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
@@ -375,7 +401,9 @@ def test_a_window_that_is_null_is_none_and_one_not_given_is_theirs(tmp_path: Pat
 def test_what_the_tokenizer_puts_before_a_text_is_read(tmp_path: Path) -> None:
     theirs = make(tmp_path, "LlamaConfig", **LLAMA)
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    inner.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    inner.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
     inner.save(str(tmp_path / "tokenizer.json"))
     run, prompt = ph.load(tmp_path), "two red dogs"
     ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(prompt, return_tensors="pt")["input_ids"]

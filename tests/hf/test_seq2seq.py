@@ -43,7 +43,14 @@ BART = {
     "d_model": 18, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3, "decoder_attention_heads": 3,
     "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 64,
 }  # fmt: skip
-ODD = {**BART, "d_model": 20, "encoder_attention_heads": 5, "decoder_attention_heads": 5, "encoder_layers": 3, "decoder_layers": 1}
+ODD = {
+    **BART,
+    "d_model": 20,
+    "encoder_attention_heads": 5,
+    "decoder_attention_heads": 5,
+    "encoder_layers": 3,
+    "decoder_layers": 1,
+}
 EOS_FIRST = {"decoder_start_token_id": EOS}
 PAD_FIRST = {"decoder_start_token_id": PAD}
 CASES = {
@@ -78,7 +85,9 @@ CASES = {
 }  # fmt: skip
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 FIRST = [pytest.param(cases[0], id=name) for name, cases in CASES.items()]
-TWO = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases[:2])]
+TWO = [
+    pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases[:2])
+]
 SOURCES = ["the king of the sea", "a dog", "two kings went to sea and one came back", "barks at two"]
 
 
@@ -145,11 +154,18 @@ def test_padding_of_the_source_on_either_side_does_not_matter(case: Case, side: 
     with torch.no_grad():
         logits = ours(source, target, pos)
         for row in range(3):
-            wanted = theirs(input_ids=source[row][real[row]][None], decoder_input_ids=target[row : row + 1]).logits
+            wanted = theirs(
+                input_ids=source[row][real[row]][None], decoder_input_ids=target[row : row + 1]
+            ).logits
             close(logits[row], wanted[0])
-        if side == "right" or case.config in ("T5Config", "M2M100Config"):  # the others count padding as positions
+        if side == "right" or case.config in (
+            "T5Config",
+            "M2M100Config",
+        ):  # the others count padding as positions
             padded = source.masked_fill(~real, PAD)
-            close(logits, theirs(input_ids=padded, attention_mask=real.long(), decoder_input_ids=target).logits)
+            close(
+                logits, theirs(input_ids=padded, attention_mask=real.long(), decoder_input_ids=target).logits
+            )
 
 
 def words(sequence: list[int], start: int) -> list[int]:
@@ -166,7 +182,11 @@ def test_translations_and_scores_are_those_of_the_reference(case: Case, beams: i
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "a")
     start = 1 + ("forced_bos_token_id" in case.sizes)
     for run in (ph.load(tmp_path / "a"), ph.load(tmp_path / "run")):
-        assert (run.generation.beam_size, run.generation.length_penalty, run.generation.early_stopping) == (3, 0.6, True)
+        assert (run.generation.beam_size, run.generation.length_penalty, run.generation.early_stopping) == (
+            3,
+            0.6,
+            True,
+        )
         found = run.hypotheses(SOURCES, beam_size=beams, n_best=beams)
         said = []
         for text, best in zip(SOURCES, found, strict=True):
@@ -178,7 +198,8 @@ def test_translations_and_scores_are_those_of_the_reference(case: Case, beams: i
             said += [words(sequence, start) for sequence in wanted.sequences.tolist()]
             opening = list(run.tokenizer.sides.opening)
             assert [h.tokens for h in best] == [
-                x[len(opening) :] if start == 1 and opening and x[: len(opening)] == opening else x for x in said[-beams:]
+                x[len(opening) :] if start == 1 and opening and x[: len(opening)] == opening else x
+                for x in said[-beams:]
             ]
             if beams > 1:
                 assert [h.score for h in best] == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-5)
@@ -205,11 +226,17 @@ def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path
 def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> None:
     theirs, (source, target) = published(tmp_path / "a", case), (ids(2, 15), ids(2, 11))
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type]) == 0
+    assert (
+        main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type])
+        == 0
+    )
     again, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "b", output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
-        close(again.eval()(input_ids=source, decoder_input_ids=target).logits, theirs(input_ids=source, decoder_input_ids=target).logits)
+        close(
+            again.eval()(input_ids=source, decoder_input_ids=target).logits,
+            theirs(input_ids=source, decoder_input_ids=target).logits,
+        )
     for key in ("decoder_start_token_id", "forced_bos_token_id", "eos_token_id", "pad_token_id", "max_length", "num_beams",
                 "length_penalty", "early_stopping", "bad_words_ids"):  # fmt: skip
         assert getattr(again.generation_config, key) == getattr(theirs.generation_config, key), key
@@ -240,11 +267,15 @@ def test_training_and_scores_are_framed_as_the_reference_was_trained(case: Case,
         if sides.forced:
             asked[:, : len(before)] = IGNORED
         with torch.no_grad():
-            logits = theirs(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *labels[:-1]]])).logits
+            logits = theirs(
+                input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *labels[:-1]]])
+            ).logits
         losses.append(-float(torch.nn.functional.cross_entropy(logits[0], asked[0], reduction="sum")))
     scores = run.score(SOURCES, targets)
     assert [s.log_prob for s in scores] == pytest.approx(losses, rel=1e-5)
-    assert [s.tokens for s in scores] == [len(ids) + 1 + (len(before) and not sides.forced) for ids in pairs[1]]
+    assert [s.tokens for s in scores] == [
+        len(ids) + 1 + (len(before) and not sides.forced) for ids in pairs[1]
+    ]
     tokens, rows, cross = run.attention(SOURCES[0], targets[0])
     assert cross.shape[-2:] == (len(rows), len(tokens)) == (len(before) + len(pairs[1][0]) + 1, len(whole[0]))
 
@@ -274,7 +305,9 @@ def test_languages_may_be_chosen(tmp_path: Path) -> None:
 
 def changed(directory: Path, **values: Any) -> None:
     path = directory / "config.json"
-    path.write_text(json.dumps({k: v for k, v in (json.loads(path.read_text()) | values).items() if v != "gone"}))
+    path.write_text(
+        json.dumps({k: v for k, v in (json.loads(path.read_text()) | values).items() if v != "gone"})
+    )
 
 
 def rewritten(directory: Path, found: dict[str, torch.Tensor]) -> None:
@@ -294,14 +327,21 @@ def test_older_files_hold_copies_and_buffers(case: Case, tmp_path: Path) -> None
         found[name.format(1, "EncDec")] = found[name.format(0, "Self")]
     if case.config in ("MarianConfig", "M2M100Config"):
         end = "weight" if case.config == "MarianConfig" else "weights"
-        found |= {f"model.{side}.embed_positions.{end}": torch.randn(64, 18) for side in ("encoder", "decoder")}
+        found |= {
+            f"model.{side}.embed_positions.{end}": torch.randn(64, 18) for side in ("encoder", "decoder")
+        }
     rewritten(tmp_path, found)
     after = ph.load(tmp_path)
     assert after.config == before.config
-    assert all(torch.equal(tensor, weights(after.model)[name]) for name, tensor in weights(before.model).items())
+    assert all(
+        torch.equal(tensor, weights(after.model)[name]) for name, tensor in weights(before.model).items()
+    )
     found["lm_head.weight"] = shared + 1
     rewritten(tmp_path, found)
-    with pytest.raises(UserError, match=r"lm_head.weight is not (model\.)?shared.weight, and config.json says that they are one"):
+    with pytest.raises(
+        UserError,
+        match=r"lm_head.weight is not (model\.)?shared.weight, and config.json says that they are one",
+    ):
         ph.load(tmp_path)
 
 
@@ -318,17 +358,28 @@ def test_a_bare_bart_has_no_bias_of_scores(tmp_path: Path) -> None:
 def test_a_t5_of_before_scale_decoder_outputs_is_the_same(tmp_path: Path) -> None:
     published(tmp_path, CASES["t5"][1])
     before = ph.load(tmp_path).config
-    changed(tmp_path, scale_decoder_outputs="gone", tie_word_embeddings=False, is_gated_act="gone", dense_act_fn="gone")
+    changed(
+        tmp_path,
+        scale_decoder_outputs="gone",
+        tie_word_embeddings=False,
+        is_gated_act="gone",
+        dense_act_fn="gone",
+    )
     assert ph.load(tmp_path).config == before
     assert (before.tie_embeddings, before.scale_output) == ("inputs", False)
 
 
-def test_settings_of_before_generation_config_are_in_config_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_of_before_generation_config_are_in_config_json(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     published(tmp_path, CASES["bart"][0])
     wanted = ph.load(tmp_path).generation
     settings = json.loads((tmp_path / "generation_config.json").read_text())
     (tmp_path / "generation_config.json").unlink()
-    changed(tmp_path, **{key: settings[key] for key in ("max_length", "num_beams", "length_penalty", "early_stopping")})
+    changed(
+        tmp_path,
+        **{key: settings[key] for key in ("max_length", "num_beams", "length_penalty", "early_stopping")},
+    )
     assert ph.load(tmp_path).generation == wanted
     assert (wanted.max_length_ratio, wanted.max_length_extra) == (0, 23)
     assert not caplog.messages
@@ -345,14 +396,28 @@ def test_settings_of_before_generation_config_are_in_config_json(tmp_path: Path,
         ("bart", {"decoder_attention_heads": 2}, "decoder_attention_heads is 2, wanted 3, all that is built"),
         ("marian", {"decoder_ffn_dim": 21}, "decoder_ffn_dim is 21, wanted 20, all that is built"),
         ("marian", {"decoder_vocab_size": 200}, "decoder_vocab_size is 200, wanted 300, all that is built"),
-        ("bart", {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true, all that is built"),
+        (
+            "bart",
+            {"tie_word_embeddings": False},
+            "tie_word_embeddings is false, wanted true, all that is built",
+        ),
         ("bart", {"normalize_before": True}, "normalize_before is true, wanted false, all that is built"),
-        ("mbart", {"activation_function": "quick_gelu"}, "activation_function is 'quick_gelu', wanted one of"),
-        ("t5", {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj is 'gated-gelu-new', wanted one of"),
+        (
+            "mbart",
+            {"activation_function": "quick_gelu"},
+            "activation_function is 'quick_gelu', wanted one of",
+        ),
+        (
+            "t5",
+            {"feed_forward_proj": "gated-gelu-new"},
+            "feed_forward_proj is 'gated-gelu-new', wanted one of",
+        ),
         ("t5", {"relative_attention_num_buckets": 7}, "buckets of t5 is 7; two sides want an even number"),
     ],
 )
-def test_what_is_not_built_is_refused(name: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_built_is_refused(
+    name: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     published(tmp_path, CASES[name][0])
     changed(tmp_path, **values)
     with pytest.raises(UserError, match=message) as error:
@@ -378,12 +443,18 @@ TRAINED = [
 
 
 @pytest.mark.parametrize(("family", "changes"), TRAINED)
-def test_a_translator_trained_here_is_opened_by_the_reference(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_translator_trained_here_is_opened_by_the_reference(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     ours = build(ModelConfig(vocab_size=VOCABULARY, **OWN, **changes), seed=1)
     with torch.no_grad():
         for tensor in weights(ours).values():
             tensor.add_(torch.randn_like(tensor) * 0.1)
-    run = Run(ours, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig(beam_size=3, length_penalty=0.6))
+    run = Run(
+        ours,
+        train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY),
+        GenerationConfig(beam_size=3, length_penalty=0.6),
+    )
     run.save(tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
@@ -392,7 +463,9 @@ def test_a_translator_trained_here_is_opened_by_the_reference(family: str, chang
     with torch.no_grad():
         close(ours.eval()(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    for text, (best,) in zip(SOURCES, run.hypotheses(SOURCES, max_length_ratio=0, max_length_extra=12), strict=True):
+    for text, (best,) in zip(
+        SOURCES, run.hypotheses(SOURCES, max_length_ratio=0, max_length_extra=12), strict=True
+    ):
         read = torch.tensor([reader(text)["input_ids"]])
         assert best.tokens == words(theirs.generate(read, max_length=13, use_cache=False)[0].tolist(), 1)
 
@@ -418,7 +491,11 @@ def test_what_stands_in_the_way_is_named(family: str, changes: dict[str, Any], m
 
 
 def test_positions_of_m2m100_begin_after_the_padding(tmp_path: Path) -> None:
-    config = ModelConfig(vocab_size=VOCABULARY, **OWN, **PRE, position=HALVES | {"endpoint": True, "offset": 2})
-    run = Run(build(config, seed=1), train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig())
+    config = ModelConfig(
+        vocab_size=VOCABULARY, **OWN, **PRE, position=HALVES | {"endpoint": True, "offset": 2}
+    )
+    run = Run(
+        build(config, seed=1), train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), GenerationConfig()
+    )
     with pytest.raises(UserError, match="none of the family 'm2m_100': its pad_token_id is 0, there 1"):
         export(run.model, run.tokenizer, run.generation)

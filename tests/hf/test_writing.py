@@ -35,7 +35,12 @@ def saved(directory: Path, **changes: Any) -> Any:
     return model
 
 
-LIKE_LLAMA = {"position": "rope", "norm": "rmsnorm", "feed_forward": "swiglu", "attention": {"name": "softmax", "bias": False}}
+LIKE_LLAMA = {
+    "position": "rope",
+    "norm": "rmsnorm",
+    "feed_forward": "swiglu",
+    "attention": {"name": "softmax", "bias": False},
+}
 LLAMA3 = {"name": "rope", "scaling": "llama3", "factor": 4.0, "original_len": 16, "theta": 100.0}
 WINDOWED = {"name": "softmax", "bias": False, "window": 4, "softcap": 20.0}
 LIKE_GEMMA = {
@@ -47,22 +52,40 @@ FITTING = [
     ("gpt2", {}),
     ("gpt2", {"feed_forward": "relu", "tie_embeddings": "none"}),
     ("llama", LIKE_LLAMA),
-    ("llama", LIKE_LLAMA | {"position": LLAMA3, "n_kv_heads": 1, "attention": {"name": "softmax", "bias": True}}),
+    (
+        "llama",
+        LIKE_LLAMA | {"position": LLAMA3, "n_kv_heads": 1, "attention": {"name": "softmax", "bias": True}},
+    ),
     ("mistral", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "window": 4}}),
     ("qwen2", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": "qkv"}}),
-    ("qwen3", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}, "head_dim": 10}),
+    (
+        "qwen3",
+        LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}, "head_dim": 10},
+    ),
     ("phi3", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}, "n_kv_heads": 1}),
-    ("gpt_neox", {"block": "parallel", "position": {"name": "rope", "fraction": 0.5}, "tie_embeddings": "none"}),
+    (
+        "gpt_neox",
+        {"block": "parallel", "position": {"name": "rope", "fraction": 0.5}, "tie_embeddings": "none"},
+    ),
     ("gpt_neox", {"position": "rope"}),
     ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
     ("bloom", {"position": "alibi", "embedding_norm": True}),
     ("gemma2", LIKE_GEMMA),
-    ("gemma2", LIKE_GEMMA | {"n_layers": 3, "pattern": [{}, {"attention": WINDOWED}, {"attention": {**WINDOWED, "window": None}}]}),
+    (
+        "gemma2",
+        LIKE_GEMMA
+        | {
+            "n_layers": 3,
+            "pattern": [{}, {"attention": WINDOWED}, {"attention": {**WINDOWED, "window": None}}],
+        },
+    ),
 ]
 
 
 @pytest.mark.parametrize(("family", "changes"), FITTING)
-def test_a_run_trained_here_is_opened_by_the_reference(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_trained_here_is_opened_by_the_reference(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     ours, tokens = saved(tmp_path / "run", **changes), torch.randint(5, VOCABULARY, (2, 20))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -77,12 +100,18 @@ def test_a_run_trained_here_is_opened_by_the_reference(family: str, changes: dic
     ("changes", "message"),
     [
         ({"position": "alibi"}, "position is 'alibi', there 'learned'"),
-        ({"attention": {"name": "softmax", "softcap": 50.0}}, "softcap of attention 'softmax' is 50.0, there null"),
+        (
+            {"attention": {"name": "softmax", "softcap": 50.0}},
+            "softcap of attention 'softmax' is 50.0, there null",
+        ),
         ({"attention": {"name": "softmax", "scale": 0.5}}, "scale of attention 'softmax' is 0.5, there null"),
         ({"n_kv_heads": 1}, "n_kv_heads is 1, there 3"),
         ({"norm_first": False}, "norm_first is false, there true"),
         ({"scale_embedding": True}, "scale_embedding is true, there false"),
-        ({"block": "lstm", "position": "none"}, "block is 'lstm', there 'transformer'; position is 'none', there 'learned'"),
+        (
+            {"block": "lstm", "position": "none"},
+            "block is 'lstm', there 'transformer'; position is 'none', there 'learned'",
+        ),
         ({"kind": "encoder"}, "its model is MaskedLM, there CausalLM"),
     ],
 )
@@ -94,7 +123,10 @@ def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) 
 
 def test_what_a_family_of_llama_cannot_say_is_named() -> None:
     ntk = LIKE_LLAMA | {"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}}
-    with pytest.raises(UserError, match="the nearest is 'llama': scaling of position 'rope' is 'ntk', there 'none'; factor of"):
+    with pytest.raises(
+        UserError,
+        match="the nearest is 'llama': scaling of position 'rope' is 'ntk', there 'none'; factor of",
+    ):
         fitting(config(**ntk))
     with pytest.raises(UserError, match=r"qwen3: rms_norm_eps is 0.001, wanted 1e-06, all that is built"):
         fitting(config(**(LIKE_LLAMA | {"norm": {"name": "rmsnorm", "eps": 1e-3}})), "qwen3")
@@ -124,7 +156,9 @@ def test_what_other_families_cannot_say_is_named(family: str, changes: dict[str,
 
 
 def test_the_nearest_family_is_named_where_none_fits() -> None:
-    with pytest.raises(UserError, match="no published family has these parts; the nearest is 'gpt2': softcap of attention"):
+    with pytest.raises(
+        UserError, match="no published family has these parts; the nearest is 'gpt2': softcap of attention"
+    ):
         fitting(config(attention={"name": "softmax", "softcap": 50.0}))
 
 

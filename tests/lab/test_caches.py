@@ -27,11 +27,24 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
 
 ONE = Fraction(1)
-TEXT = "".join(f"{a} {b} barks at {c} .\n" for a in ("a", "the") for b in ("dog", "cat") for c in ("me", "you", "it")) * 4
+TEXT = (
+    "".join(
+        f"{a} {b} barks at {c} .\n" for a in ("a", "the") for b in ("dog", "cat") for c in ("me", "you", "it")
+    )
+    * 4
+)
 
 
 def model(kind: str = "decoder", **changes: Any) -> Any:
-    sizes = {"vocab_size": 40, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 24, "max_len": 32, "position": "rope"}
+    sizes = {
+        "vocab_size": 40,
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 2,
+        "d_ff": 24,
+        "max_len": 32,
+        "position": "rope",
+    }
     made = build(ModelConfig(kind=kind, **{**sizes, **changes}), seed=1).eval()
     with torch.no_grad():  # larger weights, so that what is forgotten makes a difference
         for p in made.parameters():
@@ -81,7 +94,9 @@ def test_what_keeps_everything_diverges_by_nothing():
 def test_perplexity_is_that_of_the_whole_forward_pass():
     lm, read = model(), some_rows()
     found, plain = divergence(lm, [Policy("static", ONE, Choice("static"))], read)
-    loss = F.cross_entropy(lm(read.read).detach().flatten(0, 1), read.wanted.flatten(), reduction="none").view(3, -1)
+    loss = F.cross_entropy(
+        lm(read.read).detach().flatten(0, 1), read.wanted.flatten(), reduction="none"
+    ).view(3, -1)
     assert plain.nll == pytest.approx(loss.mean(1).tolist(), rel=1e-5)
     assert plain.perplexity == pytest.approx(float(loss.mean().exp()), rel=1e-5)
     assert found["static"].nll == pytest.approx(plain.nll, rel=1e-5)
@@ -120,7 +135,9 @@ def test_the_divergence_by_place_leaves_padding_out():
     found, _ = divergence(translator, [Policy("window", ONE, Choice("window", window=1, sink=0))], read)
     one = found["window"]
     reach = torch.tensor([3, 2, 2, 2, 1, 1, 1])  # texts of 7, 4 and 1 tokens
-    assert float((one.by_place * reach).sum()) == pytest.approx(sum(kl * n for kl, n in zip(one.kl, one.tokens, strict=True)))
+    assert float((one.by_place * reach).sum()) == pytest.approx(
+        sum(kl * n for kl, n in zip(one.kl, one.tokens, strict=True))
+    )
     assert float(one.by_place[1:].min()) > 0
     assert len(one.by_place) == 7
 
@@ -169,9 +186,22 @@ def test_claims_follow_the_numbers():
     bad = Found(kl=[0.5, 0.6, 0.55], nll=[2.0, 2.1, 1.9], same=[0.5] * 3, tokens=[5, 5, 5])
     good = Found(kl=[1e-9] * 3, nll=[1.0, 1.1, 0.9], same=[1.0] * 3, tokens=[5, 5, 5])
     chosen = [Policy(name, ONE, Choice("window")) for name in ("static", "window 1/4", "window+sink 1/4")]
-    broken = claims([chosen[0]._replace(family="static"), *chosen[1:]], {"static": good, "window 1/4": bad, "window+sink 1/4": good}, plain)
-    assert [claim.held for claim in broken] == [True, True, True, True]  # exact, breaks, sink better, sink keeps
-    intact = claims([chosen[0]._replace(family="static"), *chosen[1:]], {"static": bad, "window 1/4": good, "window+sink 1/4": bad}, plain)
+    broken = claims(
+        [chosen[0]._replace(family="static"), *chosen[1:]],
+        {"static": good, "window 1/4": bad, "window+sink 1/4": good},
+        plain,
+    )
+    assert [claim.held for claim in broken] == [
+        True,
+        True,
+        True,
+        True,
+    ]  # exact, breaks, sink better, sink keeps
+    intact = claims(
+        [chosen[0]._replace(family="static"), *chosen[1:]],
+        {"static": bad, "window 1/4": good, "window+sink 1/4": bad},
+        plain,
+    )
     assert [claim.held for claim in intact] == [False, False, False, False]
     assert change(bad, plain) == pytest.approx([1.0] * 3)
     assert worse([math.log(1.5)] * 2).startswith("+50 ")
@@ -187,7 +217,9 @@ FRONT = Front("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3
 
 def test_the_front_has_those_that_no_other_one_beats():
     assert [dot.name for dot in best_of(FRONT)] == ["b <i> 1/4", "a 1/2", "a"]
-    equal = Front("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})  # both no more than rounding
+    equal = Front(
+        "t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]}
+    )  # both no more than rounding
     assert [dot.name for dot in best_of(equal)] == ["b"]
 
 
@@ -195,7 +227,9 @@ def test_points_of_the_front_stand_where_their_values_are():
     assert labels(FRONT) == ["a", "1/2", "b <i> 1/2", "1/4"]
     svg = front_chart(FRONT, 900, 460)
     assert "<i>" not in svg
-    places = [(float(x), float(y)) for x, y in re.findall(r'class="dot c\d" cx="([\d.]+)" cy="([\d.]+)"', svg)]
+    places = [
+        (float(x), float(y)) for x, y in re.findall(r'class="dot c\d" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    ]
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = places
     # logarithms of both: from 100 to 10 is as far as twice half of it; the error below the floor stands at the floor
     assert (x0 - x1) / (x0 - x3) == pytest.approx(math.log10(2), abs=2e-3)
@@ -253,7 +287,9 @@ def test_a_translator_has_bleu_against_references(tmp_path):
     lines = TEXT.splitlines()[:12]
     run = str(the_run(tmp_path / "run", "encoder-decoder"))
     outputs = load(run).translate(lines, beam_size=1)
-    references = [f"{output} {line}" for output, line in zip(outputs, lines, strict=True)]  # so that some of it is right
+    references = [
+        f"{output} {line}" for output, line in zip(outputs, lines, strict=True)
+    ]  # so that some of it is right
     for name, texts in (("a", lines), ("b", references)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in texts))
     texts = ["--text", str(tmp_path / "a"), "--text", str(tmp_path / "b")]
@@ -263,8 +299,12 @@ def test_a_translator_has_bleu_against_references(tmp_path):
     assert "BLEU against references" in found["figures"][2]["about"]
     at = found["figures"][2]["head"].index("BLEU")
     assert 1 < float(found["figures"][2]["rows"][0][at]) < 100
-    assert float(found["figures"][2]["rows"][0][at]) == pytest.approx(bleu(outputs[4:8], references[4:8]).value, abs=0.01)
-    assert main(["lab", "caches", "--run", run, *texts[:2], "--limit", "4", "--out", str(tmp_path / "out")]) == 0
+    assert float(found["figures"][2]["rows"][0][at]) == pytest.approx(
+        bleu(outputs[4:8], references[4:8]).value, abs=0.01
+    )
+    assert (
+        main(["lab", "caches", "--run", run, *texts[:2], "--limit", "4", "--out", str(tmp_path / "out")]) == 0
+    )
     found = json.loads((tmp_path / "out/caches.json").read_text())
     assert "BLEU against what static says" in found["figures"][2]["about"]
 
@@ -272,7 +312,10 @@ def test_a_translator_has_bleu_against_references(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["scaling", "--run", "r", "--text", "t"], "experiment 'scaling' makes its own models and text; for yours there are: caches, paging"),
+        (
+            ["scaling", "--run", "r", "--text", "t"],
+            "experiment 'scaling' makes its own models and text; for yours there are: caches, paging",
+        ),
         (["all", "--run", "r", "--text", "t"], "makes its own models and text"),
         (["caches", "--text", "t"], "give it, --run RUN"),
         (["caches", "--limit", "3"], "give it, --run RUN"),
@@ -293,5 +336,8 @@ def test_a_model_without_decoder_and_a_short_text_are_refused(tmp_path, capsys):
     assert "has no decoder" in words(capsys)
     assert main(["lab", "caches", "--run", str(the_run(tmp_path / "d")), *at]) == 2
     assert "at least two windows of 49" in words(capsys)
-    assert main(["lab", "caches", "--run", str(the_run(tmp_path / "d")), "--text", str(tmp_path / "nothing")]) == 2
+    assert (
+        main(["lab", "caches", "--run", str(the_run(tmp_path / "d")), "--text", str(tmp_path / "nothing")])
+        == 2
+    )
     assert "no file 'nothing'" in words(capsys)

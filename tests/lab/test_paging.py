@@ -64,7 +64,9 @@ def test_what_is_saved_at_the_peak_and_over_all_steps():
 
 
 def test_samples_share_the_full_pages_of_their_prompt():
-    shape = build(ModelConfig(kind="decoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1, d_ff=8, max_len=32), 1).cache_shape
+    shape = build(
+        ModelConfig(kind="decoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1, d_ff=8, max_len=32), 1
+    ).cache_shape
     Watched.seen.clear()
     cache, prompt, n, block = Watched(shape, 1, 32, block=4), 10, 4, 4
     cache.begin([0], torch.arange(prompt)[None])
@@ -105,7 +107,11 @@ def steps_of(rows: int) -> int:
 def test_texts_at_work_in_a_step_are_those_of_a_count_by_hand():
     model = the_run().model
     memory = memory_of(WISHES, 2)
-    assert (memory.longest, memory.block, memory.blocks) == (10, 1, 20)  # 6.4 tokens on average: 1 of 2 would waste 7 %
+    assert (memory.longest, memory.block, memory.blocks) == (
+        10,
+        1,
+        20,
+    )  # 6.4 tokens on average: 1 of 2 would waste 7 %
 
     def rows(how: str, together: int) -> float:
         return through(Engine(model, max_len=10, **settings(how, memory)), WISHES, together)
@@ -113,7 +119,9 @@ def test_texts_at_work_in_a_step_are_those_of_a_count_by_hand():
     assert rows(BATCHES, 2) == TOKENS / (9 + 5 + 7 + 8)  # the longest of each pair
     assert rows(RESERVED, 7) == TOKENS / steps_of(2)
     plenty = memory._replace(rows=7)
-    assert through(Engine(model, max_len=10, **settings(PAGES, plenty)), WISHES, 7) == TOKENS / 9  # all at once
+    assert (
+        through(Engine(model, max_len=10, **settings(PAGES, plenty)), WISHES, 7) == TOKENS / 9
+    )  # all at once
     assert rows(RESERVED, 7) < rows(PAGES, 7) <= TOKENS / 9
 
 
@@ -128,13 +136,19 @@ def test_what_is_wished_is_the_rest_of_a_line_or_the_target():
     run = the_run()
     ids = run.tokenizer.encode(TEXTS)
     found = wishes(Subject(run, "it", ["\n".join(TEXTS)], []), 3, 48)
-    assert [(len(wish.prompt), wish.length) for wish in found] == [(len(own) // 2 + (not len(own) // 2), len(own)) for own in ids]
+    assert [(len(wish.prompt), wish.length) for wish in found] == [
+        (len(own) // 2 + (not len(own) // 2), len(own)) for own in ids
+    ]
     assert all(wish.prompt == own[: len(wish.prompt)] for wish, own in zip(found, ids, strict=True))
-    assert [wish.length for wish in wishes(Subject(run, "it", TEXTS, []), 3, 5)] == [5 if len(own) > 5 else len(own) for own in ids]
+    assert [wish.length for wish in wishes(Subject(run, "it", TEXTS, []), 3, 5)] == [
+        5 if len(own) > 5 else len(own) for own in ids
+    ]
     run = the_run("encoder-decoder")
     found = wishes(Subject(run, "it", TEXTS[:2], TEXTS[1:]), 3, 48)
     targets = run.tokenizer.encode(TEXTS[1:])
-    assert [(wish.prompt, wish.new) for wish in found] == [([run.tokenizer.bos_id], len(own) + 1) for own in targets]
+    assert [(wish.prompt, wish.new) for wish in found] == [
+        ([run.tokenizer.bos_id], len(own) + 1) for own in targets
+    ]
 
 
 def test_all_ways_serve_the_same_texts():

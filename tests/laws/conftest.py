@@ -25,7 +25,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"qk_norm": True, "scale": 0.3, "bias": False},
         {"tie": "kv", "bias": "qkv"},
     ],
-    "linear": [{"feature_map": "square", "eps": 1.0}, {"feature_map": "relu", "tie": "kv", "chunk": 2, "eps": 1.0}],
+    "linear": [
+        {"feature_map": "square", "eps": 1.0},
+        {"feature_map": "relu", "tie": "kv", "chunk": 2, "eps": 1.0},
+    ],
     "kernel": [{"sim": "square", "tie": "kv", "eps": 1.0}],
     "rope": [
         {"theta": 100.0},

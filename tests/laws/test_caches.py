@@ -183,7 +183,9 @@ def test_every_cache_states_its_laws_and_every_lossy_one_has_a_tight_case() -> N
 @pytest.mark.parametrize("decoder", ["greedy", "beams", "sampling"])
 @pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("cache", [name for name in CACHES if name not in ROUNDED])
-def test_with_room_every_decoder_says_what_it_says_with_the_static_cache(cache: str, design: str, decoder: str) -> None:
+def test_with_room_every_decoder_says_what_it_says_with_the_static_cache(
+    cache: str, design: str, decoder: str
+) -> None:
     if not fits(cache, design) or (decoder == "sampling" and "encoder" in design):
         return
     tokens, scores = found(made(design), decoder, Choice(cache, **ROOM.get(cache, {})))
@@ -246,7 +248,9 @@ LONE = [design for design in DESIGNS if design.split("-")[0] in ("rope", "shaw",
 @pytest.mark.parametrize("design", LONE)
 @pytest.mark.parametrize("cache", CACHES)
 @torch.no_grad()
-def test_copied_moved_and_dropped_rows_give_what_they_give_alone(cache: str, design: str, tmp_path: Any) -> None:
+def test_copied_moved_and_dropped_rows_give_what_they_give_alone(
+    cache: str, design: str, tmp_path: Any
+) -> None:
     """Too little room for all, so what a row has kept is its own, and cut as the row was cut."""
     if not fits(cache, design):
         return
@@ -268,7 +272,9 @@ def test_copied_moved_and_dropped_rows_give_what_they_give_alone(cache: str, des
 @pytest.mark.parametrize("widths", [[1], [3, 1], [11, 2, 1]], ids=str)
 @pytest.mark.parametrize("design", DESIGNS)
 @torch.no_grad()
-def test_a_window_gives_what_attention_with_that_window_gives_without_a_cache(design: str, widths: list[int]) -> None:
+def test_a_window_gives_what_attention_with_that_window_gives_without_a_cache(
+    design: str, widths: list[int]
+) -> None:
     """28 tokens, four times a window of 7 with its sink, however they are cut; of any attention, and of that with the
     window itself."""
     narrow = made(design, (("sink", 2), ("window", 5)))
@@ -291,7 +297,10 @@ def test_a_window_gives_what_attention_with_that_window_gives_without_a_cache(de
 def test_attention_written_out_reads_every_cache_too(cache: str) -> None:
     """Kernel attention counts the tokens of a slot and shows its weights in its own way."""
     model = made(PLAIN, (("name", "kernel"), ("sim", "elu")))
-    fed, rows = Fed(model, Choice(cache, **ROOM.get(cache, {})), [[5, 6], [7]]), [[3, 4, 3, 5, 3, 4], [6, 6, 7, 8, 6, 6]]
+    fed, rows = (
+        Fed(model, Choice(cache, **ROOM.get(cache, {})), [[5, 6], [7]]),
+        [[3, 4, 3, 5, 3, 4], [6, 6, 7, 8, 6, 6]],
+    )
     got = [fed.step([0, 1], [row[at] for row in rows]) for at in (slice(0, 3), slice(3, 4), slice(4, 6))]
     for i, row in enumerate(rows):
         off = (torch.cat([logits[i] for logits in got]) - whole(model, row, fed.rows[i].source)).abs().max()

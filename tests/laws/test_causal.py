@@ -30,8 +30,13 @@ def designs() -> dict[str, dict[str, Any]]:
     varied += [({"name": "softmax"}, p) for p in choices(POSITION) if len(p) > 1]
     found: list[dict[str, Any]] = [{"attention": a, "position": p} for a, p in plain + varied]
     found += [{"block": b, "position": {"name": "none"}, **first({"block": b})} for b in choices(BLOCK)]
-    found += [{"norm": {"name": "batchnorm"}}, {"norm_first": True, "sandwich_norm": True, "tie_embeddings": "none"}]
-    found = [{"kind": "decoder", "n_kv_heads": 2, "norm_first": i % 2 == 0} | case for i, case in enumerate(found)]
+    found += [
+        {"norm": {"name": "batchnorm"}},
+        {"norm_first": True, "sandwich_norm": True, "tie_embeddings": "none"},
+    ]
+    found = [
+        {"kind": "decoder", "n_kv_heads": 2, "norm_first": i % 2 == 0} | case for i, case in enumerate(found)
+    ]
     return {"-".join(map(say, list(case.values())[3:])): case for case in found if possible(case)}
 
 
@@ -78,7 +83,10 @@ def test_stepping_with_a_cache_equals_the_whole(model, tokens, widths):
     done, step = [0, 0, 0], 0
     while done != LENGTHS:
         width = widths[step % len(widths)]
-        takes = [min(n - at, max(1, width - row % 2)) for row, (at, n) in enumerate(zip(done, LENGTHS, strict=True))]
+        takes = [
+            min(n - at, max(1, width - row % 2))
+            for row, (at, n) in enumerate(zip(done, LENGTHS, strict=True))
+        ]
         pos, fed = torch.full((3, max(takes)), -1), torch.full((3, max(takes)), 3)
         for row, (at, n) in enumerate(zip(done, takes, strict=True)):
             pos[row, :n], fed[row, :n] = torch.arange(at, at + n), tokens[row, at : at + n]

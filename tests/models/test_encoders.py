@@ -11,7 +11,15 @@ from torch import nn
 from polyhead.config import ModelConfig
 from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, build
 
-SIZES = {"kind": "encoder", "vocab_size": 13, "d_model": 8, "n_heads": 2, "n_layers": 2, "max_len": 12, "dropout": 0.0}
+SIZES = {
+    "kind": "encoder",
+    "vocab_size": 13,
+    "d_model": 8,
+    "n_heads": 2,
+    "n_layers": 2,
+    "max_len": 12,
+    "dropout": 0.0,
+}
 TOKENS = torch.tensor([[4, 7, 2, 9, 5], [3, 6, 8, 1, 1]])
 POS = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]])
 
@@ -92,7 +100,12 @@ def test_layers_in_turn_have_attention_and_positions_of_their_own():
     config = ModelConfig(**{**SIZES, "kind": "decoder", "n_layers": 4, "position": "rope", "pattern": turns})
     model = build(config, seed=1).eval()
     assert isinstance(model, CausalLM)
-    assert [layer.attn.window and layer.attn.window.size for layer in model.stack.layers] == [2, None, 2, None]
+    assert [layer.attn.window and layer.attn.window.size for layer in model.stack.layers] == [
+        2,
+        None,
+        2,
+        None,
+    ]
     assert [layer.attn.position.theta for layer in model.stack.layers] == [50.0, 1e4, 50.0, 1e4]
     assert ModelConfig.model_validate(config.model_dump()) == config
     for i, layer in enumerate(model.stack.layers):

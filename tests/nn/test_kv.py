@@ -172,11 +172,7 @@ def test_visible_is_position_by_position():
             for b in range(2):
                 for t, q in enumerate(q_pos[0].tolist()):
                     for s, k in enumerate(k_pos[b, 0].tolist()):
-                        wanted = (
-                            k >= 0
-                            and (not causal or k <= q)
-                            and (abs(q - k) < near or k < sink)
-                        )
+                        wanted = k >= 0 and (not causal or k <= q) and (abs(q - k) < near or k < sink)
                         assert bool(seen[b, 0, t, s]) == wanted
 
 

@@ -130,7 +130,9 @@ def test_bias_scale_and_softcap_of_the_head_are_in_the_loss_and_its_gradients(so
     logits = logits if softcap is None else softcap * (logits / softcap).tanh()
     head = Head(weight, bias, 0.3, softcap)
     torch.testing.assert_close(head(features).flatten(0, 1), logits)
-    plain = F.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing, ignore_index=IGNORED, reduction="sum")
+    plain = F.cross_entropy(
+        logits, labels.flatten(), label_smoothing=smoothing, ignore_index=IGNORED, reduction="sum"
+    )
     loss = cross_entropy(features, head, labels, smoothing, 4)
     torch.testing.assert_close(loss.total, plain)
     given = (features, weight, bias)

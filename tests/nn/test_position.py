@@ -51,17 +51,23 @@ def m2m100(width):
 @pytest.mark.parametrize("width", [4, 6, 7, 16])
 def test_sines_before_cosines_are_those_of_marian(width):
     scheme = Sinusoidal(Shape.of(width, 1, max_len=4), layout="halves")
-    torch.testing.assert_close(scheme.embed(torch.zeros(1, 9, width), None)[0], marian(width), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        scheme.embed(torch.zeros(1, 9, width), None)[0], marian(width), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("width", [4, 6, 16])
 def test_with_endpoint_and_offset_they_are_those_of_m2m100(width):
     scheme = Sinusoidal(Shape.of(width, 1, max_len=4), layout="halves", endpoint=True, offset=2)
     wanted = m2m100(width)
-    torch.testing.assert_close(scheme.embed(torch.zeros(1, 3, width), None)[0], wanted[2:5], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        scheme.embed(torch.zeros(1, 3, width), None)[0], wanted[2:5], rtol=0, atol=1e-5
+    )
     torch.testing.assert_close(scheme.embed(torch.zeros(1, 7, width), None)[0], wanted[2:], rtol=0, atol=1e-5)
     pos = torch.tensor([[6, 0, 3]])
-    torch.testing.assert_close(scheme.embed(torch.zeros(1, 3, width), pos), wanted[pos + 2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        scheme.embed(torch.zeros(1, 3, width), pos), wanted[pos + 2], rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])

@@ -46,7 +46,9 @@ def test_dropout_falls_on_the_output_of_the_sublayer_not_on_the_stream():
 def test_each_sublayer_adds_its_own_input(pre):
     """Y = N(Z + F(Z)) with Z from the sub-layer before, three times over (Vaswani et al., 2017)."""
     torch.manual_seed(0)
-    attn, cross = (Attention(s, Position(s)) for s in (Shape.of(8, 2, causal=causal) for causal in (True, False)))
+    attn, cross = (
+        Attention(s, Position(s)) for s in (Shape.of(8, 2, causal=causal) for causal in (True, False))
+    )
     ffn = FEED_FORWARD.build(Choice("relu"), 8, 12)
     norms = [LayerNorm(8) for _ in range(3)]
     for norm in norms:
@@ -64,7 +66,9 @@ def test_each_sublayer_adds_its_own_input(pre):
 def test_sublayers_in_parallel_all_read_the_input():
     """x + Attention(N1 x) + Attention(N3 x, source) + FFN(N2 x) (Black et al., 2022, sec. 2.1)."""
     torch.manual_seed(0)
-    config = ModelSection(d_model=8, n_heads=2, n_layers=1, d_ff=12, norm_first=True, block="parallel", dropout=0)
+    config = ModelSection(
+        d_model=8, n_heads=2, n_layers=1, d_ff=12, norm_first=True, block="parallel", dropout=0
+    )
     shape = config.shape(causal=True)
     block = BLOCK.build(config.block, config, shape, Position(shape), True)
     for weight in block.parameters():
@@ -77,7 +81,10 @@ def test_sublayers_in_parallel_all_read_the_input():
     ]
     torch.testing.assert_close(block(x, memory=memory), x + sum(added))
     torch.testing.assert_close(block(x), x + added[0] + added[1])
-    assert not any("cross" in name for name, _ in BLOCK.build(config.block, config, shape, Position(shape), False).named_parameters())
+    assert not any(
+        "cross" in name
+        for name, _ in BLOCK.build(config.block, config, shape, Position(shape), False).named_parameters()
+    )
 
 
 @pytest.mark.parametrize("wrong", [{}, {"norm_first": True, "sandwich_norm": True}])

@@ -48,7 +48,9 @@ def test_the_ends_of_a_row_are_its_first_and_last_token(given):
         assert torch.equal(found, torch.zeros(6) if at is None else torch.cat([row[at[0]], row[at[1]]]))
 
 
-PACKED = torch.tensor([[0, 1, 2, 0, 1, 0], [4, 5, 0, -1, 1, -1], [-1, 0, 1, 2, -1, 3], [-1, -1, -1, -1, -1, -1]])
+PACKED = torch.tensor(
+    [[0, 1, 2, 0, 1, 0], [4, 5, 0, -1, 1, -1], [-1, 0, 1, 2, -1, 3], [-1, -1, -1, -1, -1, -1]]
+)
 DOCUMENTS = [(0, [0, 1, 2]), (0, [3, 4]), (0, [5]), (1, [0, 1]), (1, [2, 4]), (2, [1, 2, 3, 5])]
 
 

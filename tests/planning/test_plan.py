@@ -59,7 +59,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(recipe: Recipe) -> Any:
     """The task as training opens it."""
     part = TASK.get(recipe.task.name)
-    tokenizer = train_tokenizer(part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels)
+    tokenizer = train_tokenizer(
+        part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
+    )
     return tokenizer, part.open(recipe, tokenizer, Reporters())
 
 
@@ -97,13 +99,19 @@ def test_operations_of_a_mean_update_are_those_of_its_batches(home: Path) -> Non
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("name", ["translation", "masked-lm", "classification"])
-def test_of_much_text_a_sample_is_read(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, zipped: bool) -> None:
+def test_of_much_text_a_sample_is_read(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, zipped: bool
+) -> None:
     # many batches, for the last one of a sample is not full; a tokenizer of few lines would know fewer words
     changes = ["train.max_tokens=128", "tokenizer.kind=char"]
     if zipped:
         for path in home.glob("t.*"):
             Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        train = {"translation": "[t.en.gz, t.de.gz]", "masked-lm": "[t.en.gz]", "classification": "[t.tsv.gz]"}[name]
+        train = {
+            "translation": "[t.en.gz, t.de.gz]",
+            "masked-lm": "[t.en.gz]",
+            "classification": "[t.tsv.gz]",
+        }[name]
         changes += [f"data.train={train}"]
     whole = plan(load_recipe(f"{name}.yaml", changes), probe=False)
     monkeypatch.setattr(texts, "MOST", (home / "t.en").stat().st_size // 3)
@@ -161,12 +169,19 @@ def test_seconds_follow_the_work() -> None:
     assert Learning([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]).of(10.0) == 20.0  # one update of three was disturbed
 
 
-KINDS: list[dict[str, Any]] = [{"kind": "encoder-decoder"}, {"kind": "decoder"}, {"kind": "encoder"}, {"kind": "encoder", "labels": ("a", "b")}]
+KINDS: list[dict[str, Any]] = [
+    {"kind": "encoder-decoder"},
+    {"kind": "decoder"},
+    {"kind": "encoder"},
+    {"kind": "encoder", "labels": ("a", "b")},
+]
 
 
 @pytest.mark.parametrize("fields", KINDS, ids=str)
 def test_a_task_without_a_text_asks_for_as_much(fields: dict[str, Any]) -> None:
-    config = ModelConfig.model_validate({"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, **fields})
+    config = ModelConfig.model_validate(
+        {"vocab_size": 40, "d_model": 16, "n_layers": 1, "n_heads": 2, **fields}
+    )
     load = Load(3, 8, 5 if fields["kind"] == "encoder-decoder" else 0, 10)
     task = Blank(config, load)
     batch = task.batch(None)
@@ -213,6 +228,9 @@ def test_a_plan_is_json_and_lines(home: Path) -> None:
     assert "note:" not in text
 
 
-@pytest.mark.parametrize(("number", "said"), [(0.0, "0 "), (999.4, "999 "), (1234567, "1.23 M"), (3.14e23, "3.14e+23 "), (2.4e10, "24 G")])
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0.0, "0 "), (999.4, "999 "), (1234567, "1.23 M"), (3.14e23, "3.14e+23 "), (2.4e10, "24 G")],
+)
 def test_numbers_are_short(number: float, said: str) -> None:
     assert scaled(number) == said

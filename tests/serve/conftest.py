@@ -41,7 +41,11 @@ def make(kind: str, **changes: Any) -> Run:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    return Run(model, tokens, GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5))
+    return Run(
+        model,
+        tokens,
+        GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5),
+    )
 
 
 class Live:
@@ -83,7 +87,9 @@ class Live:
         """Wait until the model has nothing to do, and check that it has forgotten everybody."""
         driver, engine = self.service.driver, self.service.engine
         assert driver is not None
-        self.until(lambda: not driver.talks and not driver.waiting and not driver.running, "the service never rests")
+        self.until(
+            lambda: not driver.talks and not driver.waiting and not driver.running, "the service never rests"
+        )
         assert engine is None or engine.engine.idle
 
     def stop(self) -> None:
@@ -95,7 +101,9 @@ class Live:
 
 
 @contextmanager
-def living(run: Run, *, limits: Limits | None = None, keys: Keys | None = None, **options: Any) -> Iterator[Live]:
+def living(
+    run: Run, *, limits: Limits | None = None, keys: Keys | None = None, **options: Any
+) -> Iterator[Live]:
     live = Live(Service(run, "tiny", limits or Limits(), keys or Keys(), **{"rows": 64, **options}))
     try:
         yield live
@@ -130,7 +138,9 @@ class Slowly:
 
     def still(self) -> None:
         """Wait until all steps that were allowed have happened and the next one waits to be."""
-        self.live.until(lambda: self.steps == self.allowed and self.entered == self.steps + 1, "the steps happen")
+        self.live.until(
+            lambda: self.steps == self.allowed and self.entered == self.steps + 1, "the steps happen"
+        )
 
     def __exit__(self, *_: object) -> None:
         del self.engine.step

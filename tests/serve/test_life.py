@@ -34,7 +34,10 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
         driver, inner = live.service.driver, live.service.engine.engine
         others = [send(live, BODY) for _ in range(2)] if phase == "waits" else []
         if others:
-            live.until(lambda: len(driver._inbox) + len(inner.waiting) + driver.running == 2, "both are there before a step is made")
+            live.until(
+                lambda: len(driver._inbox) + len(inner.waiting) + driver.running == 2,
+                "both are there before a step is made",
+            )
             engine.let(2)
             live.until(lambda: driver.running == 2, "all rows are taken")
         prompt = "a dog barks ." if phase != "reads" else "ein hund bellt . " * 3
@@ -45,7 +48,9 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
             live.until(lambda: len(inner.waiting) == 1, "it waits")
         elif phase == "reads":
             engine.let()
-            live.until(lambda: engine.steps == 1 and driver.running == 1, "it reads its prompt, three tokens a step")
+            live.until(
+                lambda: engine.steps == 1 and driver.running == 1, "it reads its prompt, three tokens a step"
+            )
             assert inner.live[0].unread
         else:
             engine.let(8)
@@ -72,7 +77,9 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
 @pytest.mark.acceptance("R9", "D7")
 def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were_served(speaker):
     chance = random.Random(1)
-    wanted = {seed: speaker.run.generate([BODY["prompt"]], seed=seed, max_new_tokens=30)[0] for seed in range(4)}
+    wanted = {
+        seed: speaker.run.generate([BODY["prompt"]], seed=seed, max_new_tokens=30)[0] for seed in range(4)
+    }
     aborted = speaker.service.meters.aborted.labels("disconnect")._value.get()
 
     def one(number):
@@ -83,7 +90,9 @@ def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were
             sock.close()
             return None
         answer = b""
-        while b"\r\n0\r\n\r\n" not in answer and not (b"\r\n\r\n" in answer and not stream and answer.endswith(b"}")):
+        while b"\r\n0\r\n\r\n" not in answer and not (
+            b"\r\n\r\n" in answer and not stream and answer.endswith(b"}")
+        ):
             answer += sock.recv(65536)
         sock.close()
         if stream:
@@ -106,16 +115,40 @@ def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(live.sock.getsockname()[:2])
-        body = json.dumps({"prompt": "a", "max_tokens": 100_000, "n": 8, "stream": True, "truncate": True, "stop": ["never said"], "logprobs": 0}).encode()
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        body = json.dumps(
+            {
+                "prompt": "a",
+                "max_tokens": 100_000,
+                "n": 8,
+                "stream": True,
+                "truncate": True,
+                "stop": ["never said"],
+                "logprobs": 0,
+            }
+        ).encode()
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
         live.until(lambda: live.service.driver.running == 1, "it runs")
         live.idle()
-        live.until(lambda: live.service.meters.aborted.labels("disconnect")._value.get() == 1, "it was cut off")
+        live.until(
+            lambda: live.service.meters.aborted.labels("disconnect")._value.get() == 1, "it was cut off"
+        )
         sock.close()
 
 
 @pytest.mark.acceptance("E7")
-@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: loc", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: loc",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+    ],
+)
 def test_who_sends_a_byte_at_a_time_is_cut_off(runs, serving, sent):
     with serving(runs["decoder"], limits=Limits(header_time=0.3, body_time=0.3)) as live, live.raw() as sock:
         sock.sendall(sent)
@@ -195,7 +228,11 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
         inner._admit = broken
         assert live.ask("/v1/completions", BODY).status_code == 500
         events = live.ask("/v1/completions", BODY | {"stream": True})
-        assert events.status_code == 200 and json.loads(events.text.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == "internal_error"
+        assert (
+            events.status_code == 200
+            and json.loads(events.text.split("\n\n")[-2].removeprefix("data: "))["error"]["code"]
+            == "internal_error"
+        )
         assert "[DONE]" not in events.text, "a stream that failed does not end as one that is whole"
         del inner._admit
         assert live.ask("/v1/completions", BODY).status_code == 200
@@ -214,7 +251,11 @@ def test_a_request_that_takes_too_long_ends_with_the_deadline(runs, serving, slo
 @pytest.mark.acceptance("C11", "R12")
 def test_in_deterministic_mode_load_changes_no_byte(maker, serving):
     run = maker("decoder", d_model=32)
-    asked = [BODY | {"prompt": prompt, "temperature": t, "seed": 3, "logprobs": 0} for prompt in ("a dog", "ein hund bellt") for t in (0, 1)]
+    asked = [
+        BODY | {"prompt": prompt, "temperature": t, "seed": 3, "logprobs": 0}
+        for prompt in ("a dog", "ein hund bellt")
+        for t in (0, 1)
+    ]
     with serving(run, deterministic=True, chunk=3) as live:
         alone = [live.ask("/v1/completions", body).json()["choices"] for body in asked]
 
@@ -230,7 +271,9 @@ def test_in_deterministic_mode_load_changes_no_byte(maker, serving):
 
 
 @pytest.mark.acceptance("E3")
-def test_texts_too_long_to_be_tokenized_are_refused_before_and_long_ones_do_not_hold_up_the_loop(runs, serving):
+def test_texts_too_long_to_be_tokenized_are_refused_before_and_long_ones_do_not_hold_up_the_loop(
+    runs, serving
+):
     with serving(runs["decoder"], limits=Limits(chars=50_000)) as live:
         encode, entered, gate = live.service.engine.tokenizer.encode, threading.Event(), threading.Event()
 
@@ -243,7 +286,9 @@ def test_texts_too_long_to_be_tokenized_are_refused_before_and_long_ones_do_not_
         sock = send(live, {"prompt": "a" * 40_000, "truncate": True, "max_tokens": 1})
         assert entered.wait(30)
         assert live.ask("/health").status_code == 200, "while a text is being read"
-        assert live.ask("/v1/completions", {"prompt": "a" * 50_001}).json()["error"]["code"] == "text_too_long"
+        assert (
+            live.ask("/v1/completions", {"prompt": "a" * 50_001}).json()["error"]["code"] == "text_too_long"
+        )
         gate.set()
         assert b"200 OK" in sock.recv(65536)
         sock.close()

@@ -15,8 +15,14 @@ def test_the_policy_names_the_one_style_and_the_one_script(services):
     for live in services.values():
         answer = live.ask("/")
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
-        rules = dict(rule.strip().split(" ", 1) for rule in answer.headers["content-security-policy"].split(";"))
-        assert rules["default-src"] == "'none'" and rules["connect-src"] == "'self'" and rules["frame-ancestors"] == "'none'"
+        rules = dict(
+            rule.strip().split(" ", 1) for rule in answer.headers["content-security-policy"].split(";")
+        )
+        assert (
+            rules["default-src"] == "'none'"
+            and rules["connect-src"] == "'self'"
+            and rules["frame-ancestors"] == "'none'"
+        )
         (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.S)
         (script,) = re.findall(r"<script>(.*?)</script>", answer.text, re.S)
         assert rules["style-src"] == digest(style) and rules["script-src"] == digest(script)

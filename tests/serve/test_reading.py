@@ -22,16 +22,24 @@ def test_embeddings(services, pooling):
         answer = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
         assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
         np.testing.assert_allclose([one["embedding"] for one in answer["data"]], wanted, atol=1e-6)
-        packed = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "encoding_format": "base64"}).json()
+        packed = live.ask(
+            "/v1/embeddings", {"input": TEXTS, "pooling": pooling, "encoding_format": "base64"}
+        ).json()
         found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]]
         np.testing.assert_allclose(found, wanted, atol=1e-6)
-        assert answer["usage"]["prompt_tokens"] == sum(len(ids) + 2 for ids in live.run.tokenizer.encode(TEXTS))
+        assert answer["usage"]["prompt_tokens"] == sum(
+            len(ids) + 2 for ids in live.run.tokenizer.encode(TEXTS)
+        )
 
 
 def test_classes_of_texts_and_of_pairs(services):
     live, pairs = services["classifier"], [["a dog barks .", "dogs"], ["dogs", "zwei hunde"]]
     for given in (TEXTS, pairs, TEXTS[0]):
-        asked = [given] if isinstance(given, str) else [tuple(one) if isinstance(one, list) else one for one in given]
+        asked = (
+            [given]
+            if isinstance(given, str)
+            else [tuple(one) if isinstance(one, list) else one for one in given]
+        )
         answer = live.ask("/v1/classify", {"input": given}).json()
         for one, wanted in zip(answer["data"], live.run.classify(asked), strict=True):
             assert one["label"] == wanted.label and one["scores"] == pytest.approx(wanted.probabilities)
@@ -59,8 +67,14 @@ def test_likelihoods(services):
         data = live.ask("/v1/score", body).json()["data"]
         assert [one["log_prob"] for one in data] == pytest.approx([s.log_prob for s in wanted], abs=1e-4)
         assert [one["tokens"] for one in data] == [s.tokens for s in wanted]
-        assert data[0]["perplexity"] == pytest.approx(np.exp(-wanted[0].log_prob / wanted[0].tokens), rel=1e-4)
-    for live, body in ((speaker, {"input": "a", "target": "b"}), (translator, {"input": "a"}), (translator, {"input": ["a", "b"], "target": "c"})):
+        assert data[0]["perplexity"] == pytest.approx(
+            np.exp(-wanted[0].log_prob / wanted[0].tokens), rel=1e-4
+        )
+    for live, body in (
+        (speaker, {"input": "a", "target": "b"}),
+        (translator, {"input": "a"}),
+        (translator, {"input": ["a", "b"], "target": "c"}),
+    ):
         assert live.ask("/v1/score", body).json()["error"]["param"] == "target"
 
 
@@ -101,7 +115,9 @@ def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_requests_that_wait_together_are_computed_together_and_mistakes_stay_with_their_makers(maker, serving, deterministic):
+def test_requests_that_wait_together_are_computed_together_and_mistakes_stay_with_their_makers(
+    maker, serving, deterministic
+):
     with serving(maker("encoder"), deterministic=deterministic) as live:
         wait_together(live, deterministic)
 
@@ -142,7 +158,9 @@ def wait_together(live, deterministic):
             assert answers[text].status_code == 400
         else:
             (wanted,) = fill([text], 2)
-            assert [f["token_str"] for f in answers[text].json()["data"][0]["masks"][0]] == [f.token for f in wanted[0]]
+            assert [f["token_str"] for f in answers[text].json()["data"][0]["masks"][0]] == [
+                f.token for f in wanted[0]
+            ]
 
 
 def test_the_model_is_described(services):
@@ -156,7 +174,9 @@ def test_the_model_is_described(services):
 
 def test_the_description_names_every_route_and_every_field(services):
     told = services["decoder"].ask("/openapi.json").json()
-    assert {(path, method.upper()) for path, methods in told["paths"].items() for method in methods} == {(r.path, r.method) for r in ROUTES}
+    assert {(path, method.upper()) for path, methods in told["paths"].items() for method in methods} == {
+        (r.path, r.method) for r in ROUTES
+    }
     schemas = told["components"]["schemas"]
     for route in ROUTES:
         if route.body is not None:

@@ -38,7 +38,9 @@ def refused(answer, code=400):
 
 
 def post(live, content, **headers):
-    return live.http.post("/v1/completions", content=content, headers={"content-type": "application/json", **headers})
+    return live.http.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json", **headers}
+    )
 
 
 NOT_OBJECTS = [
@@ -54,7 +56,19 @@ def test_bodies_that_are_no_strict_json(speaker, canary, body):
     assert refused(post(speaker, body))["code"] == "invalid_json"
 
 
-TAKEN = ["", " ", "\x00", "\u202e" * 100, "👩‍👩‍👧‍👦" * 3, "<|endoftext|>", "</s>", "<pad>", "\ufeffx", "犬" * 5, "\r\n\x0b\x85\u2028"]
+TAKEN = [
+    "",
+    " ",
+    "\x00",
+    "\u202e" * 100,
+    "👩‍👩‍👧‍👦" * 3,
+    "<|endoftext|>",
+    "</s>",
+    "<pad>",
+    "\ufeffx",
+    "犬" * 5,
+    "\r\n\x0b\x85\u2028",
+]
 
 
 @pytest.mark.acceptance("E5", "R6")
@@ -62,7 +76,11 @@ TAKEN = ["", " ", "\x00", "\u202e" * 100, "👩‍👩‍👧‍👦" * 3, "<|en
 def test_odd_texts_are_texts(speaker, canary, prompt):
     body = {"prompt": prompt, "seed": 1, "max_tokens": 3, "truncate": True, "echo": True}
     (choice,) = speaker.ask("/v1/completions", body).json()["choices"]
-    (wanted,) = speaker.run.generate([prompt], seed=1, max_new_tokens=3) if len(prompt) < 20 else [choice["text"].removeprefix(prompt)]
+    (wanted,) = (
+        speaker.run.generate([prompt], seed=1, max_new_tokens=3)
+        if len(prompt) < 20
+        else [choice["text"].removeprefix(prompt)]
+    )
     assert choice["text"] == prompt + wanted
 
 
@@ -103,7 +121,9 @@ def test_whole_numbers_are_bounded_before_anything_is_made_of_them(speaker, cana
     for value in {least, min(most, 2**53)} - {0}:
         fits = {"truncate": True, "stop": ["a"]} if name == "max_tokens" else {"max_tokens": 2}
         beams = {"beam_size": 2} if name == "min_tokens" else {}
-        assert speaker.ask("/v1/completions", {"prompt": "a", name: value, **fits, **beams}).status_code == 200, value
+        assert (
+            speaker.ask("/v1/completions", {"prompt": "a", name: value, **fits, **beams}).status_code == 200
+        ), value
 
 
 @pytest.mark.acceptance("C9")
@@ -117,15 +137,28 @@ def test_every_temperature_that_is_one_can_be_drawn_with(speaker, canary, temper
 def test_a_misspelt_field_that_is_needed_is_answered_with_the_right_name(speaker, canary):
     error = refused(speaker.ask("/v1/completions", {"promt": "a dog"}))
     assert error["param"] == "prompt"
-    assert error["message"] == "prompt: missing; it has no default; field 'promt' is ignored; did you mean 'prompt'?"
-
+    assert (
+        error["message"]
+        == "prompt: missing; it has no default; field 'promt' is ignored; did you mean 'prompt'?"
+    )
 
 
 def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict(speaker, serving):
-    body = {"prompt": "a", "max_tokens": 1, "temperatur": 0.1, "user": "x\r\ny", "frequency_penalty": 0, "logit_bias": None, "best_of": 1}
+    body = {
+        "prompt": "a",
+        "max_tokens": 1,
+        "temperatur": 0.1,
+        "user": "x\r\ny",
+        "frequency_penalty": 0,
+        "logit_bias": None,
+        "best_of": 1,
+    }
     answer = speaker.ask("/v1/completions", body)
     assert answer.status_code == 200
-    assert answer.headers["x-warnings"] == "field 'temperatur' is ignored; did you mean 'temperature'?; field 'user' is ignored"
+    assert (
+        answer.headers["x-warnings"]
+        == "field 'temperatur' is ignored; did you mean 'temperature'?; field 'user' is ignored"
+    )
     with serving(speaker.run, strict=True) as strict:
         error = refused(strict.ask("/v1/completions", body))
         assert error["param"] == "temperatur" and "did you mean 'temperature'?" in error["message"]
@@ -161,10 +194,25 @@ def test_other_paths_methods_and_media_have_the_same_envelope(speaker):
 
 
 @pytest.mark.acceptance("F6")
-@pytest.mark.parametrize("name", ["../tiny", "..%2f..%2fetc%2fpasswd", "%2e%2e/tiny", "/etc/passwd", "tiny%00", "\\\\host\\share", "tiny/../tiny", "tiny ", "x" * 5000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../tiny",
+        "..%2f..%2fetc%2fpasswd",
+        "%2e%2e/tiny",
+        "/etc/passwd",
+        "tiny%00",
+        "\\\\host\\share",
+        "tiny/../tiny",
+        "tiny ",
+        "x" * 5000,
+    ],
+)
 def test_names_of_models_are_looked_up_and_nothing_else(speaker, name):
     with speaker.raw() as sock:  # a client's library would tidy the path
-        sock.sendall(f"GET /v1/models/{name.replace(' ', '%20')} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        sock.sendall(
+            f"GET /v1/models/{name.replace(' ', '%20')} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
         head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
     assert b" 404 " in head and json.loads(body)["error"]["code"] == "model_not_found"
     assert refused(speaker.ask("/v1/completions", {"prompt": "a", "model": name}), 404)["param"] == "model"
@@ -175,8 +223,14 @@ def test_names_of_models_are_looked_up_and_nothing_else(speaker, name):
 def test_bodies_and_heads_are_bounded(speaker, canary):
     most = Limits().body
     assert refused(post(speaker, b" " * (most + 1)), 413)["code"] == "body_too_large"
-    assert refused(post(speaker, (b" " * 2**16 for _ in range(most // 2**16 + 2))), 413)["code"] == "body_too_large"
-    assert refused(speaker.ask("/v1/models", headers={"x-filler": "x" * 65_536}), 431)["code"] == "head_too_large"
+    assert (
+        refused(post(speaker, (b" " * 2**16 for _ in range(most // 2**16 + 2))), 413)["code"]
+        == "body_too_large"
+    )
+    assert (
+        refused(speaker.ask("/v1/models", headers={"x-filler": "x" * 65_536}), 431)["code"]
+        == "head_too_large"
+    )
     assert refused(speaker.ask("/v1/models", headers={f"x-filler-{i}": "x" * 60 for i in range(250)}), 431)
     with speaker.raw() as sock:  # a head without end
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nx: ")
@@ -215,7 +269,12 @@ def test_what_is_no_http_is_told_so_in_json_and_hung_up_on(speaker, canary, raw)
 
 def test_an_old_client_and_one_that_does_not_wait_for_answers(speaker, canary):
     body = json.dumps({"prompt": "dogs", "seed": 1, "max_tokens": 4}).encode()
-    ask = b"POST /v1/completions HTTP/1.%d\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " + str(len(body)).encode() + b"\r\n%s\r\n" + body
+    ask = (
+        b"POST /v1/completions HTTP/1.%d\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        + str(len(body)).encode()
+        + b"\r\n%s\r\n"
+        + body
+    )
     with speaker.raw() as sock:
         sock.sendall(ask % (1, b"") + ask % (1, b"Connection: close\r\n"))
         answer = b""
@@ -232,12 +291,17 @@ def test_an_old_client_and_one_that_does_not_wait_for_answers(speaker, canary):
 
 @pytest.mark.acceptance("E8")
 def test_the_id_of_a_request_is_taken_over_only_if_it_is_a_plain_word(speaker):
-    assert speaker.ask("/v1/models", headers={"x-request-id": "job.7_a-B"}).headers["x-request-id"] == "job.7_a-B"
+    assert (
+        speaker.ask("/v1/models", headers={"x-request-id": "job.7_a-B"}).headers["x-request-id"]
+        == "job.7_a-B"
+    )
     for odd in ("a b", "x" * 65, "x" * 10_000, "a/b", "<b>", "ä".encode(), ""):
         minted = speaker.ask("/v1/models", headers={"x-request-id": odd}).headers["x-request-id"]
         assert len(minted) == 32 and minted.isalnum()
     body = {"prompt": "dogs", "max_tokens": 3}
-    ids = {speaker.ask("/v1/completions", body, headers={"x-request-id": "same"}).json()["id"] for _ in range(3)}
+    ids = {
+        speaker.ask("/v1/completions", body, headers={"x-request-id": "same"}).json()["id"] for _ in range(3)
+    }
     assert len(ids) == 3, "what we call a request is ours"
 
 
@@ -247,8 +311,16 @@ def test_every_route_wants_a_key_but_the_pulse_and_the_page(runs, serving):
     with serving(runs["decoder"], keys=Keys([key, other])) as live:
         for route in ROUTES:
             path = route.path.replace("{id}", "tiny")
-            for headers in ({}, {"authorization": "Bearer wrong-key-wrong-key"}, {"authorization": f"Basic {key}"}, {"authorization": f"Bearer {key}x"}, {"authorization": "Bearer"}):
-                answer = live.http.request(route.method, path, headers=headers, json={"prompt": "a"} if route.body else None)
+            for headers in (
+                {},
+                {"authorization": "Bearer wrong-key-wrong-key"},
+                {"authorization": f"Basic {key}"},
+                {"authorization": f"Bearer {key}x"},
+                {"authorization": "Bearer"},
+            ):
+                answer = live.http.request(
+                    route.method, path, headers=headers, json={"prompt": "a"} if route.body else None
+                )
                 if path in ("/", "/health/live"):
                     assert answer.status_code == 200 and "tiny" not in answer.text
                 else:
@@ -273,7 +345,11 @@ def test_who_can_be_reached_by_others_must_have_a_key(tmp_path):
     assert environment == {"PATH": "x"}, "no child inherits it"
     for key in ("a" * 20, "b" * 20):
         keys.check({"authorization": f"Bearer {key}"})
-    for content, said in (("", "holds no key"), ("short\n", "too short"), ("with blanks in the key\n", "odd characters")):
+    for content, said in (
+        ("", "holds no key"),
+        ("short\n", "too short"),
+        ("with blanks in the key\n", "odd characters"),
+    ):
         file.write_text(content)
         with pytest.raises(ValueError, match=said):
             read_keys(file, {})
@@ -287,7 +363,11 @@ def test_keys_are_compared_in_constant_time():
     from polyhead.serve import keys
 
     tree = ast.parse(inspect.getsource(keys.Keys))
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.In) for op in node.ops)]
+    assert not [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.In) for op in node.ops)
+    ]
     assert "hmac.compare_digest" in ast.unparse(tree)
 
 
@@ -300,7 +380,11 @@ def test_without_keys_a_page_of_the_web_cannot_ask_through_a_name_of_its_own(spe
 @pytest.mark.acceptance("F11")
 def test_the_series_of_the_metrics_do_not_grow_with_what_clients_say(speaker):
     def series():
-        return {line.rpartition(" ")[0] for line in speaker.ask("/metrics").text.splitlines() if not line.startswith("#")}
+        return {
+            line.rpartition(" ")[0]
+            for line in speaker.ask("/metrics").text.splitlines()
+            if not line.startswith("#")
+        }
 
     speaker.ask("/v1/completions", {"prompt": "a", "model": "none"})
     speaker.ask("/v1/models/none")
@@ -308,7 +392,11 @@ def test_the_series_of_the_metrics_do_not_grow_with_what_clients_say(speaker):
     speaker.http.request("BREW", "/none")
     before = series() | series()
     for number in range(100):
-        speaker.ask("/v1/completions", {"prompt": "a", "model": f"model-{number}"}, headers={"x-request-id": f"id-{number}"})
+        speaker.ask(
+            "/v1/completions",
+            {"prompt": "a", "model": f"model-{number}"},
+            headers={"x-request-id": f"id-{number}"},
+        )
         speaker.ask(f"/v1/models/model-{number}")
         speaker.ask(f"/path-{number}")
     speaker.http.request("BREWING", "/none")
@@ -322,7 +410,9 @@ def test_no_text_and_no_key_gets_into_the_log(runs, serving, caplog):
         headers = {"authorization": "Bearer secret-key-of-somebody"}
         live.ask("/v1/completions", {"prompt": "secret words", "max_tokens": 2}, headers=headers)
         live.ask("/v1/completions", {"prompt": "secret words " * 60}, headers=headers)
-        live.ask("/v1/completions?q=secret", {"prompt": ["secret"], "secret": 1, "seed": "secret"}, headers=headers)
+        live.ask(
+            "/v1/completions?q=secret", {"prompt": ["secret"], "secret": 1, "seed": "secret"}, headers=headers
+        )
         live.ask("/v1/models/secret", headers=headers)
         live.ask("/secret", headers={"authorization": "Bearer secret-key-that-is-wrong"})
         step = live.service.engine.engine.step
@@ -355,7 +445,11 @@ def test_nothing_is_ever_fetched(speaker, translator, monkeypatch):
     raw.close()
     assert tried == [speaker.sock.getsockname()[:2]]
     for live, path, body in (
-        (speaker, "/v1/completions", {"prompt": url, "max_tokens": 1, "model": "tiny", "image_url": url, "user": url}),
+        (
+            speaker,
+            "/v1/completions",
+            {"prompt": url, "max_tokens": 1, "model": "tiny", "image_url": url, "user": url},
+        ),
         (translator, "/v1/translations", {"input": url, "truncate": True}),
     ):
         live.ask(path, body)

@@ -8,7 +8,13 @@ import openai
 import pytest
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
-WAYS = [{"temperature": 0}, {"seed": 3}, {"n": 3, "seed": 4, "top_k": 20}, {"n": 2, "beam_size": 4}, {"max_tokens": 1, "temperature": 0}]
+WAYS = [
+    {"temperature": 0},
+    {"seed": 3},
+    {"n": 3, "seed": 4, "top_k": 20},
+    {"n": 2, "beam_size": 4},
+    {"max_tokens": 1, "temperature": 0},
+]
 
 
 def of_run(way):
@@ -50,16 +56,26 @@ def test_usage_counts_what_was_read_and_said(speaker):
     (found,) = speaker.run.engine().submit(TEXTS[1], seed=1, max_new_tokens=7).request.result()
     answer = speaker.ask("/v1/completions", {"prompt": TEXTS[1], "seed": 1, "max_tokens": 7}).json()
     said = len(found.tokens) + (answer["choices"][0]["finish_reason"] == "stop")
-    assert answer["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": said, "total_tokens": len(prompt) + said}
+    assert answer["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": said,
+        "total_tokens": len(prompt) + said,
+    }
 
 
 def test_prompts_of_token_ids_and_echo(speaker):
     ids = speaker.run.tokenizer.encode(TEXTS)
     by_text = speaker.ask("/v1/completions", {"prompt": TEXTS, "temperature": 0}).json()["choices"]
     assert speaker.ask("/v1/completions", {"prompt": ids, "temperature": 0}).json()["choices"] == by_text
-    assert speaker.ask("/v1/completions", {"prompt": ids[0], "temperature": 0}).json()["choices"] == by_text[:1]
-    echoed = speaker.ask("/v1/completions", {"prompt": TEXTS, "temperature": 0, "echo": True}).json()["choices"]
-    assert [choice["text"] for choice in echoed] == [text + choice["text"] for text, choice in zip(TEXTS, by_text, strict=True)]
+    assert (
+        speaker.ask("/v1/completions", {"prompt": ids[0], "temperature": 0}).json()["choices"] == by_text[:1]
+    )
+    echoed = speaker.ask("/v1/completions", {"prompt": TEXTS, "temperature": 0, "echo": True}).json()[
+        "choices"
+    ]
+    assert [choice["text"] for choice in echoed] == [
+        text + choice["text"] for text, choice in zip(TEXTS, by_text, strict=True)
+    ]
     said = [""] * len(TEXTS)
     for event in speaker.events("/v1/completions", {"prompt": ids, "temperature": 0, "echo": True}):
         said[event["choices"][0]["index"]] += event["choices"][0]["text"]
@@ -105,7 +121,9 @@ def test_a_stop_string_ends_the_text_and_never_leaks(speaker):
 
 def test_without_a_seed_texts_differ_and_with_one_they_repeat(speaker):
     def said(**body):
-        choices = speaker.ask("/v1/completions", {"prompt": ["dogs"] * 3, "max_tokens": 20, **body}).json()["choices"]
+        choices = speaker.ask("/v1/completions", {"prompt": ["dogs"] * 3, "max_tokens": 20, **body}).json()[
+            "choices"
+        ]
         return [choice["text"] for choice in choices]
 
     assert len(set(said())) == 3
@@ -116,19 +134,31 @@ def test_without_a_seed_texts_differ_and_with_one_they_repeat(speaker):
 def test_lengths_about_the_greatest_are_kept_or_refused_never_changed(speaker):
     most = speaker.run.config.max_len
     ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 3)[: most + 1]
-    for length, wanted, fits in [(most - 1, 2, True), (most - 1, 3, False), (most, 1, True), (most, 2, False), (most + 1, 1, False), (1, most, True), (1, most + 1, False)]:
+    for length, wanted, fits in [
+        (most - 1, 2, True),
+        (most - 1, 3, False),
+        (most, 1, True),
+        (most, 2, False),
+        (most + 1, 1, False),
+        (1, most, True),
+        (1, most + 1, False),
+    ]:
         answer = speaker.ask("/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1})
         assert answer.status_code == (200 if fits else 400), (length, wanted)
         if not fits:
             assert answer.json()["error"]["code"] == "context_length_exceeded"
-        further = speaker.ask("/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1, "truncate": True})
+        further = speaker.ask(
+            "/v1/completions", {"prompt": ids[:length], "max_tokens": wanted, "seed": 1, "truncate": True}
+        )
         assert further.status_code == 200
         assert further.json()["usage"]["prompt_tokens"] == min(length, most)
     unsaid = speaker.ask("/v1/completions", {"prompt": ids[: most - 3], "seed": 1}).json()
     assert unsaid["usage"]["total_tokens"] <= most + 1
 
 
-@pytest.mark.parametrize("way", [{}, {"n": 2}, {"n": 2, "beam_size": 4, "length_penalty": 0.5}, {"min_tokens": 3}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{}, {"n": 2}, {"n": 2, "beam_size": 4, "length_penalty": 0.5}, {"min_tokens": 3}], ids=str
+)
 def test_translations_are_those_of_the_run_with_their_scores(translator, way):
     changes = {{"n": "n_best", "min_tokens": "min_new_tokens"}.get(k, k): v for k, v in way.items()}
     wanted = translator.run.hypotheses(TEXTS, **changes)
@@ -137,7 +167,9 @@ def test_translations_are_those_of_the_run_with_their_scores(translator, way):
         ways = [one, *one.get("alternatives", [])]
         assert [w["text"] for w in ways] == translator.run.tokenizer.decode([h.tokens for h in found])
         assert [w["score"] for w in ways] == pytest.approx([h.score for h in found], abs=1e-5)
-    assert answer["usage"]["prompt_tokens"] == sum(len(ids) + 1 for ids in translator.run.tokenizer.encode(TEXTS))
+    assert answer["usage"]["prompt_tokens"] == sum(
+        len(ids) + 1 for ids in translator.run.tokenizer.encode(TEXTS)
+    )
     events = translator.events("/v1/translations", {"input": TEXTS, **way})
     said = {(e["data"][0]["index"], e["data"][0]["alternative"]): e["data"][0]["text"] for e in events}
     assert [said[i, 0] for i in range(len(TEXTS))] == [one["text"] for one in answer["data"]]
@@ -173,10 +205,14 @@ def test_openais_own_client_understands_every_answer(services):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "polyhead"
     (wanted,) = speaker.run.generate(["dogs"], n=2, seed=3)
-    whole = client.completions.create(model="tiny", prompt="dogs", n=2, seed=3, user="somebody", frequency_penalty=0)
+    whole = client.completions.create(
+        model="tiny", prompt="dogs", n=2, seed=3, user="somebody", frequency_penalty=0
+    )
     assert [choice.text for choice in whole.choices] == wanted and whole.usage.completion_tokens > 2
     said = ["", ""]
-    for chunk in client.completions.create(model="tiny", prompt="dogs", n=2, seed=3, stream=True, stream_options={"include_usage": True}):
+    for chunk in client.completions.create(
+        model="tiny", prompt="dogs", n=2, seed=3, stream=True, stream_options={"include_usage": True}
+    ):
         for choice in chunk.choices:
             said[choice.index] += choice.text
     assert said == wanted and chunk.usage == whole.usage

@@ -27,7 +27,15 @@ def tokenizer(texts: list[str] = TEXTS) -> Tokenizer:
 
 
 def made(seed: int, tokens: Tokenizer, **changes: Any) -> Run:
-    sizes = {"kind": "decoder", "d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 40, "max_len": 48, "dropout": 0.0} | changes
+    sizes = {
+        "kind": "decoder",
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "d_ff": 40,
+        "max_len": 48,
+        "dropout": 0.0,
+    } | changes
     model = build(ModelConfig(vocab_size=tokens.vocab_size, **sizes), seed=seed)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -50,7 +58,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["small", "large"])
 def test_a_run_that_guesses_changes_no_greedy_text(place: Path, name: str) -> None:
-    run, cold = ph.load(place / "large"), {"temperature": 0.0, "repetition_penalty": 1.5, "max_new_tokens": 80}
+    run, cold = (
+        ph.load(place / "large"),
+        {"temperature": 0.0, "repetition_penalty": 1.5, "max_new_tokens": 80},
+    )
     wanted = run.generate(PROMPTS, **cold)
     assert len(set(wanted)) == 3 and all(len(set(text)) > 5 for text in wanted)
     assert run.generate(PROMPTS, speculate={"name": "draft", "run": str(place / name)}, **cold) == wanted
@@ -76,13 +87,19 @@ def test_the_small_run_is_opened_once(place: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(draft, "load", lambda run, **rest: (opened.append(run), ph.load(run, **rest))[1])
     run = ph.load(place / "large")
     for tokens in (2, 2, 3, 3):
-        run.generate(["a"], speculate={"name": "draft", "run": str(place / "small"), "tokens": tokens}, max_new_tokens=2)
+        run.generate(
+            ["a"],
+            speculate={"name": "draft", "run": str(place / "small"), "tokens": tokens},
+            max_new_tokens=2,
+        )
     assert opened == [str(place / "small")] * 2
 
 
 def test_who_guesses_stands_in_the_run(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(1, tokenizer())
-    run.generation = GenerationConfig.model_validate({"speculate": {"name": "lookup", "tokens": 5}, "max_new_tokens": 9})
+    run.generation = GenerationConfig.model_validate(
+        {"speculate": {"name": "lookup", "tokens": 5}, "max_new_tokens": 9}
+    )
     run.save(tmp_path / "run")
     written = json.loads((tmp_path / "run/generation_config.json").read_text())
     assert written["speculate"] == {"name": "lookup", "ngram": 3, "least": 1, "tokens": 5}
@@ -99,11 +116,17 @@ def test_who_guesses_stands_in_the_run(place: Path, tmp_path: Path, monkeypatch:
     [
         ("lokup", "speculate: unknown speculate 'lokup'; did you mean 'lookup'"),
         ("draft", "speculate 'draft' needs the option 'run'"),
-        ({"name": "draft", "run": "other"}, "other has another tokenizer .of 285 tokens; the large model's has 285.*, see start.run"),
+        (
+            {"name": "draft", "run": "other"},
+            "other has another tokenizer .of 285 tokens; the large model's has 285.*, see start.run",
+        ),
         ({"name": "draft", "run": "translator"}, "translator is no language model"),
         ({"name": "draft", "run": "smal"}, "no run directory '.*smal'; did you mean 'small'"),
         ({"name": "draft", "run": "small", "tokens": 0}, "speculate 'draft': tokens is 0, wanted at least 1"),
-        ({"name": "draft", "run": "linear"}, "speculative decoding takes back what was guessed wrong, and the state that this"),
+        (
+            {"name": "draft", "run": "linear"},
+            "speculative decoding takes back what was guessed wrong, and the state that this",
+        ),
     ],
 )
 def test_who_cannot_guess_is_refused(place: Path, choice: Any, message: str) -> None:

@@ -6,8 +6,13 @@ import pytest
 from polyhead.registry import Choice
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 
-ENGLISH = ["A man in a red shirt walks the dog.", "Two dogs run; the man, tired, sits down.", "It's 3 o'clock (almost).",
-           "She said: “naïve café”!", "a <b>bold</b> </s> <pad> word"]
+ENGLISH = [
+    "A man in a red shirt walks the dog.",
+    "Two dogs run; the man, tired, sits down.",
+    "It's 3 o'clock (almost).",
+    "She said: “naïve café”!",
+    "a <b>bold</b> </s> <pad> word",
+]
 CHINESE = ["我们今天去公园散步。", "他说：“你好，世界！”", "这只狗跑得很快。", "公园里有三只狗。"]
 TEXTS = (ENGLISH + CHINESE) * 20
 

@@ -26,8 +26,14 @@ def test_sentinels_are_the_last_tokens_in_order(name: str, texts: list[str], tmp
     assert with_.decode([[*with_.sentinel_ids[:2], *with_.encode(["a man"])[0]]]) == ["a man"]
     with_.save(tmp_path)
     again = Tokenizer.load(tmp_path)
-    assert (again.sentinel_ids, again.special_ids, again.sha256) == (with_.sentinel_ids, with_.special_ids, with_.sha256)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["additional_special_tokens"] == with_.tokens(with_.sentinel_ids)
+    assert (again.sentinel_ids, again.special_ids, again.sha256) == (
+        with_.sentinel_ids,
+        with_.special_ids,
+        with_.sha256,
+    )
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())[
+        "additional_special_tokens"
+    ] == with_.tokens(with_.sentinel_ids)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.convert_tokens_to_ids("<extra_id_6>") == with_.sentinel_ids[6]
     assert "<extra_id_6>" in theirs.all_special_tokens

@@ -105,7 +105,9 @@ def test_wordpiece_takes_the_longest_piece_first(trained: Trained, texts: list[s
 
 def test_unknown_characters_become_bytes_with_byte_fallback() -> None:
     texts = ["the dog runs", "the man sits"] * 10
-    plain, fallback = (train_tokenizer(texts, Choice("unigram", byte_fallback=on), 400) for on in (False, True))
+    plain, fallback = (
+        train_tokenizer(texts, Choice("unigram", byte_fallback=on), 400) for on in (False, True)
+    )
     assert plain.unk_id in plain.encode(["the 狗"])[0]
     assert fallback.unk_id not in fallback.encode(["the 狗"])[0]
     assert fallback.decode(fallback.encode(["the 狗 😀 runs"])) == ["the 狗 😀 runs"]
@@ -143,14 +145,22 @@ print(json.dumps({name: train_tokenizer(texts, Choice(name), 400).sha256 for nam
 @pytest.mark.acceptance("A14")
 def test_the_same_text_gives_the_same_bytes_in_another_process(trained: Trained, texts: list[str]) -> None:
     for parallel in ("true", "false"):
-        done = subprocess.run([sys.executable, "-c", SCRIPT], input=json.dumps(texts), text=True, capture_output=True,
-                              check=True, env={"PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": parallel})
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            input=json.dumps(texts),
+            text=True,
+            capture_output=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(sys.path), "TOKENIZERS_PARALLELISM": parallel},
+        )
         assert json.loads(done.stdout) == {name: trained(name).sha256 for name in NAMES}
 
 
 @pytest.mark.acceptance("A14")
 @pytest.mark.parametrize("name", NAMES)
-def test_saving_and_loading_changes_nothing(name: str, trained: Trained, texts: list[str], tmp_path: Path) -> None:
+def test_saving_and_loading_changes_nothing(
+    name: str, trained: Trained, texts: list[str], tmp_path: Path
+) -> None:
     t = trained(name)
     t.save(tmp_path)
     back = Tokenizer.load(tmp_path)
@@ -176,7 +186,9 @@ def test_hugging_face_reads_the_directory_alike(name: str, trained: Trained, tmp
     assert [ids[-1] for ids in theirs(texts)["input_ids"]] == [t.eos_id] * 3
     assert [ids[:-1] for ids in theirs(texts)["input_ids"]] == t.encode(texts)
     assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (t.pad_id, t.bos_id, t.eos_id)
-    assert [theirs.decode(ids, skip_special_tokens=True) for ids in t.encode(texts)] == t.decode(t.encode(texts))
+    assert [theirs.decode(ids, skip_special_tokens=True) for ids in t.encode(texts)] == t.decode(
+        t.encode(texts)
+    )
 
 
 def test_half_a_surrogate_pair_is_refused_by_number(trained: Trained) -> None:
@@ -200,8 +212,12 @@ def test_no_texts_give_no_ids(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("bpe", 100), ("char", 5), ("unigram", 50), ("wordpiece", 50)])
-def test_a_vocabulary_too_small_is_refused_with_the_size_needed(name: str, size: int, texts: list[str]) -> None:
-    with pytest.raises(UserError, match=r"vocab_size is \d+, but \d+ single symbols and 5 special tokens need \d+"):
+def test_a_vocabulary_too_small_is_refused_with_the_size_needed(
+    name: str, size: int, texts: list[str]
+) -> None:
+    with pytest.raises(
+        UserError, match=r"vocab_size is \d+, but \d+ single symbols and 5 special tokens need \d+"
+    ):
         train_tokenizer(texts, Choice(name), size)
 
 
@@ -264,7 +280,9 @@ def test_a_role_without_a_token_is_asked_for_by_name(trained: Trained, tmp_path:
     trained("bpe").save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "pad_token": None, "bos_token": None, "eos_token": {"content": "</s>"}}))
+    path.write_text(
+        json.dumps({**config, "pad_token": None, "bos_token": None, "eos_token": {"content": "</s>"}})
+    )
     t = Tokenizer.load(tmp_path)
     assert t.eos_id == t.pad_id == 2  # what fills empty places says nothing, so any token does
     assert t.ids == {"eos_token": 2, "unk_token": 3, "mask_token": 4}
@@ -278,4 +296,6 @@ def test_truncation_and_padding_of_a_foreign_file_are_switched_off(trained: Trai
     foreign.enable_truncation(3)
     foreign.enable_padding(length=50)
     foreign.save(str(tmp_path / "tokenizer.json"))
-    assert Tokenizer.load(tmp_path).encode(["a man in a red shirt"]) == trained("bpe").encode(["a man in a red shirt"])
+    assert Tokenizer.load(tmp_path).encode(["a man in a red shirt"]) == trained("bpe").encode(
+        ["a man in a red shirt"]
+    )

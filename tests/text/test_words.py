@@ -41,7 +41,9 @@ def checked(tokenizer: Tokenizer, text: str) -> tuple[int, list[tuple[str, bool,
     wanted, done = [], 0
     for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
         blank = token.startswith(("▁", "Ġ")) or start == end
-        wanted.append((blank or heads(text)[min(start, len(text) - 1)]) and start >= done)  # not in a character
+        wanted.append(
+            (blank or heads(text)[min(start, len(text) - 1)]) and start >= done
+        )  # not in a character
         done = end
     rows = zip(encoding.tokens, starts.tolist(), wanted, strict=True)
     return len(ids), [row for row in rows if row[1] != row[2]]
@@ -52,7 +54,9 @@ def checked(tokenizer: Tokenizer, text: str) -> tuple[int, list[tuple[str, bool,
 def test_words_begin_where_the_text_says(name: str, text: str, trained: Trained) -> None:
     text = text.replace("\n", " ") if name == "wordpiece" else text  # which does not know the end of a line
     n, wrong = checked(trained(name), text)
-    assert n > 10 and [row for row in wrong if row[0] != "<unk>"] == []  # what nobody knows is a word by itself
+    assert (
+        n > 10 and [row for row in wrong if row[0] != "<unk>"] == []
+    )  # what nobody knows is a word by itself
 
 
 def test_a_piece_of_several_marks_is_one(trained: Trained) -> None:
@@ -83,7 +87,10 @@ def test_special_tokens_part_words(name: str, trained: Trained) -> None:
     assert words.starts(np.array([t.bos_id, inner, inner, t.eos_id])).tolist()[:2] == [True, True]
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("bpe", True), ("wordpiece", True), ("unigram", True), ("byte", False), ("char", False)])
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("bpe", True), ("wordpiece", True), ("unigram", True), ("byte", False), ("char", False)],
+)
 def test_whether_tokens_hold_the_blank_before_a_word(name: str, wanted: bool, trained: Trained) -> None:
     assert words_of(trained(name)).blank_before is wanted
 
@@ -101,21 +108,34 @@ def foreign(kind: str) -> Tokenizer:
     specials = ["[UNK]", "[MASK]"]
     if kind == "bert":
         inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        inner.normalizer, inner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        inner.normalizer, inner.pre_tokenizer = (
+            normalizers.BertNormalizer(),
+            pre_tokenizers.BertPreTokenizer(),
+        )
         trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=specials, show_progress=False)
     elif kind == "gpt":
         inner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"))
         inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=specials, end_of_word_suffix="</w>", show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=60, special_tokens=specials, end_of_word_suffix="</w>", show_progress=False
+        )
     else:
         inner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]", byte_fallback=True))
-        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Split(",", "isolated")])
-        inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(), pre_tokenizers.Split(",", "isolated")]
+        )
+        inner.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
         bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-        trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=specials + bytes_, max_token_length=5, show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=340, special_tokens=specials + bytes_, max_token_length=5, show_progress=False
+        )
     inner.train_from_iterator(texts, trainer)
     if kind == "llama":  # its bytes are tokens like others
-        inner = tokenizers.Tokenizer.from_str(re.sub(r'("content":"<0x..>".*?"special":)true', r"\1false", inner.to_str()))
+        inner = tokenizers.Tokenizer.from_str(
+            re.sub(r'("content":"<0x..>".*?"special":)true', r"\1false", inner.to_str())
+        )
     return Tokenizer(inner, {"unk_token": "[UNK]", "mask_token": "[MASK]"})
 
 

@@ -101,16 +101,29 @@ def equal(a: Training, b: Training) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-WORDS = {"ein": "a", "zwei": "two", "hund": "dog", "katze": "cat", "rot": "red", "und": "and", "hier": "here", "heute": "today"}
+WORDS = {
+    "ein": "a",
+    "zwei": "two",
+    "hund": "dog",
+    "katze": "cat",
+    "rot": "red",
+    "und": "and",
+    "hier": "here",
+    "heute": "today",
+}
 
 
 def write_corpus(directory: Path, n: int = 40, n_valid: int = 6) -> None:
     """Sentences of one to seven words, translated word by word."""
     rng = np.random.default_rng(3)
     for split, count in (("train", n), ("valid", n_valid)):
-        rows = [[list(WORDS)[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 8))] for _ in range(count)]
+        rows = [
+            [list(WORDS)[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 8))] for _ in range(count)
+        ]
         (directory / f"{split}.de").write_text("".join(" ".join(row) + "\n" for row in rows))
-        (directory / f"{split}.en").write_text("".join(" ".join(WORDS[w] for w in row) + "\n" for row in rows))
+        (directory / f"{split}.en").write_text(
+            "".join(" ".join(WORDS[w] for w in row) + "\n" for row in rows)
+        )
 
 
 def small_recipe(directory: Path, out: str | Path = "run", **train: Any) -> Recipe:

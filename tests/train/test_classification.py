@@ -27,17 +27,36 @@ from polyhead.train.tasks.classification import Classification, labelled_of
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
 
-WORDS = {"good": ["fine", "great", "lovely"], "bad": ["dull", "awful", "weak"], "odd": ["strange", "weird", "queer"]}
+WORDS = {
+    "good": ["fine", "great", "lovely"],
+    "bad": ["dull", "awful", "weak"],
+    "odd": ["strange", "weird", "queer"],
+}
 FILLING = ["a", "film", "plot", "with", "some", "actors", "and", "music"]
 
 
 def recipe(place: Path, out: str, *, task: Any = "classification", **changes: Any) -> Recipe:
-    model = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "dropout": 0.1, "max_len": 32, "norm_first": True, "pooling": "max"}
+    model = {
+        "d_model": 16,
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_ff": 32,
+        "dropout": 0.1,
+        "max_len": 32,
+        "norm_first": True,
+        "pooling": "max",
+    }
     train = {
         "steps": 24, "max_tokens": 160, "lr": 1e-2, "precision": "fp32", "seed": 3, "log_every": 1, "eval_every": 6,
         "save_every": 5, "schedule": {"name": "cosine", "warmup": 4}, "metric": "accuracy",
     }  # fmt: skip
-    data = {"root": place, "train": "train.tsv", "valid": "valid.tsv", "test": "test.tsv", "cache": place / "cache"}
+    data = {
+        "root": place,
+        "train": "train.tsv",
+        "valid": "valid.tsv",
+        "test": "test.tsv",
+        "cache": place / "cache",
+    }
     return Recipe.model_validate(
         {
             "task": task,
@@ -111,10 +130,15 @@ def test_measures_are_those_of_one_text_after_another(learned: tuple[Path, Notes
     naive |= class_measures([int(row.argmax()) for row in log_p], wanted, run.config.labels)
     measured = measure_classes(run.model, run.tokenizer, examples, 256)
     assert measured.measures == pytest.approx(naive, rel=1e-4)
-    best = max((row for row in notes.rows if row["split"] == "valid"), key=lambda row: (row["accuracy"], -row["step"]))
+    best = max(
+        (row for row in notes.rows if row["split"] == "valid"),
+        key=lambda row: (row["accuracy"], -row["step"]),
+    )
     assert {name: best[name] for name in naive} == pytest.approx(naive, rel=1e-4)
     each = run.classify([example.texts[0] for example in examples])
-    assert [[*one.probabilities.values()] for one in each] == [pytest.approx(row.exp().tolist(), rel=1e-4) for row in log_p]
+    assert [[*one.probabilities.values()] for one in each] == [
+        pytest.approx(row.exp().tolist(), rel=1e-4) for row in log_p
+    ]
     assert run.classify([examples[0].texts[0]])[0].label == each[0].label
     assert isinstance(each[0], Classified)
 
@@ -133,7 +157,9 @@ def test_the_checkpoint_with_the_best_accuracy_is_the_result(place: Path) -> Non
 def test_pairs_are_told_apart_by_segments(place: Path) -> None:
     data = {"text": ["text", "second"]}
     notes = Notes()
-    run, _ = run_training(recipe(place, "pairs", data=data, model={"segments": 2}, train={"steps": 60}), report=notes)
+    run, _ = run_training(
+        recipe(place, "pairs", data=data, model={"segments": 2}, train={"steps": 60}), report=notes
+    )
     pairs = [("a dull film", "some music"), ("some music", "a dull film")]
     forward, back = run.classify(pairs)
     assert forward.probabilities != back.probabilities
@@ -155,7 +181,9 @@ def task_of(place: Path, tmp_path: Path, **options: Any) -> tuple[Classification
     return TASK.get("classification").open(made, tokenizer, Notes()), tokenizer
 
 
-def test_every_text_is_in_one_batch_of_an_epoch_in_an_order_of_the_seed_alone(place: Path, tmp_path: Path) -> None:
+def test_every_text_is_in_one_batch_of_an_epoch_in_an_order_of_the_seed_alone(
+    place: Path, tmp_path: Path
+) -> None:
     task, _ = task_of(place, tmp_path)
     epochs = [[batch.tolist() for batch in task.plan(epoch)] for epoch in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
@@ -173,7 +201,9 @@ def test_token_dropout_hides_tokens_of_the_text_alone(place: Path, tmp_path: Pat
     torch.manual_seed(5)
     for batch in task.plan(0):
         found, wanted = task.batch(batch).given, plain.batch(batch).given
-        special = torch.isin(wanted.tokens, torch.tensor([tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id]))
+        special = torch.isin(
+            wanted.tokens, torch.tensor([tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id])
+        )
         changed = found.tokens != wanted.tokens
         assert not (changed & special).any()
         assert (found.tokens[changed] == tokenizer.mask_id).all()
@@ -183,7 +213,9 @@ def test_token_dropout_hides_tokens_of_the_text_alone(place: Path, tmp_path: Pat
     first = task.batch(task.plan(0)[0]).given.tokens
     torch.manual_seed(9)
     assert torch.equal(first, task.batch(task.plan(0)[0]).given.tokens)
-    assert torch.equal(task.valid.batch(np.arange(5), 0)[0].tokens, plain.valid.batch(np.arange(5), 0)[0].tokens)
+    assert torch.equal(
+        task.valid.batch(np.arange(5), 0)[0].tokens, plain.valid.batch(np.arange(5), 0)[0].tokens
+    )
 
 
 def test_the_loss_is_smoothed_in_training_and_not_in_evaluation(place: Path, tmp_path: Path) -> None:
@@ -196,11 +228,15 @@ def test_the_loss_is_smoothed_in_training_and_not_in_evaluation(place: Path, tmp
     loss = task.loss(model, batch)
     reference = torch.nn.functional.cross_entropy(logits, batch.labels, label_smoothing=0.3, reduction="sum")
     assert float(loss.total.detach()) == pytest.approx(float(reference.detach()), rel=1e-5)
-    assert float(loss.nll) == pytest.approx(float(classification(logits, batch.labels).total.detach()), rel=1e-5)
+    assert float(loss.nll) == pytest.approx(
+        float(classification(logits, batch.labels).total.detach()), rel=1e-5
+    )
     scores = task.scores(model, batch)
     assert torch.allclose(scores.logits, logits) and torch.equal(scores.labels, batch.labels)
     assert len(scores.hidden) == int(task.train.lengths[task.plan(0)[0]].sum())
-    everything = torch.cat([model(*task.valid.batch([row], 0)[0].called(0)) for row in range(len(task.valid))])
+    everything = torch.cat(
+        [model(*task.valid.batch([row], 0)[0].called(0)) for row in range(len(task.valid))]
+    )
     mean = torch.nn.functional.cross_entropy(everything, torch.tensor(task.valid.labels, dtype=torch.int64))
     assert task.evaluate(model)["loss"] == pytest.approx(float(mean.detach()), rel=1e-4)
 
@@ -217,15 +253,24 @@ def test_a_killed_run_ends_with_the_same_bits(place: Path) -> None:
 def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(place: Path) -> None:
     rng = np.random.default_rng(8)
     lines = [json.dumps({"text": a, "label": label}) for label, a, _ in rows(rng, 100)]
-    (place / "some.jsonl").write_text("\n".join([*lines, json.dumps({"text": "word " * 60, "label": "odd"})]) + "\n")
-    (place / "more.jsonl").write_text("\n".join([*lines[:20], json.dumps({"text": "x", "label": "goood"})]) + "\n")
+    (place / "some.jsonl").write_text(
+        "\n".join([*lines, json.dumps({"text": "word " * 60, "label": "odd"})]) + "\n"
+    )
+    (place / "more.jsonl").write_text(
+        "\n".join([*lines[:20], json.dumps({"text": "x", "label": "goood"})]) + "\n"
+    )
     data = {"train": "some.jsonl", "valid": None, "valid_share": 0.1, "test": None}
     notes = Notes()
     run_training(recipe(place, "share", data=data, train={"steps": 2}), report=notes)
     assert "train: some.jsonl: 91 of 91 texts; cut 1 (first: line 101)" in notes.said
     assert "valid: some.jsonl: 10 of 10 texts" in notes.said
-    run_training(recipe(place, "unknown", data={**data, "valid": "more.jsonl"}, train={"steps": 2}), report=notes)
-    assert "valid: more.jsonl: 20 of 21 texts; skipped 1 of an unknown label (first: line 21, 'goood', did you mean 'good'?)" in notes.said
+    run_training(
+        recipe(place, "unknown", data={**data, "valid": "more.jsonl"}, train={"steps": 2}), report=notes
+    )
+    assert (
+        "valid: more.jsonl: 20 of 21 texts; skipped 1 of an unknown label (first: line 21, 'goood', did you mean 'good'?)"
+        in notes.said
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,16 +279,30 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
         ({"data": {"text": "txt"}}, "unknown column of train.tsv 'txt'; did you mean 'text'"),
         ({"data": {"text": []}}, "data.text"),
         ({"data": {"text": ["a", "b", "c"]}}, "data.text"),
-        ({"data": {"valid": None}}, "data.valid is missing: name files to measure progress on, or give data.valid_share"),
+        (
+            {"data": {"valid": None}},
+            "data.valid is missing: name files to measure progress on, or give data.valid_share",
+        ),
         ({"data": {"valid": None, "valid_share": 0.001}}, "no usable text in train.tsv: 0 of 0 texts"),
-        ({"train": {"metric": "bleu"}}, "train.metric: task 'classification' does not measure 'bleu'; it has loss, accuracy, f1, mcc"),
+        (
+            {"train": {"metric": "bleu"}},
+            "train.metric: task 'classification' does not measure 'bleu'; it has loss, accuracy, f1, mcc",
+        ),
         ({"train": {"eval_bleu": True}}, "BLEU judges translations; a classifier has its accuracy"),
-        ({"model": {"kind": "decoder"}}, "task 'classification' trains a model of kind 'encoder', not 'decoder'"),
-        ({"task": {"name": "classification", "token_dropout": 1.0}}, "token_dropout of task 'classification' is a share from 0 "),
+        (
+            {"model": {"kind": "decoder"}},
+            "task 'classification' trains a model of kind 'encoder', not 'decoder'",
+        ),
+        (
+            {"task": {"name": "classification", "token_dropout": 1.0}},
+            "token_dropout of task 'classification' is a share from 0 ",
+        ),
         ({"train": {"max_tokens": 4}}, "max_tokens is 4, but row"),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_told_before_anything_is_learned(
+    place: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run_training(recipe(place, "refused", **changes), report=Notes())
     assert not (place / "refused" / "checkpoints").exists()
@@ -251,5 +310,7 @@ def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, chang
 
 def test_a_classifier_does_nothing_else_and_nothing_else_classifies(learned: tuple[Path, Notes]) -> None:
     run = ph.load(learned[0])
-    with pytest.raises(UserError, match="this takes a language model, and the run is a classifier: use classify, "):
+    with pytest.raises(
+        UserError, match="this takes a language model, and the run is a classifier: use classify, "
+    ):
         run.generate(["a"])

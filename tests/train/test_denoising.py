@@ -38,7 +38,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("alphabets")
     rng = np.random.default_rng(1)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    rows = [letters[a : a + n] for a, n in zip(rng.integers(0, 13, 400), rng.integers(4, 14, 400), strict=True)]
+    rows = [
+        letters[a : a + n] for a, n in zip(rng.integers(0, 13, 400), rng.integers(4, 14, 400), strict=True)
+    ]
     (directory / "letters.txt").write_text("".join(f"{row}\n" for row in rows))
     return directory
 
@@ -54,7 +56,9 @@ def opened(made: Recipe) -> tuple[Denoising, Tokenizer]:
 def sides(batch: Batch, t: Tokenizer) -> list[tuple[list[int], list[int], list[int]]]:
     """Source, what the decoder reads, what it writes, without padding."""
     found = []
-    for source, target, labels in zip(batch.source.tolist(), batch.target.tolist(), batch.labels.tolist(), strict=True):
+    for source, target, labels in zip(
+        batch.source.tolist(), batch.target.tolist(), batch.labels.tolist(), strict=True
+    ):
         written = [i for i in labels if i != -100]
         found.append(([i for i in source if i != t.pad_id], target[: len(written)], written))
     return found
@@ -133,14 +137,25 @@ def test_damage_follows_from_seed_and_epoch(place: Path) -> None:
     chosen = tasks[0].plan(0)[0]
     damaged = [tasks[0].batch(chosen._replace(epoch=epoch)) for epoch in (0, 1)]
     assert torch.equal(damaged[0].labels, damaged[1].labels)
-    assert damaged[0].source.shape != damaged[1].source.shape or not torch.equal(damaged[0].source, damaged[1].source)
+    assert damaged[0].source.shape != damaged[1].source.shape or not torch.equal(
+        damaged[0].source, damaged[1].source
+    )
     model = ph.build(recipe(place, "x").model.with_vocabulary(tasks[0].tokenizer.vocab_size), 1).eval()
     assert tasks[0].evaluate(model) == tasks[2].evaluate(model)
 
 
 def test_sentences_are_moved_before_spans_are_hidden(place: Path) -> None:
-    (place / "prose.txt").write_text("".join(f"one {w}. two {w}! three {w}.\n" for w in ("a", "b", "c", "d")) * 5)
-    task, t = opened(recipe(place, "x", task={"name": "denoising", "permute": True, "share": 0.01}, data={"train": "prose.txt"}))
+    (place / "prose.txt").write_text(
+        "".join(f"one {w}. two {w}! three {w}.\n" for w in ("a", "b", "c", "d")) * 5
+    )
+    task, t = opened(
+        recipe(
+            place,
+            "x",
+            task={"name": "denoising", "permute": True, "share": 0.01},
+            data={"train": "prose.txt"},
+        )
+    )
     moved = 0
     for chosen in task.plan(0):
         for source, _, labels in sides(task.batch(chosen), t):
@@ -154,10 +169,19 @@ def test_sentences_are_moved_before_spans_are_hidden(place: Path) -> None:
 @pytest.mark.parametrize(("task", "steps"), [({"name": "denoising"}, 200), (SPANS | {"share": 0.3}, 220)])
 def test_it_learns_what_neighbours_tell(place: Path, task: dict[str, Any], steps: int) -> None:
     """Damage within a text leaves one way to mend it; at its ends anything could have stood."""
-    train = {"log_every": 50, "eval_every": steps, "save_every": steps, "max_tokens": 512, "lr": 1e-2, "ema": None}
+    train = {
+        "log_every": 50,
+        "eval_every": steps,
+        "save_every": steps,
+        "max_tokens": 512,
+        "lr": 1e-2,
+        "ema": None,
+    }
     model = {"d_model": 32, "dropout": 0.0, "position": "learned"}
     notes = Notes()
-    run, _ = run_training(recipe(place, f"learned-{steps}", steps=steps, task=task, train=train, model=model), report=notes)
+    run, _ = run_training(
+        recipe(place, f"learned-{steps}", steps=steps, task=task, train=train, model=model), report=notes
+    )
     row = [row for row in notes.rows if row["split"] == "valid"][-1]
     assert row["accuracy"] > 0.85 and row["ppl"] == pytest.approx(math.exp(row["loss"]))
     t = run.tokenizer
@@ -192,7 +216,9 @@ def test_a_killed_run_ends_with_the_same_bits(place: Path, task: dict[str, Any])
         ({"model": {"kind": "decoder"}}, "task 'denoising' trains a model of kind 'encoder-decoder', not 'decoder'"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_told_before_anything_is_learned(
+    place: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run_training(recipe(place, "refused", **changes), report=Notes())
     assert not (place / "refused" / "checkpoints").exists()

@@ -36,7 +36,14 @@ def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def student(place: Path, out: str, **changes: Any) -> Recipe:
     whole = small_recipe(place, out).model_dump(mode="json")
     del whole["tokenizer"]
-    settings = {"steps": 60, "max_tokens": 200, "accumulate": 1, "lr": 5e-3, "ema": None, "label_smoothing": 0.0}
+    settings = {
+        "steps": 60,
+        "max_tokens": 200,
+        "accumulate": 1,
+        "lr": 5e-3,
+        "ema": None,
+        "label_smoothing": 0.0,
+    }
     start = {"run": str(place / "teacher"), "every": 2}
     return Recipe.model_validate(
         {**whole, "model": {}, "start": start, "train": whole["train"] | settings | changes.pop("train", {}),
@@ -60,13 +67,18 @@ def test_softened_is_the_divergence_at_a_temperature() -> None:
 def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> None:
     recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
     task = Translation.open(recipe, teacher.tokenizer, Notes())
-    section = DistillSection(teacher=str(place / "teacher"), **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0}))
+    section = DistillSection(
+        teacher=str(place / "teacher"), **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
+    )
     wrapped = distilled(task, section, teacher.tokenizer, 0.0)
     model = build(teacher.config, seed=5)
     batch = task.batch(task.plan(0)[0])
     loss, asked = wrapped.loss(model, batch), batch.labels >= 0
     with torch.no_grad():
-        f, g = (m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked] for m in (model, teacher.model))
+        f, g = (
+            m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
+            for m in (model, teacher.model)
+        )
     log_p = model.head(f).log_softmax(-1)
     nll = -log_p.gather(1, batch.labels[asked][:, None]).sum()
     cosine = (f * g).sum(-1) / f.norm(dim=-1) / g.norm(dim=-1)
@@ -94,7 +106,9 @@ def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) ->
     begun = build(run.config, seed=1)
     begin(begun, teacher, 2)
     with torch.no_grad():
-        wanted, before, after = (task.scores(model.eval(), batch) for model in (teacher.model, begun, run.model))
+        wanted, before, after = (
+            task.scores(model.eval(), batch) for model in (teacher.model, begun, run.model)
+        )
     far, near = (float(softened(said.logits, wanted.logits, 1.0)) for said in (before, after))
     assert near < far / 4
     cosines = [torch.cosine_similarity(said.hidden, wanted.hidden, dim=-1).mean() for said in (before, after)]
@@ -124,8 +138,16 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     write_corpus(tmp_path)
     run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())
     with pytest.raises(UserError, match="another tokenizer"):
-        run_training(student(place, "no").model_copy(update={"distill": DistillSection(teacher=str(tmp_path / "other"))}), report=Notes())
+        run_training(
+            student(place, "no").model_copy(
+                update={"distill": DistillSection(teacher=str(tmp_path / "other"))}
+            ),
+            report=Notes(),
+        )
     small = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_len": 32}
     plain = small_recipe(place, "narrow", model=small, tokenizer={"vocab_size": 280})
     with pytest.raises(UserError, match="student has 16 features, the teacher 32"):
-        run_training(plain.model_copy(update={"distill": DistillSection(teacher=str(place / "teacher"), hidden=1.0)}), report=Notes())
+        run_training(
+            plain.model_copy(update={"distill": DistillSection(teacher=str(place / "teacher"), hidden=1.0)}),
+            report=Notes(),
+        )

@@ -19,7 +19,9 @@ def test_the_average_moves_as_computed_by_hand() -> None:
                 p += torch.randn_like(p)
         ema.update(model, step)
         decay = min(0.5, (1 + step) / (10 + step))
-        wanted = {name: decay * wanted[name] + (1 - decay) * p.detach() for name, p in model.named_parameters()}
+        wanted = {
+            name: decay * wanted[name] + (1 - decay) * p.detach() for name, p in model.named_parameters()
+        }
     for name, weights in ema.weights.items():
         assert torch.allclose(weights, wanted[name], rtol=1e-14)
 
@@ -53,7 +55,11 @@ def test_applied_weights_are_taken_back_also_after_an_error() -> None:
 
 
 def test_the_mean_of_checkpoints_is_summed_in_double_precision() -> None:
-    several = [{"w": torch.tensor([1e8, 1.0])}, {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([-1e8, 6.0])}]
+    several = [
+        {"w": torch.tensor([1e8, 1.0])},
+        {"w": torch.tensor([1.0, 2.0])},
+        {"w": torch.tensor([-1e8, 6.0])},
+    ]
     assert torch.equal(mean(several)["w"], torch.tensor([1 / 3, 3.0]))
     assert mean([{"w": torch.ones(1, dtype=torch.bfloat16)}])["w"].dtype is torch.bfloat16
 

@@ -42,7 +42,9 @@ def test_the_prediction_leaves_the_warm_up_out() -> None:
     assert forecast(ticks, 100) == Forecast(50.0 + 70 * 1.0, 30)  # a second a step, behind the first ten
 
 
-@pytest.mark.parametrize("ticks", [[], [Tick(50, 1.0)], [Tick(10, 1.0), Tick(29, 2.0)], [Tick(10, 1.0), Tick(60, 2.0)]])
+@pytest.mark.parametrize(
+    "ticks", [[], [Tick(50, 1.0)], [Tick(10, 1.0), Tick(29, 2.0)], [Tick(10, 1.0), Tick(60, 2.0)]]
+)
 def test_what_is_no_prediction(ticks: list[Tick]) -> None:
     assert forecast(ticks, 100) is None
 
@@ -65,10 +67,15 @@ def test_evaluations_are_no_learning(evaluate: int) -> None:
     timed = Timed(notes, clock=clock)
     clock.now = 1000.0  # of making a tokenizer
     learn(timed, clock, range(1, 101), evaluate)
-    assert [(row["step"], row["seconds"]) for row in notes.rows if row["split"] == "train"] == [(n, 2.0 * n) for n in range(10, 101, 10)]
+    assert [(row["step"], row["seconds"]) for row in notes.rows if row["split"] == "train"] == [
+        (n, 2.0 * n) for n in range(10, 101, 10)
+    ]
     took = 7 * (100 // evaluate)
     said = f"{took // 60} min {took % 60:02} s" if took >= 60 else f"{took} s"
-    assert timed.compared(100) == f"planned 3 min 20 s at step 30, took 3 min 20 s (+0%); evaluations {said} more"
+    assert (
+        timed.compared(100)
+        == f"planned 3 min 20 s at step 30, took 3 min 20 s (+0%); evaluations {said} more"
+    )
 
 
 def test_a_run_that_goes_on_goes_on_counting() -> None:
@@ -78,7 +85,9 @@ def test_a_run_that_goes_on_goes_on_counting() -> None:
     first, clock = Notes(), Hands()
     learn(Timed(first, clock=clock), clock, range(1, 47))
     clock.now += 5000.0  # a night
-    kept = [row for row in first.rows if row["step"] <= 40]  # killed, and resumed at the checkpoint of step 40
+    kept = [
+        row for row in first.rows if row["step"] <= 40
+    ]  # killed, and resumed at the checkpoint of step 40
     again = Notes()
     second = Timed(again, kept, clock)
     clock.now += 100.0
@@ -93,5 +102,7 @@ def test_a_step_that_became_slower_is_told() -> None:
     for step in range(10, 101, 10):
         clock.now += 10.0 if step <= 50 else 20.0
         timed.train({"step": step})
-    assert timed.compared(100) == "planned 1 min 40 s at step 30, took 2 min 30 s (+50%); evaluations 0 s more"
+    assert (
+        timed.compared(100) == "planned 1 min 40 s at step 30, took 2 min 30 s (+50%); evaluations 0 s more"
+    )
     assert timed.compared(40) == ""

@@ -28,7 +28,15 @@ STEPS = 30
 
 
 def recipe(place: Path, out: str, *, documents: str = "line", steps: int = STEPS, **changes: Any) -> Recipe:
-    model = {"d_model": 24, "n_layers": 1, "n_heads": 2, "d_ff": 48, "dropout": 0.1, "max_len": 32, "norm_first": True}
+    model = {
+        "d_model": 24,
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_ff": 48,
+        "dropout": 0.1,
+        "max_len": 32,
+        "norm_first": True,
+    }
     train = {
         "steps": steps, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "ema": 0.9, "seed": 3, "log_every": 1,
         "eval_every": 10, "save_every": 7, "schedule": {"name": "cosine", "warmup": 5},
@@ -61,7 +69,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learned(unsynced: None, place: Path) -> tuple[Path, Notes]:
     notes = Notes()
     train = {"max_tokens": 512, "log_every": 100, "eval_every": 100, "save_every": 100}
-    made = recipe(place, "learned", steps=600, data={"max_len": 32}, model={"d_model": 32, "dropout": 0.0}, train=train)
+    made = recipe(
+        place, "learned", steps=600, data={"max_len": 32}, model={"d_model": 32, "dropout": 0.0}, train=train
+    )
     run_training(made, report=notes)
     return made.out, notes
 
@@ -89,14 +99,19 @@ def test_what_it_says_are_whole_lines_that_follow_the_prompt(learned: tuple[Path
     pairs = {f"{a} and {b}" for a in NAMES for b in NAMES if a != b}
     assert sum(text in pairs for text in begun) >= 16
     assert len(set(begun)) > 3
-    assert run.generate(["", "anna an"], temperature=0.6, seed=1) == [begun[0], run.generate(["anna an"] * 2, temperature=0.6, seed=1)[1]]
+    assert run.generate(["", "anna an"], temperature=0.6, seed=1) == [
+        begun[0],
+        run.generate(["anna an"] * 2, temperature=0.6, seed=1)[1],
+    ]
     [several] = run.generate(["carl and "], n=5, temperature=0.6)
     assert len(several) == 5 and sum(text in NAMES for text in several) >= 4
     assert run.generate(["anna and bert"], temperature=0.0) == [""]
     assert run.generate(["anna"], stop="d ", temperature=0.0) == [" an"]
     assert run.generate(["anna", "bert"], stop=["zz"], max_new_tokens=3, temperature=0.0) == [" an", " an"]
     pieces = list(run.stream(["dora"], temperature=0.0))
-    assert all(isinstance(piece, Said) for piece in pieces) and [piece.last for piece in pieces].count(True) == 1
+    assert (
+        all(isinstance(piece, Said) for piece in pieces) and [piece.last for piece in pieces].count(True) == 1
+    )
     assert "".join(piece.text for piece in pieces) == run.generate(["dora"], temperature=0.0)[0]
 
 
@@ -116,7 +131,13 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
     assert any(line.startswith("test word_ppl: ") for line in notes.said)
     begun, line = (run.generate([text], temperature=0.0, max_new_tokens=5) for text in ("", "\n"))
     assert begun == line  # a text begins as a line does
-    many = recipe(place, "many", documents="file", steps=2, data={"train": ["names.txt", "more.txt"], "valid": "more.txt"})
+    many = recipe(
+        place,
+        "many",
+        documents="file",
+        steps=2,
+        data={"train": ["names.txt", "more.txt"], "valid": "more.txt"},
+    )
     run_training(many, report=notes)
     assert any(line.startswith("train: names.txt + more.txt: 2 documents") for line in notes.said)
 
@@ -126,21 +147,36 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
     [
         ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit"),
         ({"train": {"max_tokens": 10}}, "train.max_tokens is 10, less than a row of data.max_len=16 tokens"),
-        ({"data": {"valid_share": 0.0}}, "data.valid is missing: name files to measure progress on, or give data.valid_share"),
+        (
+            {"data": {"valid_share": 0.0}},
+            "data.valid is missing: name files to measure progress on, or give data.valid_share",
+        ),
         ({"data": {"train": "nams.txt"}}, "data.train: no file 'nams.txt' in .*; did you mean 'names.txt'"),
-        ({"train": {"metric": "bleu"}}, "train.metric: task 'language-model' does not measure 'bleu'; it has loss"),
+        (
+            {"train": {"metric": "bleu"}},
+            "train.metric: task 'language-model' does not measure 'bleu'; it has loss",
+        ),
         ({"train": {"eval_bleu": True}}, "BLEU judges translations; a language model has its loss"),
-        ({"model": {"kind": "encoder"}}, "task 'language-model' trains a model of kind 'decoder', not 'encoder'"),
+        (
+            {"model": {"kind": "encoder"}},
+            "task 'language-model' trains a model of kind 'decoder', not 'encoder'",
+        ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_told_before_anything_is_learned(
+    place: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run_training(recipe(place, "refused", **changes), report=Notes())
     assert not (place / "refused" / "checkpoints").exists()
 
 
 def test_rows_too_long_for_the_model_are_told_before_the_tokenizer_learns(place: Path) -> None:
-    for name, kind in (("language-model", "decoder"), ("masked-lm", "encoder"), ("denoising", "encoder-decoder")):
+    for name, kind in (
+        ("language-model", "decoder"),
+        ("masked-lm", "encoder"),
+        ("denoising", "encoder-decoder"),
+    ):
         refused = recipe(place, "refused", data={"max_len": 64}, model={"kind": kind}, task=name)
         with pytest.raises(UserError, match=r"more than model\.max_len=32"):
             TASK.get(name).check(refused)
@@ -151,15 +187,25 @@ def test_label_smoothing_is_the_tasks_own_where_none_is_given() -> None:
     for task, wanted in (("translation", 0.1), ("language-model", 0.0)):
         for given, found in ((None, wanted), (0.3, 0.3)):
             train = {"steps": 1, "label_smoothing": given}
-            assert Recipe.model_validate({**data, "task": task, "train": train}).train.label_smoothing == found
-        assert Recipe.model_validate({**data, "task": task, "train": {"steps": 1}}).train.label_smoothing == wanted
+            assert (
+                Recipe.model_validate({**data, "task": task, "train": train}).train.label_smoothing == found
+            )
+        assert (
+            Recipe.model_validate({**data, "task": task, "train": {"steps": 1}}).train.label_smoothing
+            == wanted
+        )
 
 
 def test_options_without_effect_are_refused(learned: tuple[Path, Notes]) -> None:
     run = ph.load(learned[0])
-    with pytest.raises(UserError, match="length_penalty has no effect on drawn text; these have: batch_tokens, cache, max_new_tokens"):
+    with pytest.raises(
+        UserError,
+        match="length_penalty has no effect on drawn text; these have: batch_tokens, cache, max_new_tokens",
+    ):
         run.generate(["a"], length_penalty=2.0)
-    with pytest.raises(UserError, match="top_p has no effect on the likeliest texts; these have: batch_tokens, beam_size"):
+    with pytest.raises(
+        UserError, match="top_p has no effect on the likeliest texts; these have: batch_tokens, beam_size"
+    ):
         run.generate(["a"], beam_size=3, top_p=0.5)
     with pytest.raises(UserError, match="n says how many continuations there are, not n_best"):
         run.generate(["a"], beam_size=3, n_best=2)
@@ -169,19 +215,25 @@ def test_options_without_effect_are_refused(learned: tuple[Path, Notes]) -> None
         run.generate(["a"], temprature=3)
 
 
-def test_beams_give_the_likeliest_texts(learned: tuple[Path, Notes], capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_give_the_likeliest_texts(
+    learned: tuple[Path, Notes], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Best first, each no less likely than what greedy decoding says, and cut where a stop string begins."""
     run = ph.load(learned[0])
     prompts, options = ["the ", "a dog "], {"beam_size": 4, "max_new_tokens": 12}
     found, hypotheses = run.generate(prompts, n=3, **options), run.hypotheses(prompts, n_best=3, **options)
     greedy = run.hypotheses(prompts, beam_size=1, max_new_tokens=12)
-    for texts, best, (likely,), begin in zip(found, hypotheses, greedy, run.tokenizer.encode(prompts), strict=True):
+    for texts, best, (likely,), begin in zip(
+        found, hypotheses, greedy, run.tokenizer.encode(prompts), strict=True
+    ):
         (known, *whole) = run.tokenizer.decode([begin, *([*begin, *h.tokens] for h in best)])
         assert [known + text for text in texts] == whole
         assert best[0].score >= likely.score - 1e-6
         assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
     assert run.generate(prompts, **options) == [texts[0] for texts in found]
-    assert run.generate(prompts, beam_size=1, max_new_tokens=12) == run.generate(prompts, temperature=0, max_new_tokens=12)
+    assert run.generate(prompts, beam_size=1, max_new_tokens=12) == run.generate(
+        prompts, temperature=0, max_new_tokens=12
+    )
     stop = found[0][0][3:5]
     assert run.generate(prompts[:1], stop=stop, **options) == [found[0][0][: found[0][0].index(stop)]]
     code, out, _ = shell(capsys, learned[0], "the ", "--beam-size", "4", "--max-new-tokens", "12")
@@ -199,7 +251,10 @@ def test_generate_in_the_shell(learned: tuple[Path, Notes], capsys, monkeypatch:
     (said,) = run.generate(["anna"], temperature=0.0)
     assert shell(capsys, out, "anna", "--temperature", "0")[:2] == (0, f"anna{said}\n")
     begun = run.generate([""], n=3, seed=4, temperature=0.7)[0]
-    assert shell(capsys, out, "-n", "3", "--seed", "4", "--temperature", "0.7")[:2] == (0, "".join(f"{t}\n" for t in begun))
+    assert shell(capsys, out, "-n", "3", "--seed", "4", "--temperature", "0.7")[:2] == (
+        0,
+        "".join(f"{t}\n" for t in begun),
+    )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"anna\nbert a\n")))
     both = run.generate(["anna", "bert a"], max_new_tokens=6, top_k=2, stop=["x"])
     wanted = "".join(f"{a}{b}\n" for a, b in zip(["anna", "bert a"], both, strict=True))
@@ -210,11 +265,20 @@ def test_generate_in_the_shell(learned: tuple[Path, Notes], capsys, monkeypatch:
     ("arguments", "message"),
     [
         (["a", "--top-p", "2"], "top_p: 2.0 is out of range: should be less than or equal to 1"),
-        (["a", "--temperature", "-1"], "temperature: -1.0 is out of range: should be greater than or equal to 0"),
+        (
+            ["a", "--temperature", "-1"],
+            "temperature: -1.0 is out of range: should be greater than or equal to 0",
+        ),
         (["a", "--stop", ""], "a stop string is empty; it would end every text before it begins"),
         (["a" * 40], "prompt 1 has 41 tokens; this model takes 32 at most: give its end"),
-        (["a", "--cache", "state"], "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'"),
-        (["a", "--cache", "stat"], f"cache: unknown cache 'stat'; did you mean 'state'? Known: {', '.join(CACHE.names())}"),
+        (
+            ["a", "--cache", "state"],
+            "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'",
+        ),
+        (
+            ["a", "--cache", "stat"],
+            f"cache: unknown cache 'stat'; did you mean 'state'? Known: {', '.join(CACHE.names())}",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line_before_anything_is_shown(learned, capsys, arguments, message) -> None:

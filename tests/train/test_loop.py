@@ -37,7 +37,12 @@ def config(**changes: Any) -> TrainConfig:
 
 
 def run(
-    root: Path, task: Toy, settings: TrainConfig, stop_at: int | None = None, resume: bool = False, steps: int | None = None
+    root: Path,
+    task: Toy,
+    settings: TrainConfig,
+    stop_at: int | None = None,
+    resume: bool = False,
+    steps: int | None = None,
 ) -> tuple[Training, Outcome, Notes]:
     """A training of the toy, from the start or from the newest checkpoint, stopped after a step if asked."""
     training, notes = toy_training(settings, steps), Notes()
@@ -99,7 +104,9 @@ class Parts:
         return {"loss": 0.0}
 
 
-MODEL = build(ModelConfig(vocab_size=20, d_model=8, n_heads=2, n_layers=1, d_ff=16, max_len=16, dropout=0.0), seed=3)
+MODEL = build(
+    ModelConfig(vocab_size=20, d_model=8, n_heads=2, n_layers=1, d_ff=16, max_len=16, dropout=0.0), seed=3
+)
 
 
 def gradients(parts: list[list[int]], root: Path) -> tuple[list[torch.Tensor], dict[str, float]]:
@@ -180,7 +187,18 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(tmp_path: P
     training, outcome, notes = run(tmp_path, Sick({3, 7}), config(save_every=1, keep=50, ema=0.9))
     assert (outcome.how, training.progress.skipped) == ("done", 2)
     assert [line.partition(":")[0] for line in notes.said] == ["step 3", "step 7"]
-    assert checkpoint.steps(tmp_path) == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]  # none while it is unknown whether it heals
+    assert checkpoint.steps(tmp_path) == [
+        1,
+        2,
+        4,
+        5,
+        6,
+        8,
+        9,
+        10,
+        11,
+        12,
+    ]  # none while it is unknown whether it heals
     before, after = (toy_training(config(ema=0.9)) for _ in range(2))
     before.restore(checkpoint.load(tmp_path / "step-2"))
     run(tmp_path / "to-3", Sick({3}), config(ema=0.9), stop_at=3)
@@ -190,7 +208,9 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(tmp_path: P
 
 @pytest.mark.acceptance("A7")
 def test_a_loss_that_stays_infinite_ends_the_run_at_the_last_good_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"not finite for {MOST_SKIPPED} updates in a row, at step 16") as error:
+    with pytest.raises(
+        UserError, match=rf"not finite for {MOST_SKIPPED} updates in a row, at step 16"
+    ) as error:
         run(tmp_path, Sick(set(range(7, 99))), config(steps=50, save_every=2, keep=1))
     # step-6 holds the weights that gave no finite loss ten times: it is gone
     assert f"the last good checkpoint is {tmp_path / 'step-4'}; try a lower train.lr" in str(error.value)
@@ -214,7 +234,9 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path: Path) -> N
             next(training.model.parameters()).data[0, 0] = math.inf
 
     training.optimizers[0].register_step_post_hook(spoil)
-    with pytest.raises(UserError, match=r"the weights are not finite, at step 5; the last good checkpoint is .*step-4"):
+    with pytest.raises(
+        UserError, match=r"the weights are not finite, at step 5; the last good checkpoint is .*step-4"
+    ):
         train(training, Toy(), settings, tmp_path, Notes())
     assert checkpoint.steps(tmp_path)[-1] == 4
 
@@ -247,8 +269,12 @@ def test_each_step_has_another_mask_and_the_same_seed_the_same_ones(tmp_path: Pa
 
 @pytest.mark.acceptance("B8", "B9", "B11")
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_that_is_stopped_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path, accumulate: int) -> None:
-    settings = config(epochs=2.4, steps=None, accumulate=accumulate, ema=0.8, log_every=3, eval_every=4, save_every=5)
+def test_a_run_that_is_stopped_at_any_step_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, accumulate: int
+) -> None:
+    settings = config(
+        epochs=2.4, steps=None, accumulate=accumulate, ema=0.8, log_every=3, eval_every=4, save_every=5
+    )
     steps = total_steps(Toy(), settings)
     assert steps == math.ceil(2.4 * Toy.N_BATCHES / accumulate)
     whole_task = Toy()
@@ -270,7 +296,9 @@ def test_a_run_that_is_stopped_at_any_step_goes_on_as_if_it_had_not_been(tmp_pat
 
 
 def timeless(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in row.items() if k not in ("tokens_per_s", "ms_per_step", "seconds")} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k not in ("tokens_per_s", "ms_per_step", "seconds")} for row in rows
+    ]
 
 
 @pytest.mark.acceptance("B11")
@@ -379,7 +407,9 @@ def test_the_costliest_batch_is_run_before_anything_is_learned(tmp_path: Path) -
 
 
 @pytest.mark.acceptance("A8")
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
 def test_a_batch_too_large_for_memory_is_told_before_the_first_step(tmp_path: Path, error: Exception) -> None:
     class Large(Toy):
         def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -420,7 +450,9 @@ def test_speed_counts_the_labels_of_the_time_since_the_last_row(tmp_path: Path) 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run(tmp_path, Toy(), config(steps=1))
     other = Training(nn.Linear(4, 1), config(), 8, 1)
-    with pytest.raises(UserError, match=r"does not fit: 'bias' is missing; 'weight' is missing; '0\.bias' is not wanted"):
+    with pytest.raises(
+        UserError, match=r"does not fit: 'bias' is missing; 'weight' is missing; '0\.bias' is not wanted"
+    ):
         other.restore(checkpoint.load(tmp_path / "step-1"))
 
 

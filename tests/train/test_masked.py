@@ -30,7 +30,15 @@ STEPS = 30
 
 
 def recipe(place: Path, out: str, *, steps: int = STEPS, **changes: Any) -> Recipe:
-    model = {"d_model": 24, "n_layers": 1, "n_heads": 2, "d_ff": 48, "dropout": 0.1, "max_len": 32, "norm_first": True}
+    model = {
+        "d_model": 24,
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_ff": 48,
+        "dropout": 0.1,
+        "max_len": 32,
+        "norm_first": True,
+    }
     train = {
         "steps": steps, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "ema": 0.9, "seed": 3, "log_every": 1,
         "eval_every": 10, "save_every": 7, "schedule": {"name": "cosine", "warmup": 5},
@@ -53,9 +61,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same eight letters over and over, a line begins with any of them: two neighbours tell a third."""
     directory = tmp_path_factory.mktemp("letters")
     rng = np.random.default_rng(1)
-    rows = [(ALPHABET * 3)[start : start + size] for start, size in zip(rng.integers(0, 8, 400), rng.integers(5, 14, 400), strict=True)]
+    rows = [
+        (ALPHABET * 3)[start : start + size]
+        for start, size in zip(rng.integers(0, 8, 400), rng.integers(5, 14, 400), strict=True)
+    ]
     (directory / "letters.txt").write_text("".join(f"{row}\n" for row in rows))
-    (directory / "letters.tsv").write_text("label\tletters\n" + "".join(f"{len(row) % 2}\t{row}\n" for row in rows))
+    (directory / "letters.tsv").write_text(
+        "label\tletters\n" + "".join(f"{len(row) % 2}\t{row}\n" for row in rows)
+    )
     return directory
 
 
@@ -93,7 +106,14 @@ def test_it_learns_what_neighbours_tell(learned: tuple[Path, Notes]) -> None:
 @pytest.mark.parametrize("whole_word", [False, True])
 def test_every_token_stands_once_in_an_epoch(place: Path, documents: str, whole_word: bool) -> None:
     """And the batch is as the paper has it: framed, kept apart, labels only where is asked."""
-    task, t = opened(recipe(place, "x", data={"documents": documents, "max_len": 16}, task={"name": "masked-lm", "whole_word": whole_word}))
+    task, t = opened(
+        recipe(
+            place,
+            "x",
+            data={"documents": documents, "max_len": 16},
+            task={"name": "masked-lm", "whole_word": whole_word},
+        )
+    )
     for epoch in (0, 1):
         texts, asked, hidden, n = [], 0, 0, 0
         for packed in task.plan(epoch):
@@ -103,17 +123,25 @@ def test_every_token_stands_once_in_an_epoch(place: Path, documents: str, whole_
             assert task.count(batch) == int(where.sum())
             original = torch.where(where, batch.labels, batch.tokens)
             pos = torch.arange(original.size(1)).expand_as(original) if batch.pos is None else batch.pos
-            assert ((pos == -1) == (original == t.pad_id)).all() and ((pos == 0) == (original == t.bos_id)).all()
+            assert ((pos == -1) == (original == t.pad_id)).all() and (
+                (pos == 0) == (original == t.bos_id)
+            ).all()
             special = original < 5
             assert not (where & special).any()
             for row, places in zip(original.tolist(), pos.tolist(), strict=True):
-                assert [p for p in places if p >= 0] == [i for piece in pieces(row, t) for i in range(len(piece) + 2)]
+                assert [p for p in places if p >= 0] == [
+                    i for piece in pieces(row, t) for i in range(len(piece) + 2)
+                ]
                 texts += pieces(row, t)
             per_row = where.sum(1)
             ordinary = (~special).sum(1)
             if not whole_word:
                 assert per_row.tolist() == [max(1, round(0.15 * k)) for k in ordinary.tolist()]
-            asked, hidden, n = asked + int(where.sum()), hidden + int((batch.tokens == t.mask_id).sum()), n + int(ordinary.sum())
+            asked, hidden, n = (
+                asked + int(where.sum()),
+                hidden + int((batch.tokens == t.mask_id).sum()),
+                n + int(ordinary.sum()),
+            )
         wanted = "".join(t.decode([task.train.ids[task.train.ids >= 5]]))
         assert sorted("".join(t.decode(texts))) == sorted(wanted) and n == len(wanted)
         if documents == "line":
@@ -153,7 +181,9 @@ def test_masks_follow_from_seed_epoch_and_row(place: Path) -> None:
 def test_documents_of_a_row_are_apart(place: Path) -> None:
     """Features of a packed row are those of each text alone."""
     task, t = opened(recipe(place, "x"))
-    model = ph.build(recipe(place, "x", model={"position": "learned"}).model.with_vocabulary(t.vocab_size), 1).eval()
+    model = ph.build(
+        recipe(place, "x", model={"position": "learned"}).model.with_vocabulary(t.vocab_size), 1
+    ).eval()
     batch = task.batch(task.plan(0)[0])
     assert batch.pos is not None and int((batch.pos == 0).sum(1).max()) > 1
     together = model.features(batch.tokens, batch.pos)
@@ -172,7 +202,9 @@ def test_the_loss_is_that_of_the_tokens_asked_for(place: Path) -> None:
     batch = task.batch(task.plan(0)[0])
     loss = task.loss(model, batch)
     logits = model(batch.tokens, batch.pos)
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum", ignore_index=-100)
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), reduction="sum", ignore_index=-100
+    )
     assert loss.total.item() == pytest.approx(wanted.item(), rel=1e-5) and loss.count == task.count(batch)
     scores = task.scores(model, batch)
     assert torch.equal(scores.labels, batch.labels[batch.labels != -100])
@@ -208,7 +240,9 @@ def test_a_killed_run_ends_with_the_same_bits(place: Path) -> None:
 
 
 def test_the_text_of_a_table_is_learned_from_as_well(place: Path) -> None:
-    table = recipe(place, "table", steps=3, data={"train": "letters.tsv", "text": "letters", "documents": "file"})
+    table = recipe(
+        place, "table", steps=3, data={"train": "letters.tsv", "text": "letters", "documents": "file"}
+    )
     plain = recipe(place, "plain", steps=3)
     losses = []
     for made in (table, plain):
@@ -222,18 +256,32 @@ def test_the_text_of_a_table_is_learned_from_as_well(place: Path) -> None:
     ("changes", "message"),
     [
         ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit"),
-        ({"data": {"max_len": 2}}, "data.max_len is 2; with the special tokens about a text it is 3 at least"),
+        (
+            {"data": {"max_len": 2}},
+            "data.max_len is 2; with the special tokens about a text it is 3 at least",
+        ),
         ({"train": {"max_tokens": 10}}, "train.max_tokens is 10, less than a row of data.max_len=32 tokens"),
-        ({"task": {"name": "masked-lm", "mask": 0.0}}, "mask of task 'masked-lm' is a share above 0 and at most 1, not 0.0"),
+        (
+            {"task": {"name": "masked-lm", "mask": 0.0}},
+            "mask of task 'masked-lm' is a share above 0 and at most 1, not 0.0",
+        ),
         ({"task": {"name": "masked-lm", "mask": 15}}, "at most 1, not 15.0; BERT has 0.15"),
         ({"model": {"head": False}}, "model.head=false scores no tokens, and task 'masked-lm' asks for them"),
         ({"model": {"kind": "decoder"}}, "task 'masked-lm' trains a model of kind 'encoder', not 'decoder'"),
         ({"train": {"metric": "bleu"}}, "task 'masked-lm' does not measure 'bleu'; it has loss, accuracy"),
-        ({"train": {"eval_bleu": True}}, "train.eval_bleu: BLEU judges translations; this task has its loss and accuracy"),
-        ({"data": {"train": "letters.tsv", "text": "leters"}}, "unknown column of letters.tsv 'leters'; did you mean 'letters'"),
+        (
+            {"train": {"eval_bleu": True}},
+            "train.eval_bleu: BLEU judges translations; this task has its loss and accuracy",
+        ),
+        (
+            {"data": {"train": "letters.tsv", "text": "leters"}},
+            "unknown column of letters.tsv 'leters'; did you mean 'letters'",
+        ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_learned(place: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_told_before_anything_is_learned(
+    place: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         run_training(recipe(place, "refused", **changes), report=Notes())
     assert not (place / "refused" / "checkpoints").exists()

@@ -23,7 +23,9 @@ def fill(model: nn.Module, seed: int) -> None:
 
 def test_adamw_is_the_published_update() -> None:
     model = tiny()
-    (optimizer,) = OPTIMIZER.build(Choice("adamw", beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1), model, 0.01)
+    (optimizer,) = OPTIMIZER.build(
+        Choice("adamw", beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1), model, 0.01
+    )
     assert optimizer.defaults["fused"]
     state = {n: (p.detach().double(), 0.0, 0.0) for n, p in model.named_parameters()}
     for step in range(1, 5):
@@ -63,7 +65,11 @@ def test_each_parameter_has_one_optimizer_and_one_peak(name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_each_optimizer_makes_the_loss_smaller(name: str) -> None:
     torch.manual_seed(0)
-    model, x, y = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6)), torch.randn(32, 6), torch.randn(32, 6)
+    model, x, y = (
+        nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6)),
+        torch.randn(32, 6),
+        torch.randn(32, 6),
+    )
     optimizers = OPTIMIZER.build(Choice(name), model, 0.02)
     losses = []
     for _ in range(60):

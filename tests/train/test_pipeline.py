@@ -59,7 +59,9 @@ def learned(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 
 @pytest.mark.acceptance("A13")
-def test_ten_sentences_are_learned_by_heart_and_every_output_ends(learned: tuple[Path, ph.Run, Notes]) -> None:
+def test_ten_sentences_are_learned_by_heart_and_every_output_ends(
+    learned: tuple[Path, ph.Run, Notes],
+) -> None:
     _, run, notes = learned
     assert run.translate(list(TEN)) == list(TEN.values())
     assert run.translate(list(TEN), beam_size=1) == list(TEN.values())
@@ -114,7 +116,10 @@ def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
     assert (outcome.how, outcome.step) == ("interrupted", 5)
     assert signal.getsignal(signal.SIGTERM) is before
     on = f"go on with: polyhead train {recipe.out}/recipe.yaml --resume"
-    assert notes.said[-2:] == ["stopping after this step; once more stops at once, without saving", f"saved at step 5; {on}"]
+    assert notes.said[-2:] == [
+        "stopping after this step; once more stops at once, without saving",
+        f"saved at step 5; {on}",
+    ]
     assert not (recipe.out / "model.safetensors").exists()
     assert ph.load(recipe.out).translate(["ein hund"])  # of the newest checkpoint
     _, outcome = run_training(load_recipe(recipe.out / "recipe.yaml"), resume=True, report=Notes())
@@ -123,10 +128,16 @@ def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
 
 @pytest.mark.parametrize(("number", "patience"), [(signal.SIGTERM, None), (signal.SIGINT, 1)])
 def test_a_signal_in_the_final_evaluation_loses_nothing(
-    number: signal.Signals, patience: int | None, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals,
+    patience: int | None,
+    corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The verb ends as an interrupted one, and going on gives the run that was never interrupted, bit for bit."""
-    early: dict[str, Any] = {"patience": patience, "lr": 1e-9, "eval_every": 1, "ema": None} if patience else {}
+    early: dict[str, Any] = (
+        {"patience": patience, "lr": 1e-9, "eval_every": 1, "ema": None} if patience else {}
+    )
     whole, cut = (small_recipe(corpus, **{"steps": 6, "out": name, **early}) for name in ("whole", "cut"))
     _, outcome = run_training(whole, report=Notes())
     assert outcome.how == ("stopped early" if patience else "done")
@@ -138,13 +149,22 @@ def test_a_signal_in_the_final_evaluation_loses_nothing(
     assert signal.getsignal(number) is before
     said = capsys.readouterr().err.splitlines()
     on = f"go on with: polyhead train {cut.out}/recipe.yaml --resume"
-    assert said[-2:] == ["training is done, its final evaluation is not", f"saved at step {outcome.step}; {on}"]
+    assert said[-2:] == [
+        "training is done, its final evaluation is not",
+        f"saved at step {outcome.step}; {on}",
+    ]
     assert not (cut.out / "model.safetensors").exists()
     assert main(["train", str(cut.out / "recipe.yaml"), "--resume"]) == 0
     assert [(cut.out / name).read_bytes() for name in ("model.safetensors", "README.md")] == [
         (whole.out / name).read_bytes() for name in ("model.safetensors", "README.md")
     ]
-    rows = [[{**row, "tokens_per_s": 0, "ms_per_step": 0, "seconds": 0} for row in read_metrics(r.out / "metrics.jsonl")] for r in (whole, cut)]
+    rows = [
+        [
+            {**row, "tokens_per_s": 0, "ms_per_step": 0, "seconds": 0}
+            for row in read_metrics(r.out / "metrics.jsonl")
+        ]
+        for r in (whole, cut)
+    ]
     assert rows[0] == rows[1]
 
 
@@ -180,7 +200,9 @@ def test_a_rate_beyond_reason_ends_with_code_2_and_without_a_bad_checkpoint(
     (corpus / "wild.yaml").write_text(recipe.dump_yaml())
     assert main(["train", str(corpus / "wild.yaml")]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"^polyhead: .* at step \d+; (the last good checkpoint is|there is no good checkpoint)", said)
+    assert re.search(
+        r"^polyhead: .* at step \d+; (the last good checkpoint is|there is no good checkpoint)", said
+    )
     for step in checkpoint.steps(recipe.out / "checkpoints"):
         weights = checkpoint.load(recipe.out / "checkpoints" / f"step-{step}").tensors["model"]
         assert all(torch.isfinite(w).all() for w in weights.values())
@@ -205,11 +227,16 @@ def begun(corpus: Path, **train: Any) -> Recipe:
     ("change", "message"),
     [
         ({"lr": 1e-4}, "--resume: train.lr differs from the run's own recipe; use "),
-        ({"seed": 2, "accumulate": 1}, "--resume: train.accumulate, train.seed differ from the run's own recipe"),
+        (
+            {"seed": 2, "accumulate": 1},
+            "--resume: train.accumulate, train.seed differ from the run's own recipe",
+        ),
         ({"model": {"d_ff": 64}}, "--resume: model.d_ff differs from"),
     ],
 )
-def test_a_resumed_recipe_with_other_keys_is_refused(change: dict[str, Any], message: str, corpus: Path) -> None:
+def test_a_resumed_recipe_with_other_keys_is_refused(
+    change: dict[str, Any], message: str, corpus: Path
+) -> None:
     begun(corpus, steps=2)
     with pytest.raises(UserError, match=re.escape(message)):
         run_training(small_recipe(corpus, **{"steps": 2, **change}), resume=True, report=Notes())
@@ -223,7 +250,9 @@ def test_more_steps_continue_a_run_unless_they_would_change_its_past(corpus: Pat
     assert "resumed at step 3 of 6" in notes.said
     cosine = {"schedule": {"name": "cosine", "warmup": 1}, "out": "cosine"}
     begun(corpus, steps=3, **cosine)
-    with pytest.raises(UserError, match=r"began with 3 steps; with 6 the schedule 'cosine' would have given the 3 steps done"):
+    with pytest.raises(
+        UserError, match=r"began with 3 steps; with 6 the schedule 'cosine' would have given the 3 steps done"
+    ):
         run_training(small_recipe(corpus, **{"steps": 6, **cosine}), resume=True, report=Notes())
 
 
@@ -234,7 +263,10 @@ def edit_text(corpus: Path) -> None:
 
 def edit_tokenizer(corpus: Path) -> None:
     other = small_recipe(corpus, "other", steps=1).model_copy()
-    run_training(other.model_copy(update={"tokenizer": other.tokenizer.model_copy(update={"vocab_size": 270})}), report=Notes())
+    run_training(
+        other.model_copy(update={"tokenizer": other.tokenizer.model_copy(update={"vocab_size": 270})}),
+        report=Notes(),
+    )
     (corpus / "run" / "tokenizer.json").write_bytes((corpus / "other" / "tokenizer.json").read_bytes())
 
 
@@ -242,11 +274,16 @@ def edit_tokenizer(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (edit_text, "--resume: the train text, its columns or data.max_len are not those that the run began with"),
+        (
+            edit_text,
+            "--resume: the train text, its columns or data.max_len are not those that the run began with",
+        ),
         (edit_tokenizer, "tokenizer.json is not the tokenizer that "),
     ],
 )
-def test_a_run_does_not_go_on_with_other_text_or_tokens(edit: Callable[[Path], None], message: str, corpus: Path) -> None:
+def test_a_run_does_not_go_on_with_other_text_or_tokens(
+    edit: Callable[[Path], None], message: str, corpus: Path
+) -> None:
     recipe = begun(corpus, steps=2)
     edit(corpus)
     with pytest.raises(UserError, match=re.escape(message)):
@@ -261,7 +298,9 @@ def test_a_finished_run_says_how_it_is_used(corpus: Path) -> None:
 
 def test_a_directory_with_a_run_is_not_overwritten(corpus: Path) -> None:
     recipe = begun(corpus, steps=2)
-    with pytest.raises(UserError, match=re.escape(f"{recipe.out} already holds a run; go on with --resume, or choose")):
+    with pytest.raises(
+        UserError, match=re.escape(f"{recipe.out} already holds a run; go on with --resume, or choose")
+    ):
         run_training(recipe, report=Notes())
 
 
@@ -270,7 +309,10 @@ def test_files_that_no_run_wrote_are_not_written_over(corpus: Path) -> None:
     recipe.out.mkdir(parents=True)
     (recipe.out / "notes.txt").write_text("mine")  # nobody writes over that
     (recipe.out / "README.md").write_text("mine")
-    with pytest.raises(UserError, match=re.escape(f"{recipe.out} holds README.md, which no run wrote and this one would write over")):
+    with pytest.raises(
+        UserError,
+        match=re.escape(f"{recipe.out} holds README.md, which no run wrote and this one would write over"),
+    ):
         run_training(recipe, report=Notes())
     assert sorted(p.name for p in recipe.out.iterdir()) == ["README.md", "notes.txt"]
     (recipe.out / "README.md").unlink()
@@ -291,7 +333,9 @@ def test_a_start_that_failed_leaves_nothing_that_a_new_one_would_take_over(corpu
 
 def test_files_that_are_missing_are_told_before_a_directory_is_made(corpus: Path) -> None:
     recipe = small_recipe(corpus)
-    lacking = recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": ["test.de", "train.en"]})})
+    lacking = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"test": ["test.de", "train.en"]})}
+    )
     with pytest.raises(UserError, match=r"data.test: no file 'test.de'"):
         run_training(lacking, report=Notes())
     assert not recipe.out.exists()
@@ -322,6 +366,11 @@ def test_the_end_of_a_run_is_written_in_its_config(corpus: Path) -> None:
     assert "| weights | mean of the checkpoints 1, 2 |" in (recipe.out / "README.md").read_text()
     several = [checkpoint.load(recipe.out / "checkpoints" / f"step-{s}").tensors["model"] for s in (1, 2)]
     for name, p in ph.load(recipe.out).model.named_parameters():
-        assert torch.allclose(p.double(), (several[0][name].double() + several[1][name]) / 2, rtol=1e-6, atol=1e-9)
+        assert torch.allclose(
+            p.double(), (several[0][name].double() + several[1][name]) / 2, rtol=1e-6, atol=1e-9
+        )
     config = json.loads((recipe.out / "config.json").read_text())
-    assert (config["model_type"], config["vocab_size"]) == ("polyhead", ph.load(recipe.out).tokenizer.vocab_size)
+    assert (config["model_type"], config["vocab_size"]) == (
+        "polyhead",
+        ph.load(recipe.out).tokenizer.vocab_size,
+    )

@@ -15,8 +15,12 @@ def test_what_is_asked_for_is_used() -> None:
     assert resolve("bf16", CPU) == "bf16"
 
 
-@pytest.mark.parametrize(("avx", "amx", "wanted"), [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16")])
-def test_auto_is_bf16_only_where_it_is_fast(avx: bool, amx: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("avx", "amx", "wanted"), [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16")]
+)
+def test_auto_is_bf16_only_where_it_is_fast(
+    avx: bool, amx: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert resolve("auto", CPU) == wanted

@@ -13,7 +13,15 @@ from tests.train.conftest import Notes
 from polyhead.errors import UserError
 from polyhead.train.reporting import Bar, Lines, Metrics, Reporters, TensorBoard, duration, read_metrics
 
-ROW = {"loss": 1.23456, "lr": 3.3e-7, "tokens_per_s": 4321.0, "ms_per_step": 500.0, "skipped": 0, "step": 3, "steps": 10}
+ROW = {
+    "loss": 1.23456,
+    "lr": 3.3e-7,
+    "tokens_per_s": 4321.0,
+    "ms_per_step": 500.0,
+    "skipped": 0,
+    "step": 3,
+    "steps": 10,
+}
 
 
 def test_rows_are_strict_json_and_small_numbers_keep_their_digits(tmp_path: Path) -> None:
@@ -50,7 +58,9 @@ def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None
 def test_a_damaged_file_of_metrics_is_not_overwritten(line: str, tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
-    with pytest.raises(UserError, match=r"m.jsonl is damaged: not every line is an object with a step; move it away"):
+    with pytest.raises(
+        UserError, match=r"m.jsonl is damaged: not every line is an object with a step; move it away"
+    ):
         Metrics(path, from_step=2)
     assert path.read_text().count("\n") == 3
 

@@ -155,7 +155,10 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(place: Path, whole
     recipe = recipe_at(place, "unlucky", save_every=3)
     for k in (2, 19, 20):
         report, resume = Deadly(k), k > 2
-        assert in_child(lambda report=report, resume=resume: run_training(recipe, resume=resume, report=report)) == KILLED
+        assert (
+            in_child(lambda report=report, resume=resume: run_training(recipe, resume=resume, report=report))
+            == KILLED
+        )
     assert in_child(lambda: run_training(recipe, resume=True, report=Notes())) == 0
     assert result(recipe) == whole["fp32"]
 
@@ -174,7 +177,9 @@ def test_the_same_seed_gives_the_same_bits(place: Path, whole: dict[str, Any]) -
 
 
 @pytest.mark.acceptance("B12")
-def test_a_damaged_checkpoint_is_passed_over(place: Path, whole: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    place: Path, whole: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     recipe = recipe_at(place, "damaged")
     assert in_child(lambda: run_training(recipe, report=Deadly(30))) == KILLED
     path = recipe.out / "checkpoints" / "step-28" / "model.safetensors"
@@ -191,7 +196,10 @@ def test_a_damaged_checkpoint_is_passed_over(place: Path, whole: dict[str, Any],
 @pytest.mark.acceptance("B13")
 def test_a_second_run_in_the_directory_is_refused(place: Path) -> None:
     recipe = recipe_at(place, "busy")
-    with RunLock(recipe.out), pytest.raises(UserError, match=f"busy is in use by process {os.getpid()}; stop it, or choose"):
+    with (
+        RunLock(recipe.out),
+        pytest.raises(UserError, match=f"busy is in use by process {os.getpid()}; stop it, or choose"),
+    ):
         run_training(recipe, report=Notes())
     assert not (recipe.out / "metrics.jsonl").exists()
 
@@ -223,7 +231,9 @@ def test_a_signal_saves_and_says_how_to_go_on(
     steps = f"train.steps={step + 20}"
     assert in_child(lambda: main(["train", f"{name}/recipe.yaml", "--resume", steps])) == 0
     assert in_child(lambda: main(["train", f"{name}.yaml", steps, f"out={name}-whole"])) == 0
-    whole, resumed = (result(small_recipe(Path("."), out, steps=step + 20)) for out in (f"{name}-whole", name))
+    whole, resumed = (
+        result(small_recipe(Path("."), out, steps=step + 20)) for out in (f"{name}-whole", name)
+    )
     assert whole == resumed
 
 

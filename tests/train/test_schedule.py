@@ -40,9 +40,7 @@ def test_constant_stays_at_the_peak_after_warming_up() -> None:
 
 
 def test_cosine_goes_down_half_a_wave() -> None:
-    wanted = [
-        s / 10 if s <= 10 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (s - 10) / 90)) for s in STEPS
-    ]
+    wanted = [s / 10 if s <= 10 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (s - 10) / 90)) for s in STEPS]
     assert rates("cosine", warmup=10, floor=0.1) == pytest.approx(wanted, rel=1e-12)
     assert rates("cosine", warmup=10, floor=0.1)[-1] == pytest.approx(0.1)
 
@@ -57,5 +55,7 @@ def test_wsd_stays_until_the_last_fifth() -> None:
 def test_every_schedule_is_finite_and_positive_from_the_first_step(name: str) -> None:
     for steps in (1, 2, 5000):
         factor = SCHEDULE.build(Choice(name), 64, steps)
-        assert all(0 <= factor(step) <= 1 and math.isfinite(factor(step)) for step in range(1, min(steps, 50) + 1))
+        assert all(
+            0 <= factor(step) <= 1 and math.isfinite(factor(step)) for step in range(1, min(steps, 50) + 1)
+        )
         assert factor(1) > 0 or steps == 1

@@ -38,7 +38,12 @@ def tuned(place: Path, out: str, start: Any = None, **changes: Any) -> Recipe:
     del whole["tokenizer"]
     model, train_keys = changes.pop("model", {}), changes
     return Recipe.model_validate(
-        {**whole, "start": start or str(place / "first"), "model": model, "train": whole["train"] | {"steps": 7, **train_keys}}
+        {
+            **whole,
+            "start": start or str(place / "first"),
+            "model": model,
+            "train": whole["train"] | {"steps": 7, **train_keys},
+        }
     )
 
 
@@ -61,7 +66,10 @@ def test_every_second_layer_makes_a_student(first: Path) -> None:
     assert (run.config.n_layers, run.config.decoder_layers) == (2, 2)
     for mine, theirs in ((0, 0), (1, 2)):
         for side in ("encoder", "decoder"):
-            a, b = (dict(m.get_submodule(f"{side}.layers.{n}").named_parameters()) for m, n in ((run.model, mine), (origin.model, theirs)))
+            a, b = (
+                dict(m.get_submodule(f"{side}.layers.{n}").named_parameters())
+                for m, n in ((run.model, mine), (origin.model, theirs))
+            )
             assert a.keys() == b.keys()
             for name, tensor in a.items():
                 torch.testing.assert_close(tensor, b[name], rtol=0, atol=1e-9)
@@ -83,7 +91,9 @@ def test_a_run_that_began_so_goes_on_bit_for_bit_even_without_its_start(first: P
     run_training(tuned(place, "cut", steps=7, schedule={"name": "constant"}, **parts), report=Notes())
     run_training(tuned(place, "all", steps=14, schedule={"name": "constant"}, **parts), report=Notes())
     shutil.rmtree(place / "first")
-    on, _ = run_training(load_recipe(place / "cut/recipe.yaml", ["train.steps=14"]), resume=True, report=Notes())
+    on, _ = run_training(
+        load_recipe(place / "cut/recipe.yaml", ["train.steps=14"]), resume=True, report=Notes()
+    )
     straight = ph.load(place / "all")
     for name, tensor in weights(straight.model).items():
         assert torch.equal(weights(on.model)[name], tensor), name
@@ -94,7 +104,9 @@ def test_a_factor_is_another_rate_and_nothing_else(optimizer: str) -> None:
     """Factor 0.5 on everything at twice the rate changes nothing; of two that overlap, the longer name counts."""
 
     def trained(lr: float, factors: dict[str, float], steps: int) -> Training:
-        config = TrainConfig(steps=10, lr=lr, lr_factors=factors, optimizer=optimizer, schedule={"name": "constant"})
+        config = TrainConfig(
+            steps=10, lr=lr, lr_factors=factors, optimizer=optimizer, schedule={"name": "constant"}
+        )
         training, task = Training(toy_model(), config, 8, 10), Toy()
         for step in range(1, steps + 1):
             training.progress.step = step
@@ -139,7 +151,10 @@ def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
         ({"start": "nowhere"}, "no run directory 'nowhere'"),
         ({"freeze": ["encodr"]}, "train.freeze: no part of the model is called 'encodr'.*encoder"),
         ({"freeze": ["encoder", "decoder", "encoder_embedding"]}, "nothing is left to learn"),
-        ({"lr_factors": {"decodr": 2.0}}, "train.lr_factors: no part of the model is called 'decodr'.*decoder"),
+        (
+            {"lr_factors": {"decodr": 2.0}},
+            "train.lr_factors: no part of the model is called 'decodr'.*decoder",
+        ),
         ({"lr_factors": {"decoder": 0.0}}, "train.lr_factors: decoder is 0.0, wanted above 0"),
     ],
 )
@@ -151,7 +166,10 @@ def test_what_cannot_be_begun_with_is_said(first: Path, changes: dict[str, Any],
 def test_a_tokenizer_beside_a_start_is_refused(first: Path) -> None:
     recipe = tuned(first, "never")
     with pytest.raises(UserError, match=r"tokenizer: it comes with start\.run"):
-        run_training(Recipe.model_validate(recipe.model_dump(exclude_unset=True) | {"tokenizer": {"kind": "char"}}), report=Notes())
+        run_training(
+            Recipe.model_validate(recipe.model_dump(exclude_unset=True) | {"tokenizer": {"kind": "char"}}),
+            report=Notes(),
+        )
 
 
 def test_rates_of_nothing_are_left_alone() -> None:

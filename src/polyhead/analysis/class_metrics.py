@@ -20,7 +20,9 @@ def confusion(given: ArrayLike, wanted: ArrayLike, n_labels: int) -> Counts:
         raise UserError(f"{given.size} classes given and {wanted.size} wanted: they must be text by text")
     if not given.size:
         raise UserError("nothing to measure: no texts")
-    counts: Counts = np.bincount(wanted * n_labels + given, minlength=n_labels * n_labels).reshape(n_labels, n_labels)
+    counts: Counts = np.bincount(wanted * n_labels + given, minlength=n_labels * n_labels).reshape(
+        n_labels, n_labels
+    )
     return counts
 
 

@@ -40,19 +40,27 @@ def classify(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens
     """The class of each text, or pair of texts; they are cut where they are longer than the model's max_len."""
     labels, (log_p, _) = model.config.labels, class_log_probs(model, tokenizer, texts, batch_tokens)
     return [
-        Classified(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True))) for row in log_p
+        Classified(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True)))
+        for row in log_p
     ]
 
 
-def measure_classes(model: Classifier, tokenizer: Tokenizer, examples: Sequence[Example], batch_tokens: int) -> Measured:
+def measure_classes(
+    model: Classifier, tokenizer: Tokenizer, examples: Sequence[Example], batch_tokens: int
+) -> Measured:
     """Loss, accuracy, macro F1 and Matthews correlation on labelled texts, whose labels the model must know."""
     labels = model.config.labels
     numbers = {label: number for number, label in enumerate(labels)}
     for example in examples:
         if example.label not in numbers:
-            raise UserError(f"line {example.line}: the model has no class {example.label!r}; it has {', '.join(labels)}")
+            raise UserError(
+                f"line {example.line}: the model has no class {example.label!r}; it has {', '.join(labels)}"
+            )
     wanted = np.array([numbers[example.label] for example in examples], dtype=np.int64)
-    texts = [(example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0] for example in examples]
+    texts = [
+        (example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0]
+        for example in examples
+    ]
     log_p, cut = class_log_probs(model, tokenizer, texts, batch_tokens)  # type: ignore[arg-type]
     given = log_p.argmax(1)
     loss = -float(log_p[np.arange(len(wanted)), wanted].mean()) if len(wanted) else math.nan
@@ -74,7 +82,9 @@ def class_log_probs(
     device = next(model.parameters()).device
     widest = max(batch_tokens, int(lengths.max(initial=1)))
     for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
-        given = collate_framed([rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id)
+        given = collate_framed(
+            [rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id
+        )
         called = [None if part is None else part.to(device) for part in given.called(model.config.segments)]
         out[batch] = model(*called).double().log_softmax(-1).cpu().numpy()
     return out, sum(row.cut for row in rows)

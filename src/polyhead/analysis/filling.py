@@ -42,7 +42,9 @@ def fill_mask(
     rows = [framed([ids], tokenizer, model.config.max_len) for ids in encode_masked(tokenizer, texts)]
     for number, row in enumerate(rows, 1):
         if row.cut:
-            raise UserError(f"text {number} has more tokens than this model takes ({model.config.max_len}, special ones counted)")
+            raise UserError(
+                f"text {number} has more tokens than this model takes ({model.config.max_len}, special ones counted)"
+            )
     found: list[list[list[Fill]]] = [[] for _ in rows]
     for numbers, vectors, _ in read(model.encoder, rows, tokenizer, model.config.segments, batch_tokens):
         for number, of_text in zip(numbers, vectors, strict=True):
@@ -54,7 +56,10 @@ def fill_mask(
             best = p.topk(top)
             ids[places] = best.indices[:, 0]
             found[number] = [
-                [_fill(tokenizer, ids, int(place), int(token), float(chance)) for token, chance in zip(*ranked, strict=True)]
+                [
+                    _fill(tokenizer, ids, int(place), int(token), float(chance))
+                    for token, chance in zip(*ranked, strict=True)
+                ]
                 for place, *ranked in zip(places, best.indices, best.values, strict=True)
             ]
     return found

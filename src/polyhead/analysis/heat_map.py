@@ -102,12 +102,16 @@ def attention_text(
     left, right = (max(map(columns, tokens), default=0) for tokens in (target, source))
     fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
     weights = as_lists(attention)
-    lines = [f"{attention.kind}, {which('layer', layer, len(weights))}, {which('head', head, len(weights[0]))}"]
+    lines = [
+        f"{attention.kind}, {which('layer', layer, len(weights))}, {which('head', head, len(weights[0]))}"
+    ]
     for start in range(0, len(source), fits):
         shown_here = range(start, min(start + fits, len(source)))
         lines += ["", " " * (left + 2) + "".join(f"{i + 1:>3}" for i in shown_here)]
         for token, row in zip(target, matrix, strict=True):
-            cells = "".join(" " + 2 * SHADES[min(int(row[i] * len(SHADES)), len(SHADES) - 1)] for i in shown_here)
+            cells = "".join(
+                " " + 2 * SHADES[min(int(row[i] * len(SHADES)), len(SHADES) - 1)] for i in shown_here
+            )
             best = max(range(len(row)), key=row.__getitem__)
             said = f"  {row[best]:.2f} {source[best]}" if best in shown_here else ""
             lines.append(" " * (left - columns(token)) + f"{token}  {cells}{said}".rstrip())

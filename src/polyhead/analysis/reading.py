@@ -24,6 +24,8 @@ def read(
     device = next(encoder.parameters()).device
     for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
         chosen = [rows[i] for i in batch]
-        given: Any = collate_framed([row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id)
+        given: Any = collate_framed(
+            [row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id
+        )
         tokens, pos, kinds = (None if part is None else part.to(device) for part in given.called(segments))
         yield batch.tolist(), encoder(tokens, pos, kinds), pos

@@ -97,7 +97,11 @@ def training(metrics: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def plot(
-    title: str, drawn: Sequence[Curve], *sizes: tuple[int, int], from_zero: bool = False, x_label: str = "step"
+    title: str,
+    drawn: Sequence[Curve],
+    *sizes: tuple[int, int],
+    from_zero: bool = False,
+    x_label: str = "step",
 ) -> str:
     """A chart in one or several sizes (the style shows the one that fits), its legend and its data."""
     names = [escape(curve.name) if len(drawn) > 1 else "" for curve in drawn]

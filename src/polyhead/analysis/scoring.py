@@ -35,7 +35,9 @@ def score_pairs(
     pairs = list(zip(t.encode(sources), t.encode(targets), strict=True))
     sides = t.sides
     around = len(sides.before) + len(sides.after), len(sides.opening) + 1
-    lengths = [np.array([len(pair[side]) + around[side] for pair in pairs], dtype=np.int64) for side in (0, 1)]
+    lengths = [
+        np.array([len(pair[side]) + around[side] for pair in pairs], dtype=np.int64) for side in (0, 1)
+    ]
     _check("pair", np.maximum(*lengths), model.config.max_len)
     device = model.head.weight.device
 
@@ -51,7 +53,9 @@ def score_pairs(
 
 
 @torch.inference_mode()
-def score_texts(model: CausalLM, t: Tokenizer, frame: Frame, texts: Sequence[str], batch_tokens: int) -> list[PairScore]:
+def score_texts(
+    model: CausalLM, t: Tokenizer, frame: Frame, texts: Sequence[str], batch_tokens: int
+) -> list[PairScore]:
     """log p(text) of each text, as one that begins and, where the frame has an end, ends there."""
     rows = [[*frame.begin, *ids, *frame.end] for ids in t.encode(texts)]
     asked = [i for i, row in enumerate(rows) if len(row) > len(frame.begin)]
@@ -65,7 +69,9 @@ def score_texts(model: CausalLM, t: Tokenizer, frame: Frame, texts: Sequence[str
         labels[:, : len(frame.begin) - 1] = IGNORED
         return _sums(model(tokens, pos), labels)
 
-    found = dict(zip(asked, _batched([rows[i] for i in asked], lengths, lengths, batch_tokens, batch), strict=True))
+    found = dict(
+        zip(asked, _batched([rows[i] for i in asked], lengths, lengths, batch_tokens, batch), strict=True)
+    )
     return [found.get(i, PairScore(0.0, 0)) for i in range(len(texts))]
 
 
@@ -75,7 +81,11 @@ def _check(what: str, lengths: np.ndarray, max_len: int) -> None:
 
 
 def _batched(
-    items: Sequence[T], a: np.ndarray, b: np.ndarray, batch_tokens: int, score: Callable[[Sequence[T]], list[PairScore]]
+    items: Sequence[T],
+    a: np.ndarray,
+    b: np.ndarray,
+    batch_tokens: int,
+    score: Callable[[Sequence[T]], list[PairScore]],
 ) -> list[PairScore]:
     """Scores in the order of the items, computed in batches of items of like length."""
     widest = max(a.max(initial=1), b.max(initial=1), batch_tokens)

@@ -47,12 +47,18 @@ def parts(config: ModelConfig) -> list[Part]:
     for name, parameter in model.named_parameters():
         name = _part(name)
         sizes[name] = sizes.get(name, 0) + parameter.numel()
-    depth = {"encoder layer": config.n_layers, "decoder layer": config.decoder_layers, "layer": config.n_layers}
+    depth = {
+        "encoder layer": config.n_layers,
+        "decoder layer": config.decoder_layers,
+        "layer": config.n_layers,
+    }
     found = []
     for name, size in sizes.items():
         times = depth.get(name, 1)
         if size % times:
-            raise AssertionError(f"the layers of {name} are not alike")  # parts of a pattern with weights of their own
+            raise AssertionError(
+                f"the layers of {name} are not alike"
+            )  # parts of a pattern with weights of their own
         found.append(Part(name, times, size // times, formula(config, name, size // times)))
     return sorted(found, key=lambda part: next(i for i, word in enumerate(FIRST) if word in part.name))
 
@@ -100,7 +106,11 @@ def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
 
 def _part(name: str) -> str:
     """The part that a parameter belongs to: encoder.stack.layers.3.attn.q_proj.weight -> layer."""
-    words = name.removeprefix("encoder.embedding.").split(".") if name.startswith("encoder.embedding.") else name.split(".")
+    words = (
+        name.removeprefix("encoder.embedding.").split(".")
+        if name.startswith("encoder.embedding.")
+        else name.split(".")
+    )
     if LAYER.search(name):
         side = "" if "stack" in words else f"{words[0]} "
         return f"{side}layer"

@@ -24,15 +24,24 @@ def pair_maps(
     first is the begin.
     """
     sides = tokenizer.sides
-    before, read, after, written = (labels(tokenizer, ids) for ids in (sides.before, source, sides.after, target))
-    around = [*before, *read, *(END if i == sides.end else name for i, name in zip(sides.after, after, strict=True))]
+    before, read, after, written = (
+        labels(tokenizer, ids) for ids in (sides.before, source, sides.after, target)
+    )
+    around = [
+        *before,
+        *read,
+        *(END if i == sides.end else name for i, name in zip(sides.after, after, strict=True)),
+    ]
     written = [*labels(tokenizer, sides.opening), *written]
     columns = {"cross": around, "encoder": around, "decoder": [BEGIN, *written]}
     rows = {"cross": [*written, END], "encoder": around, "decoder": [*written, END]}
     device = next(model.parameters()).device
     given = ([sides.source(source)], [sides.read(target)])
     found = pair_attention(model, *(torch.tensor(ids, device=device) for ids in given))
-    return {kind: AttentionMap(columns[kind], rows[kind], weights, KINDS[kind], title) for kind, weights in found.items()}
+    return {
+        kind: AttentionMap(columns[kind], rows[kind], weights, KINDS[kind], title)
+        for kind, weights in found.items()
+    }
 
 
 def self_maps(model: nn.Module, tokenizer: Tokenizer, ids: list[int], title: str) -> dict[str, AttentionMap]:

@@ -20,7 +20,10 @@ POOLS: dict[str, Pool] = {"mean": mean_token, "first": first_token, "max": large
 
 @torch.inference_mode()
 def embed(
-    model: MaskedLM | Classifier | Embedder, tokenizer: Tokenizer, texts: Sequence[str], pooling: str = "mean",
+    model: MaskedLM | Classifier | Embedder,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pooling: str = "mean",
     batch_tokens: int = 4096,
 ) -> Tensor:
     """(N, C) float32: the mean vector of each text's tokens, the first, the largest of each feature, or the model's own.

@@ -5,4 +5,3 @@ hangs on no module. If none is chosen, a model gets the plain one of its kind: `
 ``state`` for states. Keys and values of the encoder's output are computed once and are shared by all beams of a
 sentence; they are no part of the cache.
 """
-

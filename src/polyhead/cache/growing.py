@@ -43,7 +43,9 @@ class GrowingCache(RowCache):
         super().__init__(shape, n_rows, max_len)
         self.pos = torch.full((n_rows, 0), -1, device=shape.device)
         self.layers = [GrowingLayer(shape, n_rows) for _ in range(shape.n_layers)]
-        self.slot = 8 + len(self.layers) * shape.n_kv_heads * (shape.head_dim + shape.v_dim) * shape.dtype.itemsize
+        self.slot = (
+            8 + len(self.layers) * shape.n_kv_heads * (shape.head_dim + shape.v_dim) * shape.dtype.itemsize
+        )
 
     def used(self) -> int:
         return int((self.pos >= 0).sum()) * self.slot
@@ -77,7 +79,9 @@ class GrowingLayer(RowLayer):
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out."""
         new, slots, more, pos, seen = self.step
-        self.k, self.v = (torch.cat([x, x.new_zeros(*x.shape[:2], more, x.size(3))], 2) for x in (self.k, self.v))
+        self.k, self.v = (
+            torch.cat([x, x.new_zeros(*x.shape[:2], more, x.size(3))], 2) for x in (self.k, self.v)
+        )
         new.write(self.k, kv.k, slots)
         new.write(self.v, kv.v, slots)
         return KV(of(self.k, new.rows), of(self.v, new.rows), pos, seen=seen)

@@ -53,7 +53,9 @@ class H2OCache(RowCache):
                 f"least 1 recent, a sink of 0 or more, and a budget of at least {max(1, recent) + max(0, sink)}"
             )
         slots = min(budget, max_len) + 1
-        self.layers: list[H2OLayer] = [H2OLayer(shape, n_rows, slots, sink, recent) for _ in range(shape.n_layers)]
+        self.layers: list[H2OLayer] = [
+            H2OLayer(shape, n_rows, slots, sink, recent) for _ in range(shape.n_layers)
+        ]
 
     def used(self) -> int:
         return sum(layer.used(self.lengths) for layer in self.layers)
@@ -85,7 +87,9 @@ class H2OLayer(RowLayer):
         """(B, K, T, D) in, (B, K, S, D) out: what was kept and what is new."""
         new: Arrivals = self.step
         if self.shown is not None:
-            raise UserError("cache 'h2o' is shown no weights: attention of this model does not call its watchers")
+            raise UserError(
+                "cache 'h2o' is shown no weights: attention of this model does not call its watchers"
+            )
         fed = new.clean(kv.k.to(self.k.dtype)), new.clean(kv.v.to(self.v.dtype))
         pos = new.pos[:, None].expand(-1, self.pos.size(1), -1)
         held = [of(x, new.rows) for x in (self.k, self.v, self.pos)]
@@ -121,9 +125,16 @@ class H2OLayer(RowLayer):
             put(self.score, new.rows, score.scatter(2, least, 0))
             return
         best = worth.topk(self.slots - 1).indices
-        for x, y, empty in ((self.k, kv.k, 0), (self.v, kv.v, 0), (self.pos, kv.pos, -1), (self.score, score, 0)):
+        for x, y, empty in (
+            (self.k, kv.k, 0),
+            (self.v, kv.v, 0),
+            (self.pos, kv.pos, -1),
+            (self.score, score, 0),
+        ):
             kept = y.gather(2, along(best, y))
-            put(x, new.rows, torch.cat([kept, kept.new_full((*kept.shape[:2], 1, *kept.shape[3:]), empty)], 2))
+            put(
+                x, new.rows, torch.cat([kept, kept.new_full((*kept.shape[:2], 1, *kept.shape[3:]), empty)], 2)
+            )
 
 
 def along(slots: Tensor, like: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ class LowRankCache:
         chunk: int = 8,
     ) -> None:
         if shape.state is not None:
-            raise UserError("cache 'low_rank' keeps keys and values, this model keeps a state: use cache 'state'")
+            raise UserError(
+                "cache 'low_rank' keeps keys and values, this model keeps a state: use cache 'state'"
+            )
         if rank < 1:
             raise UserError(f"cache 'low_rank': rank is {rank}, wanted at least 1")
         ranks = min(rank, shape.head_dim), min(rank, shape.v_dim)
@@ -69,9 +71,14 @@ class LowRankCache:
         if projection is not None:
             bases = read_bases(projection, shape, ranks)
         elif ranks == (shape.head_dim, shape.v_dim):
-            k, v = (torch.eye(r, dtype=shape.dtype, device=shape.device).expand(shape.n_kv_heads, r, r) for r in ranks)
+            k, v = (
+                torch.eye(r, dtype=shape.dtype, device=shape.device).expand(shape.n_kv_heads, r, r)
+                for r in ranks
+            )
             bases = [Bases(k, v)] * shape.n_layers
-        self.layers = [LowRankLayer(inner, b, ranks) for inner, b in zip(self.inner.layers, bases, strict=True)]
+        self.layers = [
+            LowRankLayer(inner, b, ranks) for inner, b in zip(self.inner.layers, bases, strict=True)
+        ]
         self.begin, self.room, self.add = self.inner.begin, self.inner.room, self.inner.add
         self.fork, self.release, self.select = self.inner.fork, self.inner.release, self.inner.select
 
@@ -155,16 +162,24 @@ def fit_low_rank(
     if pos is None:
         pos = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
     if rank < 1 or int((pos >= 0).sum()) < rank:
-        raise UserError(f"{rank} directions in {int((pos >= 0).sum())} tokens: wanted 1 or more, and no fewer tokens")
+        raise UserError(
+            f"{rank} directions in {int((pos >= 0).sum())} tokens: wanted 1 or more, and no fewer tokens"
+        )
     sums: list[list[Tensor]] = []
     for i in range(0, len(tokens), ROWS):
         some, at = tokens[i : i + ROWS], pos[i : i + ROWS]
-        memory = None if source is None else model.encode(*(x if x is None else x[i : i + ROWS] for x in source))
+        memory = (
+            None if source is None else model.encode(*(x if x is None else x[i : i + ROWS] for x in source))
+        )
         cache = StaticCache(shape, len(some), tokens.size(1))
         cache.begin(range(len(some)), at)
         model.decode(some, at, cache, memory)
         seen = [[moment(x) for x in (layer.k, layer.v)] for layer in cache.layers]  # slots of no token are 0
-        sums = [[a + b for a, b in zip(*both, strict=True)] for both in zip(sums, seen, strict=True)] if sums else seen
+        sums = (
+            [[a + b for a, b in zip(*both, strict=True)] for both in zip(sums, seen, strict=True)]
+            if sums
+            else seen
+        )
     found = [Bases(*(strongest(x, min(rank, x.size(-1))).float() for x in layer)) for layer in sums]
     named = {f"layers.{i}.{name}": x for i, b in enumerate(found) for name, x in b._asdict().items()}
     save_file({name: x.contiguous().cpu() for name, x in named.items()}, path)
@@ -192,5 +207,7 @@ def read_bases(path: str | Path, shape: CacheShape, ranks: tuple[int, int]) -> l
             both.append(x[..., :rank].to(shape.device, shape.dtype).contiguous())
         layers.append(Bases(*both))
     if found:
-        raise UserError(f"cache 'low_rank': projection {str(path)!r} is of another model: it also has {min(found)}")
+        raise UserError(
+            f"cache 'low_rank': projection {str(path)!r} is of another model: it also has {min(found)}"
+        )
     return layers

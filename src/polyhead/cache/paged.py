@@ -214,9 +214,13 @@ class PagedCache:
         at = pos if padding is None else pos.clamp(min=0)
         K = self.layers[0].k.size(1)
         heads = torch.arange(K, device=self.device)[:, None]
-        write = (pages.gather(1, at // self.block)[:, None] * K + heads) * self.block + (at % self.block)[:, None]
+        write = (pages.gather(1, at // self.block)[:, None] * K + heads) * self.block + (at % self.block)[
+            :, None
+        ]
         write = write if padding is None else write.masked_fill(padding[:, None], 0)
-        lengths = torch.tensor([self.table.lengths[self.rows[row]] for row in rows], device=self.device)[:, None]
+        lengths = torch.tensor([self.table.lengths[self.rows[row]] for row in rows], device=self.device)[
+            :, None
+        ]
         slots = torch.arange(pages.size(1) * self.block, device=self.device)
         held = torch.where(slots < lengths, slots, -1)[:, None]
         padding = None if padding is None else padding[:, None, :, None]
@@ -228,7 +232,9 @@ class PagedCache:
         if self._index is None or self._index[0] != key:
             tables = [self.table.tables[self.rows[row]] for row in rows]
             n = max(1, *map(len, tables), 1)
-            pages = torch.tensor([[page + 1 for page in t] + [0] * (n - len(t)) for t in tables], device=self.device)
+            pages = torch.tensor(
+                [[page + 1 for page in t] + [0] * (n - len(t)) for t in tables], device=self.device
+            )
             K = self.layers[0].k.size(1)
             read = (pages[:, None] * K + torch.arange(K, device=self.device)[:, None]).flatten()
             self._index = key, pages, read
@@ -271,7 +277,11 @@ class PagedLayer:
             self.cache.soil(step.write)
         for x, part in zip((self.k, self.v), new, strict=True):
             x.flatten(0, 2).index_copy_(0, step.write, part.flatten(0, 2))
-        return Stored.of(Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages))), step.pos, step.seen)
+        return Stored.of(
+            Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages))),
+            step.pos,
+            step.seen,
+        )
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (from, to) each."""

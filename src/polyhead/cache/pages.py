@@ -61,7 +61,9 @@ class PageTable:
 
     def __init__(self, block: int, blocks: int = 0) -> None:
         if block < 1 or blocks < 0:
-            raise UserError(f"blocks of {block} tokens and {blocks} of them; wanted at least 1 token, and not less than 0")
+            raise UserError(
+                f"blocks of {block} tokens and {blocks} of them; wanted at least 1 token, and not less than 0"
+            )
         self.block, self.peak = block, 0
         self.changes = 0  # goes up whenever a table of blocks becomes another one
         self.tables: dict[int, list[int]] = {}
@@ -123,11 +125,17 @@ class PageTable:
         for seq, first, end in spans:
             assert seq in self.tables, f"no sequence {seq} to write to"
             assert 0 <= first <= end, f"positions {first} to {end} of sequence {seq}"
-            assert first <= self.lengths[seq], f"sequence {seq} holds {self.lengths[seq]} tokens, position {first} would leave a gap"
+            assert first <= self.lengths[seq], (
+                f"sequence {seq} holds {self.lengths[seq]} tokens, position {first} would leave a gap"
+            )
             table = self.tables[seq]
             new += max(0, self._count(end) - len(table))
             if first < end:
-                writers.update(block for block in table[first // self.block : self._count(end)] if self._owners[block] > 1)
+                writers.update(
+                    block
+                    for block in table[first // self.block : self._count(end)]
+                    if self._owners[block] > 1
+                )
         # who is left alone with a block keeps it
         return new + sum(min(n, self._owners[block] - 1) for block, n in writers.items())
 
@@ -136,7 +144,9 @@ class PageTable:
         wanted = self.wanted(spans)
         assert len({span.seq for span in spans}) == len(spans), "a sequence comes twice in one step"
         if wanted > self.available:
-            raise NoRoom(f"the step needs {wanted} blocks of {self.block} tokens more, {self.available} of {self.blocks} are free")
+            raise NoRoom(
+                f"the step needs {wanted} blocks of {self.block} tokens more, {self.available} of {self.blocks} are free"
+            )
         granted = Granted([], [])
         for seq, first, end in spans:
             if first == end:
@@ -168,8 +178,12 @@ class PageTable:
         for i in range(len(chain), min(len(tokens), self.lengths[seq]) // self.block):
             content = self._content(chain, tokens, i)
             if content not in self._found:
-                if table[i] in self._named:  # another way to say the same past: the way that is still known counts
-                    assert self._named[table[i]][1][1] == content[1], f"block {table[i]} holds other tokens than were told"
+                if (
+                    table[i] in self._named
+                ):  # another way to say the same past: the way that is still known counts
+                    assert self._named[table[i]][1][1] == content[1], (
+                        f"block {table[i]} holds other tokens than were told"
+                    )
                     self._forget(table[i])
                 self._found[content] = table[i]
                 self._named[table[i]] = next(self._names), content
@@ -178,7 +192,9 @@ class PageTable:
     def truncate(self, seq: int, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
         assert seq in self.tables, f"no sequence {seq} to truncate"
-        assert 0 <= length <= self.lengths[seq], f"sequence {seq} holds {self.lengths[seq]} tokens, not {length}"
+        assert 0 <= length <= self.lengths[seq], (
+            f"sequence {seq} holds {self.lengths[seq]} tokens, not {length}"
+        )
         table, kept = self.tables[seq], self._count(length)
         self.changes += kept < len(table)
         while len(table) > kept:
@@ -189,7 +205,9 @@ class PageTable:
     def release(self, seq: int) -> None:
         """The sequence is gone; its blocks are free, or kept as long as their memory is not needed."""
         assert seq in self.tables, f"no sequence {seq} to release"
-        self.truncate(seq, 0)  # from the end, so that the beginning, which others may have too, is kept longest
+        self.truncate(
+            seq, 0
+        )  # from the end, so that the beginning, which others may have too, is kept longest
         del self.tables[seq], self.lengths[seq], self._chains[seq]
 
     def forget_kept(self) -> int:
@@ -208,7 +226,9 @@ class PageTable:
         held, stand = len(tokens), sum(tokens.values())
         shared, unshared = sum(n > 1 for n in self._owners), sum(map(len, self.tables.values()))
         wasted = held * self.block - stand
-        return Usage(self.block, self.blocks, held, len(self._kept), shared, unshared, stand, wasted, self.peak)
+        return Usage(
+            self.block, self.blocks, held, len(self._kept), shared, unshared, stand, wasted, self.peak
+        )
 
     def check(self) -> None:
         """Assert all that must hold between two calls; linear in the number of blocks."""
@@ -225,9 +245,13 @@ class PageTable:
         }, "contents and blocks do not agree"
         assert self.tables.keys() == self.lengths.keys() == self._chains.keys(), "half a sequence"
         for seq, table in self.tables.items():
-            assert len(table) == self._count(self.lengths[seq]), f"sequence {seq}: blocks do not fit its length"
+            assert len(table) == self._count(self.lengths[seq]), (
+                f"sequence {seq}: blocks do not fit its length"
+            )
             assert len(set(table)) == len(table), f"sequence {seq} holds a block twice"
-            assert len(self._chains[seq]) <= self.lengths[seq] // self.block, f"sequence {seq}: more names than full blocks"
+            assert len(self._chains[seq]) <= self.lengths[seq] // self.block, (
+                f"sequence {seq}: more names than full blocks"
+            )
         assert len(held) <= self.peak, "more is held than ever was"
 
     def _enter(self, seq: int, table: list[int], length: int, chain: list[int]) -> None:

@@ -50,9 +50,13 @@ class QuantizedCache(RowCache):
     ) -> None:
         super().__init__(shape, n_rows, max_len)
         if group < 2 or group % 2:
-            raise UserError(f"cache 'quantized': group is {group}; two numbers may share a byte, so an even number")
+            raise UserError(
+                f"cache 'quantized': group is {group}; two numbers may share a byte, so an even number"
+            )
         self.group, self.groups = group, 0
-        self.layers: list[QuantizedLayer] = [QuantizedLayer(shape, n_rows, bits, group) for _ in range(shape.n_layers)]
+        self.layers: list[QuantizedLayer] = [
+            QuantizedLayer(shape, n_rows, bits, group) for _ in range(shape.n_layers)
+        ]
 
     def used(self) -> int:
         return sum(layer.used(self.lengths) for layer in self.layers)
@@ -115,7 +119,9 @@ class QuantizedLayer(RowLayer):
             setattr(self, name + part, kept)
         return seen
 
-    def _fill(self, parts: list[Tensor], tail: Tensor, before: Tensor, x: Tensor, dim: int, place: Place) -> Tensor:
+    def _fill(
+        self, parts: list[Tensor], tail: Tensor, before: Tensor, x: Tensor, dim: int, place: Place
+    ) -> Tensor:
         """Tail and new tokens in a line; groups of it that are full are packed, the rest is the next tail."""
         new, group = place.new, self.group
         if not any(place.full):

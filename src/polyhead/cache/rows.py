@@ -101,7 +101,9 @@ class RowCache(ABC):
         there = host >= 0
         if not self.rewinds:
             wanted = torch.where(there, held[:, None] + there.cumsum(1) - 1, -1)
-            assert torch.equal(host, wanted), f"cache {self.name!r} takes tokens in order, each once: {host.tolist()}"
+            assert torch.equal(host, wanted), (
+                f"cache {self.name!r} takes tokens in order, each once: {host.tolist()}"
+            )
         after = torch.maximum(held, host.amax(1) + 1)
         longest = max(after.tolist(), default=0)
         if longest > self.max_len:

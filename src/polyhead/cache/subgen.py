@@ -60,7 +60,9 @@ class SubGenCache(RowCache):
                 f"away, for {what}: use cache 'h2o'"
             )
         recent, clusters = min(recent, max_len), min(budget - recent, max_len)
-        self.layers: list[SubGenLayer] = [SubGenLayer(shape, n_rows, recent, clusters, radius) for _ in range(shape.n_layers)]
+        self.layers: list[SubGenLayer] = [
+            SubGenLayer(shape, n_rows, recent, clusters, radius) for _ in range(shape.n_layers)
+        ]
 
     def used(self) -> int:
         return sum(layer.used(self.lengths) for layer in self.layers)
@@ -99,7 +101,9 @@ class SubGenLayer(RowLayer):
             for x, y in zip(held, (*fed, at, torch.ones_like(at)), strict=True):
                 index = along(slots, x)
                 stays = x.gather(2, index)
-                x.scatter_(2, index, torch.where(real if x.dim() == 3 else real[..., None], y.to(x.dtype), stays))
+                x.scatter_(
+                    2, index, torch.where(real if x.dim() == 3 else real[..., None], y.to(x.dtype), stays)
+                )
             seen = held
         else:
             seen = [torch.cat([x, y.to(x.dtype)], 2) for x, y in zip(held, (*fed, at, at >= 0), strict=True)]
@@ -132,7 +136,11 @@ class SubGenLayer(RowLayer):
             return
         k, v, pos, count = held
         rows, C = torch.arange(len(k), device=k.device), self.clusters
-        key, value, at = k[rows, :, slot], v[rows, :, slot], pos[rows, :, slot]  # (B, K, D), (B, K, Dv), (B, K)
+        key, value, at = (
+            k[rows, :, slot],
+            v[rows, :, slot],
+            pos[rows, :, slot],
+        )  # (B, K, D), (B, K, Dv), (B, K)
         begun = count[:, :, :C] > 0
         far = (k[:, :, :C].float() - key[:, :, None].float()).square().sum(-1).masked_fill(~begun, torch.inf)
         distance, nearest = far.min(-1)
@@ -147,7 +155,9 @@ class SubGenLayer(RowLayer):
             x.scatter_(2, index, torch.where(there[:, None, None, None], moved, x.gather(2, index)))
         for x, y in ((pos, at[..., None]), (count, n)):
             x.scatter_(2, target, torch.where(there[:, None, None], y, x.gather(2, target)))
-            x[rows, :, slot] = torch.where(there[:, None], -1 if x is pos else 0, x[rows, :, slot]).to(x.dtype)
+            x[rows, :, slot] = torch.where(there[:, None], -1 if x is pos else 0, x[rows, :, slot]).to(
+                x.dtype
+            )
 
 
 def along(slots: Tensor, like: Tensor) -> Tensor:

@@ -48,7 +48,9 @@ class WindowCache(RowCache):
     ) -> None:
         super().__init__(shape, n_rows, max_len)
         if window < 1 or sink < 0:
-            raise UserError(f"cache 'window': window is {window} and sink {sink}; wanted at least 1 and at least 0")
+            raise UserError(
+                f"cache 'window': window is {window} and sink {sink}; wanted at least 1 and at least 0"
+            )
         for own in filter(None, shape.windows):
             if own.size > window or own.sink > sink:
                 raise UserError(
@@ -59,7 +61,9 @@ class WindowCache(RowCache):
         slots = min(sink + window, max(1, max_len))
         self.pos = torch.full((n_rows, slots), -1, device=shape.device)
         self.layers = [WindowLayer(shape, n_rows, slots) for _ in range(shape.n_layers)]
-        self.slot = 8 + len(self.layers) * shape.n_kv_heads * (shape.head_dim + shape.v_dim) * shape.dtype.itemsize
+        self.slot = (
+            8 + len(self.layers) * shape.n_kv_heads * (shape.head_dim + shape.v_dim) * shape.dtype.itemsize
+        )
 
     def used(self) -> int:
         return int((self.pos >= 0).sum()) * self.slot

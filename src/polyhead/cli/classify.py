@@ -16,11 +16,22 @@ def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     source: Annotated[
         str,
-        typer.Argument(metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"),
+        typer.Argument(
+            metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
+        ),
     ] = "-",
-    all_classes: Annotated[bool, typer.Option("--all", help="the probability of every class, the likeliest first")] = False,
-    chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 512,
-    dtype: Annotated[str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")] = "fp32",
+    all_classes: Annotated[
+        bool, typer.Option("--all", help="the probability of every class, the likeliest first")
+    ] = False,
+    chunk: Annotated[
+        int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
+    ] = 512,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
+    ] = "fp32",
 ) -> None:
     """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
 

@@ -17,17 +17,35 @@ from polyhead.errors import UserError
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained encoder")],
     source: Annotated[
-        str, typer.Argument(metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input")
+        str,
+        typer.Argument(
+            metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
+        ),
     ] = "-",
-    pooling: Annotated[str, typer.Option(help="mean, first or max of the tokens' vectors, or the model's own")] = "mean",
+    pooling: Annotated[
+        str, typer.Option(help="mean, first or max of the tokens' vectors, or the model's own")
+    ] = "mean",
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write there: .npy, or .jsonl with the texts; else tabs on standard output")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="write there: .npy, or .jsonl with the texts; else tabs on standard output"
+        ),
     ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="instead of vectors, how like this text each is: the cosine, and the text")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="instead of vectors, how like this text each is: the cosine, and the text"
+        ),
     ] = None,
-    chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 512,
-    dtype: Annotated[str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")] = "fp32",
+    chunk: Annotated[
+        int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
+    ] = 512,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
+    ] = "fp32",
 ) -> None:
     """Make one vector of each text: a line of numbers for each line, parted by tabs.
 

@@ -42,17 +42,28 @@ def run(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each")
+        Path | None,
+        typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each"),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="classifiers: column or key of the text; twice for pairs", show_default=OF_THE_RUN),
+        typer.Option(
+            metavar="COLUMN",
+            help="classifiers: column or key of the text; twice for pairs",
+            show_default=OF_THE_RUN,
+        ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="classifiers: column or key of the label", show_default=OF_THE_RUN)
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="classifiers: column or key of the label", show_default=OF_THE_RUN
+        ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
     ] = "fp32",
 ) -> None:
     """Measure a trained model: BLEU, chrF, perplexity, accuracy.
@@ -83,8 +94,13 @@ def run(
     changes = {name: value for name, value in typed.items() if value is not None}
     if loaded.config.labels:
         if unfit := sorted({"beam_size", "length_penalty"} & set(changes)):
-            raise UserError(f"--{unfit[0].replace('_', '-')}: of translations; this run is a classifier, and nothing is decoded")
-        columns = {"text": [column(one) for one in text] if text else None, "label": None if label is None else column(label)}
+            raise UserError(
+                f"--{unfit[0].replace('_', '-')}: of translations; this run is a classifier, and nothing is decoded"
+            )
+        columns = {
+            "text": [column(one) for one in text] if text else None,
+            "label": None if label is None else column(label),
+        }
         named = {name: value for name, value in columns.items() if value is not None}
         show_classes(loaded, files or [], split, limit, output, batch_tokens or 4096, named)
         return
@@ -94,16 +110,24 @@ def run(
         given = {**changes, "limit": limit, "output": output}
         if unfit := [name for name, value in given.items() if value is not None]:
             options = ", ".join("--" + name.replace("_", "-") for name in unfit)
-            raise UserError(f"{options}: of translations; this run is a language model, and nothing is decoded")
+            raise UserError(
+                f"{options}: of translations; this run is a language model, and nothing is decoded"
+            )
         show_language(loaded, files or [], split)
         return
     if loaded.recipe and loaded.recipe.task.name in RECOVERED:
-        if unfit := [name for name, value in {**changes, "limit": limit, "output": output}.items() if value is not None]:
-            raise UserError(f"--{unfit[0].replace('_', '-')}: of translations; this run learned to recover what is hidden")
+        if unfit := [
+            name for name, value in {**changes, "limit": limit, "output": output}.items() if value is not None
+        ]:
+            raise UserError(
+                f"--{unfit[0].replace('_', '-')}: of translations; this run learned to recover what is hidden"
+            )
         show_recovered(loaded, files or [], split)
         return
     if loaded.config.kind == "encoder":
-        raise UserError("this run is an encoder without a recipe, so nothing says what is to be measured; train from it (start), or use fill-mask or embed")
+        raise UserError(
+            "this run is an encoder without a recipe, so nothing says what is to be measured; train from it (start), or use fill-mask or embed"
+        )
     sources, references = pairs(loaded, files or [], split, limit)
     counter, start = Counter(), time.perf_counter()
     lang = loaded.recipe.data.target_lang if loaded.recipe else ""
@@ -194,7 +218,11 @@ def show_recovered(run: Run, files: Sequence[str], split: Literal["test", "valid
         changed = {"valid": recipe.data.test}
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changed)})
     task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
-    remarks = {"loss": "nats of a token asked for", "ppl": "of a token asked for", "accuracy": "the share of them that is right"}
+    remarks = {
+        "loss": "nats of a token asked for",
+        "ppl": "of a token asked for",
+        "accuracy": "the share of them that is right",
+    }
     for name, value in task.evaluate(run.model).items():
         show(name, value, remarks.get(name, ""))
 
@@ -218,7 +246,9 @@ def show_classes(
         recipe = {"text": run.recipe.data.text, "label": run.recipe.data.label} if run.recipe else {}
         given = open_labelled(files, **(recipe | columns))
     elif columns:
-        raise UserError("--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN")
+        raise UserError(
+            "--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN"
+        )
     elif run.recipe is None or (split == "test" and not run.recipe.data.test):
         raise no_files(split, "FILE", run)
     else:
@@ -230,7 +260,10 @@ def show_classes(
     found = measure_classes(run.model, run.tokenizer, examples, batch_tokens)
     seconds = time.perf_counter() - start
     if found.cut:
-        print(f"polyhead: cut to {run.config.max_len} tokens: {found.cut:,} of {len(examples):,} texts", file=sys.stderr)
+        print(
+            f"polyhead: cut to {run.config.max_len} tokens: {found.cut:,} of {len(examples):,} texts",
+            file=sys.stderr,
+        )
     if output is not None:
         output.write_text("".join(f"{label}\n" for label in found.given), encoding="utf-8")
     remarks = {

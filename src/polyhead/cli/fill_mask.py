@@ -12,13 +12,25 @@ from polyhead.cli.lines import chunk_size, chunks, one_line, read_lines
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained masked language model")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="directory of a trained masked language model")
+    ],
     source: Annotated[
-        str, typer.Argument(metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input")
+        str,
+        typer.Argument(
+            metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
+        ),
     ] = "-",
     top: Annotated[int, typer.Option(min=1, help="tokens shown for a mask, the likeliest first")] = 5,
-    chunk: Annotated[int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")] = 64,
-    dtype: Annotated[str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")] = "fp32",
+    chunk: Annotated[
+        int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
+    ] = 64,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
+    ] = "fp32",
 ) -> None:
     """Say what stands behind the masks of texts.
 

@@ -16,19 +16,24 @@ AS_TRAINED = "of the run"
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     prompt: Annotated[
-        str, typer.Argument(metavar="TEXT", help="how it begins; - takes a prompt from each line of standard input")
+        str,
+        typer.Argument(
+            metavar="TEXT", help="how it begins; - takes a prompt from each line of standard input"
+        ),
     ] = "",
     max_new_tokens: Annotated[
         int | None, typer.Option(help="longest continuation, in tokens", show_default=AS_TRAINED)
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED)
+        float | None,
+        typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(help="only the k likeliest tokens; 0 is all", show_default=AS_TRAINED)
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED)
+        float | None,
+        typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED),
     ] = None,
     min_p: Annotated[
         float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
@@ -37,7 +42,10 @@ def run(
         float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
     ] = None,
     beam_size: Annotated[
-        int | None, typer.Option(help="draw nothing: the likeliest text found with so many hypotheses", show_default="none")
+        int | None,
+        typer.Option(
+            help="draw nothing: the likeliest text found with so many hypotheses", show_default="none"
+        ),
     ] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="with beams: above 0 favours longer texts", show_default=AS_TRAINED)
@@ -45,12 +53,20 @@ def run(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
-    cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
+    ] = None,
     speculate: Annotated[
-        str | None, typer.Option(help="who guesses tokens, e.g. lookup or draft,run=runs/small,tokens=4", show_default=AS_TRAINED)
+        str | None,
+        typer.Option(
+            help="who guesses tokens, e.g. lookup or draft,run=runs/small,tokens=4", show_default=AS_TRAINED
+        ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
     ] = "fp32",
 ) -> None:
     """Let a language model go on from a text, and show it as it comes.
@@ -76,7 +92,10 @@ def run(
         "cache": None if cache is None else parse_part(cache),
         "speculate": None if speculate is None else parse_part(speculate),
     }
-    changes = {name: value for name, value in typed.items() if value is not None} | {"seed": seed, "stop": stop or []}
+    changes = {name: value for name, value in typed.items() if value is not None} | {
+        "seed": seed,
+        "stop": stop or [],
+    }
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
@@ -84,7 +103,9 @@ def run(
     tune_memory()
     model = load(directory, dtype=dtype, fast=True)
     if n == len(prompts) == 1:
-        for i, new in enumerate(model.stream(prompts, **changes)):  # a mistake in them is told before the prompt is shown
+        for i, new in enumerate(
+            model.stream(prompts, **changes)
+        ):  # a mistake in them is told before the prompt is shown
             print(new.text if i else prompt + new.text, end="", flush=True)
         print()
         return

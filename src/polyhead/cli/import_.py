@@ -12,7 +12,10 @@ from polyhead.errors import UserError
 
 def run(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="directory of a Hugging Face checkpoint, or owner/name on its hub")
+        str,
+        typer.Argument(
+            metavar="DIR", help="directory of a Hugging Face checkpoint, or owner/name on its hub"
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the new run")],
 ) -> None:

@@ -28,14 +28,23 @@ def run(
     ] = False,
     trained: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN", help="caches, paging: a trained run to measure, in place of a small model made here"),
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="caches, paging: a trained run to measure, in place of a small model made here",
+        ),
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="text for --run; of a translator give source and target, each with --text"),
+        typer.Option(
+            metavar="FILE", help="text for --run; of a translator give source and target, each with --text"
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=2, help="texts of --text that are measured, the first ones", show_default="by experiment")
+        int | None,
+        typer.Option(
+            min=2, help="texts of --text that are measured, the first ones", show_default="by experiment"
+        ),
     ] = None,
 ) -> None:
     """Measure claims of the literature on this machine: each held, did not hold, or stays undecided.
@@ -61,7 +70,9 @@ def run(
         raise unknown("experiment", name, {"all", *LAB.names()})
     from polyhead.lab.run import run_experiment
 
-    bench = Bench(seed, quick, lambda line: typer.echo(f"  {line}", err=True), trained, tuple(text or ()), limit)
+    bench = Bench(
+        seed, quick, lambda line: typer.echo(f"  {line}", err=True), trained, tuple(text or ()), limit
+    )
     names = LAB.names() if name == "all" else [name]
     check_own(names, bench)
     for number, each in enumerate(names):

@@ -19,13 +19,21 @@ VOCABULARY = 8000  # of presets that no paper counted
 
 
 def run(
-    design: Annotated[str, typer.Argument(metavar="RECIPE|PRESET", help="a recipe, or a model of the literature")],
+    design: Annotated[
+        str, typer.Argument(metavar="RECIPE|PRESET", help="a recipe, or a model of the literature")
+    ],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="changes to the recipe, e.g. model.d_model=256; of a preset to its model"),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="changes to the recipe, e.g. model.d_model=256; of a preset to its model",
+        ),
     ] = None,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="time some updates and some decoding; without, nothing is run")
+        bool,
+        typer.Option(
+            "--probe/--no-probe", help="time some updates and some decoding; without, nothing is run"
+        ),
     ] = True,
     rows: Annotated[int | None, typer.Option(min=1, help="of a batch of a preset", show_default="1")] = None,
     length: Annotated[
@@ -35,12 +43,19 @@ def run(
     context: Annotated[
         int | None, typer.Option(min=1, help="tokens that a decoding row has", show_default="data.max_len")
     ] = None,
-    decode_rows: Annotated[list[int] | None, typer.Option(min=1, help="rows decoded together, once or more", show_default="1 and 32")] = None,
-    data_parallel: Annotated[int, typer.Option(min=1, help="ranks that have the whole model and share the batch")] = 1,
+    decode_rows: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="rows decoded together, once or more", show_default="1 and 32"),
+    ] = None,
+    data_parallel: Annotated[
+        int, typer.Option(min=1, help="ranks that have the whole model and share the batch")
+    ] = 1,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="ranks that share every layer")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, help="stages of layers")] = 1,
     micro_batches: Annotated[int, typer.Option(min=1, help="pieces of a batch in a pipeline")] = 1,
-    bandwidth: Annotated[float | None, typer.Option(min=0.001, metavar="GB/S", help="that a rank sends with")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(min=0.001, metavar="GB/S", help="that a rank sends with")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs: operations, bytes, seconds")] = False,
 ) -> None:
     """Say what a design will cost before it is trained: operations, memory, messages, and time on this machine.
@@ -60,7 +75,9 @@ def run(
     from polyhead.planning.report import lines
 
     spread = data_parallel * tensor_parallel * pipeline > 1
-    layout = Layout(data_parallel, tensor_parallel, pipeline, micro_batches, bandwidth=bandwidth and bandwidth * 1e9)
+    layout = Layout(
+        data_parallel, tensor_parallel, pipeline, micro_batches, bandwidth=bandwidth and bandwidth * 1e9
+    )
     made = plan(
         given, probe=probe, rows=rows, length=length, tokens=tokens, context=context, decode_rows=decode_rows or (1, 32),
         layout=layout if spread else None,
@@ -74,7 +91,9 @@ def _is_file(design: str) -> bool:
         return False
     if Path(design).suffix in (".yaml", ".yml") or Path(design).is_file():
         return True
-    raise UserError(f"{design!r} is neither a recipe nor a preset{nearest(design, PRESETS) or '; polyhead sizes lists them'}")
+    raise UserError(
+        f"{design!r} is neither a recipe nor a preset{nearest(design, PRESETS) or '; polyhead sizes lists them'}"
+    )
 
 
 def _preset(name: str, changes: list[str]) -> ModelConfig:
@@ -89,7 +108,9 @@ def _preset(name: str, changes: list[str]) -> ModelConfig:
     tree: dict[str, Any] = {"model": {"preset": name}, "tokenizer": {"vocab_size": size}}
     for place, value in document.parse_overrides(changes, Recipe):
         if place[0] != "model" and place != ["tokenizer", "vocab_size"]:
-            raise UserError(f"{'.'.join(place)}: a preset is a model alone; it takes model.... and tokenizer.vocab_size")
+            raise UserError(
+                f"{'.'.join(place)}: a preset is a model alone; it takes model.... and tokenizer.vocab_size"
+            )
         document.assign(tree, place, value, Recipe)
     try:
         return ModelSection.model_validate(tree["model"]).with_vocabulary(tree["tokenizer"]["vocab_size"])

@@ -19,7 +19,10 @@ def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="file of sources; alone, or -: lines of source, tab, translation, or lines of text; or a text itself"),
+        typer.Argument(
+            metavar="SOURCE",
+            help="file of sources; alone, or -: lines of source, tab, translation, or lines of text; or a text itself",
+        ),
     ] = "-",
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="file of their translations, line by line")

@@ -17,23 +17,48 @@ AS_TRAINED = "of the run"
 
 
 def run(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="directory of a trained run, or of a published checkpoint")],
-    host: Annotated[str, typer.Option(help="address to listen on; others than this machine's own need a key")] = "127.0.0.1",
+    directory: Annotated[
+        str, typer.Argument(metavar="RUN", help="directory of a trained run, or of a published checkpoint")
+    ],
+    host: Annotated[
+        str, typer.Option(help="address to listen on; others than this machine's own need a key")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0 is any free one")] = 8000,
-    name: Annotated[str | None, typer.Option(help="id of the model", show_default="name of the directory")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="id of the model", show_default="name of the directory")
+    ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="keys, one a line, of which requests must carry one; POLYHEAD_API_KEY is another")
+        Path | None,
+        typer.Option(help="keys, one a line, of which requests must carry one; POLYHEAD_API_KEY is another"),
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="every answer is the same to the last bit, whatever else runs; slower at load")
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="every answer is the same to the last bit, whatever else runs; slower at load",
+        ),
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="refuse unknown fields, which else are ignored and told in a header")] = False,
-    cache: Annotated[str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="refuse unknown fields, which else are ignored and told in a header"),
+    ] = False,
+    cache: Annotated[
+        str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="sequences that are decoded at once")] = 128,
     chunk: Annotated[int, typer.Option(min=1, help="known tokens read in a step")] = 512,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the model", show_default="all cores")] = None,
-    dtype: Annotated[str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")] = "fp32",
-    max_waiting: Annotated[int, typer.Option(min=1, help="texts that may wait; with more a request gets 429")] = 256,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the model", show_default="all cores")
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
+    ] = "fp32",
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="texts that may wait; with more a request gets 429")
+    ] = 256,
     max_batch: Annotated[int, typer.Option(min=1, help="texts of a request")] = 32,
     max_chars: Annotated[int, typer.Option(min=1, help="characters of a text")] = 32_768,
     max_body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = 2 * 2**20,
@@ -42,10 +67,17 @@ def run(
     max_tokens: Annotated[int, typer.Option(min=1, help="new tokens of an output")] = 4096,
     max_connections: Annotated[int, typer.Option(min=1, help="connections open at once")] = 1024,
     timeout: Annotated[float, typer.Option(help="seconds until a request must be answered")] = 120,
-    write_timeout: Annotated[float, typer.Option(help="seconds for which a client may read nothing of its answer")] = 20,
-    stall: Annotated[float, typer.Option(help="seconds without a sign of the model after which it counts as hung")] = 2,
+    write_timeout: Annotated[
+        float, typer.Option(help="seconds for which a client may read nothing of its answer")
+    ] = 20,
+    stall: Annotated[
+        float, typer.Option(help="seconds without a sign of the model after which it counts as hung")
+    ] = 2,
     grace: Annotated[float, typer.Option(help="seconds to finish what was accepted when told to stop")] = 30,
-    log: Annotated[bool, typer.Option("--log/--no-log", help="a line on standard error for each request, without its text")] = True,
+    log: Annotated[
+        bool,
+        typer.Option("--log/--no-log", help="a line on standard error for each request, without its text"),
+    ] = True,
 ) -> None:
     """Serve a model over HTTP, with the routes that OpenAI's clients know, and a page to try it on.
 
@@ -65,7 +97,11 @@ def run(
     )  # fmt: skip
     keys = read_keys(api_key_file, environment())
     check_host(host, keys)
-    options: dict[str, Any] = {"rows": rows, "chunk": chunk, "cache": None if cache is None else parse_part(cache)}
+    options: dict[str, Any] = {
+        "rows": rows,
+        "chunk": chunk,
+        "cache": None if cache is None else parse_part(cache),
+    }
     for needed in ("uvicorn", "prometheus_client"):
         import_module(needed)  # what is missing is told before torch and the model are loaded
     import torch

@@ -18,7 +18,10 @@ VOCABULARY = 8000  # of presets that no paper counted
 
 def run(
     name: Annotated[
-        str | None, typer.Argument(metavar="[PRESET|RUN]", help="a model of the literature, or a run; all presets if not given")
+        str | None,
+        typer.Argument(
+            metavar="[PRESET|RUN]", help="a model of the literature, or a run; all presets if not given"
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="tokens of a preset", show_default="as its paper")
@@ -36,7 +39,9 @@ def run(
     from polyhead.analysis import sizes
 
     if name is None:
-        print(f"{'preset':<13} {'parameters':>16}  {'published':>9}  layers  d_model  heads    vocabulary  source")
+        print(
+            f"{'preset':<13} {'parameters':>16}  {'published':>9}  layers  d_model  heads    vocabulary  source"
+        )
         for preset in PUBLISHED:
             given, config = PUBLISHED[preset], sizes.published(preset)
             print(
@@ -60,7 +65,11 @@ def said(parameters: float) -> str:
 
 def layers(config: ModelConfig) -> str:
     """Of one stack, or of both."""
-    return f"{config.n_layers}+{config.decoder_layers}" if config.kind == "encoder-decoder" else str(config.n_layers)
+    return (
+        f"{config.n_layers}+{config.decoder_layers}"
+        if config.kind == "encoder-decoder"
+        else str(config.n_layers)
+    )
 
 
 def _config(name: str, vocab_size: int | None) -> ModelConfig:

@@ -37,9 +37,12 @@ def run(
         str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
     ] = None,
     source_lang: Annotated[
-        str | None, typer.Option(help="of models of many languages, e.g. en or en_XX", show_default=AS_TRAINED)
+        str | None,
+        typer.Option(help="of models of many languages, e.g. en or en_XX", show_default=AS_TRAINED),
     ] = None,
-    target_lang: Annotated[str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)] = None,
+    target_lang: Annotated[
+        str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)
+    ] = None,
     cache: Annotated[
         str | None,
         typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED),
@@ -58,7 +61,10 @@ def run(
         int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
     ] = 512,
     dtype: Annotated[
-        str, typer.Option(help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact")
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
     ] = "fp32",
 ) -> None:
     """Translate a file or what is piped in, one line at a time.

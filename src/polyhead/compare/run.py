@@ -217,7 +217,9 @@ def tokenizer_of(recipe: Recipe, out: Path) -> Path:
     if not (directory / "tokenizer.json").is_file():
         start = time.monotonic()
         texts = TASK.get(recipe.task.name).texts(recipe)
-        tokenizer = train_tokenizer(texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels)
+        tokenizer = train_tokenizer(
+            texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
+        )
         directory.mkdir(parents=True, exist_ok=True)
         tokenizer.save(directory)
         say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")

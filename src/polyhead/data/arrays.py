@@ -27,7 +27,9 @@ class FlatWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is None:
                 self._file.seek(0)
@@ -38,10 +40,13 @@ class FlatWriter:
     def _header(self) -> None:
         # numpy leaves room in a header for the count to grow, so that the second one fits where the first stood
         np.lib.format.write_array_header_1_0(
-            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)})
+            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)}
+        )
 
 
 def open_flat(path: Path) -> NDArray[Any]:
     """The numbers of a .npy file through a memory map, or as an empty array if there are none."""
-    array: NDArray[Any] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None, allow_pickle=False)
+    array: NDArray[Any] = np.load(
+        path, mmap_mode="r" if path.stat().st_size > 128 else None, allow_pickle=False
+    )
     return array

@@ -54,7 +54,9 @@ class BatchOrder:
             epoch, number = epoch + 1, 0
 
 
-def plan_epoch(source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, seed: int, epoch: int) -> list[Ints]:
+def plan_epoch(
+    source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, seed: int, epoch: int
+) -> list[Ints]:
     """Row numbers, a batch an array; every row is in exactly one batch.
 
     Lengths are those in the batch, special token included. Rows are sorted by their longest side, then by the
@@ -65,8 +67,10 @@ def plan_epoch(source_lengths: Ints, target_lengths: Ints, *, max_tokens: int, s
     longest = np.maximum(source, target)
     if len(longest) and longest.max() > max_tokens:
         row = int(longest.argmax())
-        raise UserError(f"max_tokens is {max_tokens}, but row {row} alone has {longest[row]} tokens; "
-                        f"set train.max_tokens to {longest[row]} or more, or data.max_len to {max_tokens} or less")
+        raise UserError(
+            f"max_tokens is {max_tokens}, but row {row} alone has {longest[row]} tokens; "
+            f"set train.max_tokens to {longest[row]} or more, or data.max_len to {max_tokens} or less"
+        )
     bits = _bits(seed, epoch)
     uniform = (bits.random_raw(len(longest)) >> np.uint64(11)) * 2.0**-53
     difference = source - target + BLUR * (2 * uniform - 1)
@@ -105,7 +109,9 @@ def _cut(order: Ints, longest: Ints, max_tokens: int) -> list[Ints]:
     batches, start = [], 0
     while start < len(order):
         reach = max_tokens // int(longest[start])  # no batch from here can have more rows
-        cost = np.maximum.accumulate(longest[start : start + reach]) * np.arange(1, len(longest[start : start + reach]) + 1)
+        cost = np.maximum.accumulate(longest[start : start + reach]) * np.arange(
+            1, len(longest[start : start + reach]) + 1
+        )
         over = cost > max_tokens
         rows = int(over.argmax()) if over.any() else len(cost)
         batches.append(order[start : start + rows])

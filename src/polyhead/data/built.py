@@ -24,8 +24,10 @@ def whole(directory: Path, names: Iterable[str], report: type[R], write: Callabl
     try:
         return _build(directory, names, report, write)
     except OSError as error:
-        raise UserError(f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
-                        "choose another directory with data.cache=...") from None
+        raise UserError(
+            f"the token cache cannot be written to {directory.parent}: {error.strerror or error}; "
+            "choose another directory with data.cache=..."
+        ) from None
 
 
 def _build(directory: Path, names: list[str], kind: type[R], write: Callable[[Path], R]) -> R:
@@ -36,7 +38,9 @@ def _build(directory: Path, names: list[str], kind: type[R], write: Callable[[Pa
     try:
         report = write(temporary)
         digests = {name: _digest(temporary / f"{name}.npy") for name in names}
-        (temporary / "store.json").write_text(json.dumps({"report": _fields(report), "sha256": digests}, indent=2) + "\n")
+        (temporary / "store.json").write_text(
+            json.dumps({"report": _fields(report), "sha256": digests}, indent=2) + "\n"
+        )
         for path in temporary.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -44,7 +48,9 @@ def _build(directory: Path, names: list[str], kind: type[R], write: Callable[[Pa
         try:
             os.rename(temporary, directory)
         except OSError:
-            if _verified(directory, names, kind) is None:  # else another process was faster with the same content
+            if (
+                _verified(directory, names, kind) is None
+            ):  # else another process was faster with the same content
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -29,7 +29,9 @@ class Batch(NamedTuple):
     @property
     def target_pos(self) -> Tensor:
         """(B, T) int64: 0, 1, ... and -1 at padding."""
-        return torch.arange(self.labels.size(1), device=self.labels.device).masked_fill(self.labels == IGNORED, -1)
+        return torch.arange(self.labels.size(1), device=self.labels.device).masked_fill(
+            self.labels == IGNORED, -1
+        )
 
 
 def collate(store: PairStore, rows: Ints | Sequence[int], tokenizer: Tokenizer) -> Batch:
@@ -40,7 +42,9 @@ def collate(store: PairStore, rows: Ints | Sequence[int], tokenizer: Tokenizer) 
     return _batch(sources, targets, tokenizer)
 
 
-def collate_pairs(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Batch:
+def collate_pairs(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], tokenizer: Tokenizer
+) -> Batch:
     """The batch of pairs of ids that are in no store."""
     return _batch(_join(sources), _join(targets), tokenizer)
 
@@ -80,13 +84,17 @@ def _join(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     return flat, np.array([len(row) for row in rows], dtype=np.int64)
 
 
-def _fill(ids: Ints, lengths: Ints, padding: int, before: Sequence[int], after: Sequence[int]) -> NDArray[np.int64]:
+def _fill(
+    ids: Ints, lengths: Ints, padding: int, before: Sequence[int], after: Sequence[int]
+) -> NDArray[np.int64]:
     """Rows of equal width from ids one after another: before ids after padding ..."""
     shift = len(before)
     width = int(lengths.max(initial=0)) + shift + len(after)
     out = np.full((len(lengths), width), padding, dtype=np.int64)
     columns = np.arange(width) - shift
-    out[(columns >= 0) & (columns < lengths[:, None])] = ids  # cells in row order, which is the order of the ids
+    out[(columns >= 0) & (columns < lengths[:, None])] = (
+        ids  # cells in row order, which is the order of the ids
+    )
     out[:, :shift] = before
     for place, token in enumerate(after, shift):
         out[np.arange(len(lengths)), lengths + place] = token

@@ -16,8 +16,12 @@ from polyhead.data.files import is_text, lines
 from polyhead.errors import UserError, unknown
 
 Column = str | int
-Wanted = Mapping[str, Column]  # what each column is for, in recipes and messages: {"source": 0, "target": "de"}
-Row = tuple[Any, ...] | str  # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
+Wanted = Mapping[
+    str, Column
+]  # what each column is for, in recipes and messages: {"source": 0, "target": "de"}
+Row = (
+    tuple[Any, ...] | str
+)  # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
 SAMPLE_LINES = 100  # looked at to check columns and keys
 
 
@@ -58,8 +62,10 @@ def _numbers(path: Path, wanted: Wanted) -> tuple[list[int], bool]:
                 raise unknown(f"column of {path.name}", column, _shown(header))
             found.append(header.index(column))
         elif not 0 <= column < width:
-            raise UserError(f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
-                            "(the first is 0)")
+            raise UserError(
+                f"{path.name} has {width} column{'s' * (width > 1)}, so there is no column {column} "
+                "(the first is 0)"
+            )
         else:
             found.append(column)
     return found, any(isinstance(column, str) for column in wanted.values())
@@ -113,14 +119,20 @@ def _check_keys(path: Path, wanted: Wanted) -> None:
     objects = [row for row in parsed if isinstance(row, (dict, list))]
     if not objects:
         raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
-    row = next((row for row in objects if all(_lookup(row, key) is not None for key in wanted.values())), objects[0])
+    row = next(
+        (row for row in objects if all(_lookup(row, key) is not None for key in wanted.values())), objects[0]
+    )
     for use, key in wanted.items():
         if _lookup(row, key) is not None:
             continue
         if isinstance(row, list):
-            raise UserError(f"{path.name} has a list of {len(row)} a line: {use} must be a number below that, got {key!r}")
+            raise UserError(
+                f"{path.name} has a list of {len(row)} a line: {use} must be a number below that, got {key!r}"
+            )
         if isinstance(key, int):
-            raise UserError(f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {use} to one of them, got number {key}")
+            raise UserError(
+                f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {use} to one of them, got number {key}"
+            )
         raise unknown(f"key of {path.name}", key, _shown(row))
 
 

@@ -57,10 +57,14 @@ class CorpusReport:
 
     def __str__(self) -> str:
         """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""
-        skipped = [f"{getattr(self, kind):,} {kind} (first: {self.examples[kind][0]})"
-                   for kind in ("blank", "overlong", "broken") if getattr(self, kind)]
-        return (f"{self.where}: {self.kept:,} of {self.read:,} pairs"
-                + (f"; skipped {', '.join(skipped)}" if skipped else ""))
+        skipped = [
+            f"{getattr(self, kind):,} {kind} (first: {self.examples[kind][0]})"
+            for kind in ("blank", "overlong", "broken")
+            if getattr(self, kind)
+        ]
+        return f"{self.where}: {self.kept:,} of {self.read:,} pairs" + (
+            f"; skipped {', '.join(skipped)}" if skipped else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,24 @@ class Corpus:
             raise UserError(f"most lines are broken: {report}")
 
 
-def open_corpus(files: Sequence[str | Path], *, root: str | Path = ".", format: Format = "auto",
-                source: Column = 0, target: Column = 1) -> Corpus:
+def open_corpus(
+    files: Sequence[str | Path],
+    *,
+    root: str | Path = ".",
+    format: Format = "auto",
+    source: Column = 0,
+    target: Column = 1,
+) -> Corpus:
     """Find the files and tell their format; every mistake in the names is found here, before any work."""
     if not files:
         raise UserError("no files: name a source and a target file, or one TSV or JSONL file")
     paths = tuple(check_file(Path(root) / file) for file in files)
     chosen = _format(paths, format)
     if chosen == "parallel" and len(paths) != 2:
-        raise UserError(f"format 'parallel' wants a source and a target file, got {len(paths)}: "
-                        f"{', '.join(path.name for path in paths)}")
+        raise UserError(
+            f"format 'parallel' wants a source and a target file, got {len(paths)}: "
+            f"{', '.join(path.name for path in paths)}"
+        )
     corpus = Corpus(paths, chosen, source, target)
     if chosen != "parallel":
         for path in paths:
@@ -145,7 +157,9 @@ def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv
         return known
     if len(paths) == 2:
         return "parallel"
-    raise UserError(f"cannot tell the format of {paths[0].name}: name two parallel files, or one .tsv or .jsonl, or set data.format")
+    raise UserError(
+        f"cannot tell the format of {paths[0].name}: name two parallel files, or one .tsv or .jsonl, or set data.format"
+    )
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
@@ -178,8 +192,10 @@ def _parallel(source: Path, target: Path) -> Iterator[Row]:
     total = count + 1 + sum(1 for _ in more)
     sizes = {source: count, target: count, longer: total}
     shown = first.decode(errors="replace")[:60] if isinstance(first, bytes) else "..."
-    raise UserError(f"{source.name} has {sizes[source]:,} lines and {target.name} has {sizes[target]:,}: "
-                    f"from line {count + 1:,} on there is only {longer.name} ({shown!r})")
+    raise UserError(
+        f"{source.name} has {sizes[source]:,} lines and {target.name} has {sizes[target]:,}: "
+        f"from line {count + 1:,} on there is only {longer.name} ({shown!r})"
+    )
 
 
 class _End:

@@ -84,7 +84,9 @@ def span_corrupt(ids: Ints, spans: Spans, sentinels: Ints) -> tuple[Ints, Ints]:
 
 def _covered(spans: Spans) -> Ints:
     """The places of all spans."""
-    return np.repeat(spans.starts - np.cumsum(spans.lengths) + spans.lengths, spans.lengths) + np.arange(spans.lengths.sum())
+    return np.repeat(spans.starts - np.cumsum(spans.lengths) + spans.lengths, spans.lengths) + np.arange(
+        spans.lengths.sum()
+    )
 
 
 def _parts(n: int, count: int, bits: np.random.Generator) -> Ints:

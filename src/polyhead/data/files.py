@@ -43,7 +43,7 @@ def lines(path: Path) -> Iterator[bytes | None]:
         try:
             while line := read(MAX_LINE + 1):
                 if not done and line.startswith(BOM):
-                    line = line[len(BOM):]
+                    line = line[len(BOM) :]
                 whole = line.endswith(b"\n")
                 if not whole and len(line) > MAX_LINE:
                     while (rest := read(MAX_LINE)) and not rest.endswith(b"\n"):
@@ -135,8 +135,10 @@ def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
     if len(found) == 1 and len(sample) == SAMPLE:  # one long line, cut perhaps inside a character
         bad = int(b"\x00" in sample or not sample.decode(errors="ignore"))
     if 2 * bad > len([line for line in complete if line]):
-        raise UserError(f"{path} does not look like UTF-8 text: {bad} of its first {len(complete)} lines are not; "
-                        "if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8")
+        raise UserError(
+            f"{path} does not look like UTF-8 text: {bad} of its first {len(complete)} lines are not; "
+            "if it is text in another encoding, convert it: iconv -f LATIN1 -t UTF-8"
+        )
     if b"\n" not in sample and sample.rstrip(b"\r").count(b"\r") > 1:
         raise UserError(f"{path} ends its lines with a bare \\r; convert it: tr '\\r' '\\n'")
 

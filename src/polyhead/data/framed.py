@@ -47,7 +47,9 @@ def framed(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -
     special = len(before) + len(between) + len(after)
     room = max_len - special
     if room < len(texts):
-        raise UserError(f"max_len is {max_len}; {len(texts)} texts of a token each need {special + len(texts)}")
+        raise UserError(
+            f"max_len is {max_len}; {len(texts)} texts of a token each need {special + len(texts)}"
+        )
     kept = [list(ids) for ids in texts]
     if len(kept) == 1:
         kept = [kept[0][:room], []]
@@ -60,7 +62,9 @@ def framed(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -
     return Framed(ids, second, sum(map(len, kept)) < sum(map(len, texts)))
 
 
-def collate_framed(rows: Sequence[Ints | Sequence[int]], seconds: Ints | Sequence[int], pad_id: int) -> FramedBatch:
+def collate_framed(
+    rows: Sequence[Ints | Sequence[int]], seconds: Ints | Sequence[int], pad_id: int
+) -> FramedBatch:
     """The tensors of some rows, padded on the right."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     columns = np.arange(int(lengths.max(initial=0)))

@@ -92,7 +92,9 @@ class Labelled:
             name = f"{path.name} " if len(self.files) > 1 else ""
             for line, row in rows(path, self.format, self.wanted):
                 number += 1
-                if self.share and self.held != (math.floor(number * self.share) > math.floor((number - 1) * self.share)):
+                if self.share and self.held != (
+                    math.floor(number * self.share) > math.floor((number - 1) * self.share)
+                ):
                     continue
                 report.read += 1
                 found = row if isinstance(row, str) else _example(line, row)
@@ -130,7 +132,9 @@ def open_labelled(
         raise UserError("format 'parallel' has no labels: labelled texts are in tsv or jsonl")
     chosen = {"tsv": "tsv", "jsonl": "jsonl"}.get(format) or kind_of(paths)
     if chosen is None:
-        raise UserError(f"cannot tell the format of {paths[0].name}: name it .tsv or .jsonl, or set data.format")
+        raise UserError(
+            f"cannot tell the format of {paths[0].name}: name it .tsv or .jsonl, or set data.format"
+        )
     found = Labelled(paths, "tsv" if chosen == "tsv" else "jsonl", tuple(text), label, share, held)
     for path in paths:
         check_columns(path, found.format, found.wanted)
@@ -142,7 +146,9 @@ def labels_of(labelled: Labelled) -> tuple[str, ...]:
     report = LabelledReport(labelled.where)
     counted = {example.label for example in labelled.examples(report)}
     if len(counted) < 2:
-        raise UserError(f"{labelled.where}: every text has the label {counted.pop()!r}; nothing to tell apart")
+        raise UserError(
+            f"{labelled.where}: every text has the label {counted.pop()!r}; nothing to tell apart"
+        )
     if report.kept > FEW and 2 * len(counted) > report.kept:
         raise UserError(
             f"{labelled.where}: {len(counted):,} different labels for {report.kept:,} texts, such as "

@@ -85,14 +85,24 @@ class LabelledStore:
 
 
 def _write(
-    directory: Path, labelled: Labelled, labels: Sequence[str], tokenizer: Tokenizer, max_len: int, report: LabelledReport
+    directory: Path,
+    labelled: Labelled,
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    max_len: int,
+    report: LabelledReport,
 ) -> None:
     numbers = {label: number for number, label in enumerate(labels)}
     with ExitStack() as stack:
-        out = {name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype)) for name, dtype in DTYPES.items()}
+        out = {
+            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+            for name, dtype in DTYPES.items()
+        }
         out["offsets"].append([0])
         for chunk in _chunks(labelled.examples(report, labels)):
-            encoded = [tokenizer.encode(side) for side in zip(*(example.texts for example in chunk), strict=True)]
+            encoded = [
+                tokenizer.encode(side) for side in zip(*(example.texts for example in chunk), strict=True)
+            ]
             rows = [framed(texts, tokenizer, max_len) for texts in zip(*encoded, strict=True)]
             for example, row in zip(chunk, rows, strict=True):
                 if row.cut:

@@ -109,7 +109,9 @@ def collate_packs(store: TokenStore, packed: Pack, tokenizer: Tokenizer) -> tupl
     width = int((at + sizes).max(initial=0))
     tokens = np.full((len(packed.rows), width), tokenizer.pad_id, dtype=np.int64)
     pos = np.full_like(tokens, -1)
-    for row, first, start, length in zip(packed.row.tolist(), at.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+    for row, first, start, length in zip(
+        packed.row.tolist(), at.tolist(), starts.tolist(), lengths.tolist(), strict=True
+    ):
         tokens[row, first] = tokenizer.bos_id
         tokens[row, first + 1 : first + 1 + length] = store.ids[start : start + length]
         tokens[row, first + 1 + length] = tokenizer.eos_id

@@ -31,7 +31,9 @@ def plan_rows(length: int, width: int, rows: int, *, seed: int, epoch: int) -> l
     """
     n = (length - 1) // width
     if n < 2:
-        raise UserError(f"{length} tokens of text are fewer than two rows of {width}; give more text or a smaller data.max_len")
+        raise UserError(
+            f"{length} tokens of text are fewer than two rows of {width}; give more text or a smaller data.max_len"
+        )
     bits = np.random.Generator(np.random.PCG64([seed, epoch]))
     starts = np.arange(n - 1) * width + bits.integers(0, width + (length - 1) % width + 1)
     bits.shuffle(starts)

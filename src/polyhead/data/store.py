@@ -25,8 +25,13 @@ Ints = NDArray[Any]
 Progress = Callable[[int, int], None]  # (pairs read, pairs in all)
 LAYOUT = 1  # of the files of a cache; another number makes another cache
 CHUNK = 4096  # pairs tokenised at once
-DTYPES: dict[str, type[np.generic]] = {"source": np.int32, "source_offsets": np.int64, "target": np.int32,
-                                       "target_offsets": np.int64, "lines": np.int64}
+DTYPES: dict[str, type[np.generic]] = {
+    "source": np.int32,
+    "source_offsets": np.int64,
+    "target": np.int32,
+    "target_offsets": np.int64,
+    "lines": np.int64,
+}
 
 
 class PairStore:
@@ -57,8 +62,15 @@ class PairStore:
         return self.target_ids[self.target_offsets[row] : self.target_offsets[row + 1]]
 
     @classmethod
-    def open_or_build(cls, corpus: Corpus, tokenizer: Tokenizer, cache: str | os.PathLike[str], *, max_len: int,
-                      progress: Progress | None = None) -> PairStore:
+    def open_or_build(
+        cls,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        cache: str | os.PathLike[str],
+        *,
+        max_len: int,
+        progress: Progress | None = None,
+    ) -> PairStore:
         """The store of a corpus under the directory ``cache``; made if it is not there or not whole.
 
         Its name is a digest of the text, the tokenizer and the settings, so a changed input is another store.
@@ -67,29 +79,55 @@ class PairStore:
         if max_len < 2:
             raise UserError(f"max_len is {max_len}; a sentence of one token and its end need 2")
         prints = [fingerprint(path) for path in corpus.files]
-        settings = {"layout": LAYOUT, "files": [digest for digest, _ in prints], "tokenizer": tokenizer.sha256,
-                    "max_len": max_len, "format": corpus.format, "columns": [corpus.source, corpus.target]}
+        settings = {
+            "layout": LAYOUT,
+            "files": [digest for digest, _ in prints],
+            "tokenizer": tokenizer.sha256,
+            "max_len": max_len,
+            "format": corpus.format,
+            "columns": [corpus.source, corpus.target],
+        }
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
         directory = Path(cache) / f"pairs-{key}"
         total = prints[0][1] if corpus.format == "parallel" else sum(count for _, count in prints)
 
         def write(temporary: Path) -> CorpusReport:
             report = CorpusReport(corpus.where)
-            _write_arrays(temporary, corpus, tokenizer, max_len, report, lambda n: progress(n, total) if progress else None)
+            _write_arrays(
+                temporary,
+                corpus,
+                tokenizer,
+                max_len,
+                report,
+                lambda n: progress(n, total) if progress else None,
+            )
             return report
 
         return cls(directory, whole(directory, DTYPES, CorpusReport, write))
 
 
-def _write_arrays(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport,
-                  progress: Callable[[int], None]) -> None:
+def _write_arrays(
+    directory: Path,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    max_len: int,
+    report: CorpusReport,
+    progress: Callable[[int], None],
+) -> None:
     with ExitStack() as stack:
-        out = {name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype)) for name, dtype in DTYPES.items()}
+        out = {
+            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+            for name, dtype in DTYPES.items()
+        }
         for side in ("source", "target"):
             out[f"{side}_offsets"].append([0])
         for chunk in _chunks(corpus.pairs(report)):
-            encoded = zip(chunk, tokenizer.encode([pair.source for pair in chunk]),
-                          tokenizer.encode([pair.target for pair in chunk]), strict=True)
+            encoded = zip(
+                chunk,
+                tokenizer.encode([pair.source for pair in chunk]),
+                tokenizer.encode([pair.target for pair in chunk]),
+                strict=True,
+            )
             rows = [row for row in encoded if _fits(*row, max_len, report)]
             for side, ids in (("source", [row[1] for row in rows]), ("target", [row[2] for row in rows])):
                 out[f"{side}_offsets"].append([*accumulate(map(len, ids), initial=out[side].count)][1:])

@@ -95,13 +95,17 @@ class Text:
                 at += len(text)
             yield from document.end()
         if not report.characters:
-            share = "" if window is None else " in this share of it: data.valid_share is too small or too large"
+            share = (
+                "" if window is None else " in this share of it: data.valid_share is too small or too large"
+            )
             raise UserError(f"{self.where}: no text{share}")
 
     @property
     def wanted(self) -> dict[str, Column]:
         """The columns of a table by what they are for."""
-        return {f"text[{i}]" if len(self.columns) > 1 else "text": column for i, column in enumerate(self.columns)}
+        return {
+            f"text[{i}]" if len(self.columns) > 1 else "text": column for i, column in enumerate(self.columns)
+        }
 
     def _spans(self, path: Path) -> Iterator[str | None]:
         """The text of a file, a line at a time, or its columns one by one as lines; None for what is not text."""
@@ -112,7 +116,9 @@ class Text:
             if isinstance(row, str):
                 yield from () if row == "blank" else (None,)
             else:
-                yield from (f"{' '.join(text.splitlines())}\n" if isinstance(text, str) else None for text in row)
+                yield from (
+                    f"{' '.join(text.splitlines())}\n" if isinstance(text, str) else None for text in row
+                )
 
 
 class _Document:
@@ -165,7 +171,9 @@ class _Document:
         if self.held:
             text = "".join(self.held)
             self.report.documents += 1
-            if self.kind != "file" and not text.endswith("\n"):  # the end of the file is the end of its last line
+            if self.kind != "file" and not text.endswith(
+                "\n"
+            ):  # the end of the file is the end of its last line
                 self.report.count("\n")
             yield Piece(text if self.kind == "file" else text.removesuffix("\n"), True)
         self.held, self.size, self.open = [], 0, False

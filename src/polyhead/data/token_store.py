@@ -42,7 +42,14 @@ class TokenStore:
     def open_or_build(cls, text: Text, tokenizer: Tokenizer, cache: str | os.PathLike[str]) -> TokenStore:
         """The store of a text under the directory ``cache``; made if it is not there or not whole."""
         prints = [fingerprint(path)[0] for path in text.files]
-        settings = [LAYOUT, prints, tokenizer.sha256, text.documents, text.share, *([text.columns] if text.columns else [])]
+        settings = [
+            LAYOUT,
+            prints,
+            tokenizer.sha256,
+            text.documents,
+            text.share,
+            *([text.columns] if text.columns else []),
+        ]
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
         directory = Path(cache) / f"text-{key}"
 
@@ -56,7 +63,10 @@ class TokenStore:
 
 def _write(directory: Path, text: Text, tokenizer: Tokenizer, report: TextReport) -> None:
     with ExitStack() as stack:
-        out = {name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype)) for name, dtype in DTYPES.items()}
+        out = {
+            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+            for name, dtype in DTYPES.items()
+        }
         mark = [tokenizer.eos_id] if text.marked else []
         begins = True
         for piece in text.pieces(report):

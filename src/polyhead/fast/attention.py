@@ -15,15 +15,26 @@ from polyhead.fast.native import SUFFIX, Sizes, kernels
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
 
-SQUARE = 2**17  # queries times slots of a head at most: more scores do not stay near, and torch, which keeps none, is faster
+SQUARE = (
+    2**17
+)  # queries times slots of a head at most: more scores do not stay near, and torch, which keeps none, is faster
 LANES = 16  # a head's width is a multiple of it
 
 
 def can_fuse(attn: Attention) -> bool:
     """Whether the kernels serve this attention: what they do not know are biases on scores, and bounds."""
     widths = attn.head_dim, attn.v_head_dim, *(len(layer.weight) for layer in _projections(attn))
-    known = attn.position.acts_on != "scores" and attn.softcap is None and len({*_projections(attn)}) == 3 and attn.q_proj.in_features % 2 == 0
-    return known and kernels() is not None and widths[0] % LANES == widths[1] % LANES == 0 == widths[2] % PANEL == widths[3] % PANEL
+    known = (
+        attn.position.acts_on != "scores"
+        and attn.softcap is None
+        and len({*_projections(attn)}) == 3
+        and attn.q_proj.in_features % 2 == 0
+    )
+    return (
+        known
+        and kernels() is not None
+        and widths[0] % LANES == widths[1] % LANES == 0 == widths[2] % PANEL == widths[3] % PANEL
+    )
 
 
 def _projections(attn: Attention) -> tuple[nn.Linear, ...]:
@@ -35,7 +46,11 @@ class PackedAttention(Attention):
 
     def __init__(self, plain: Attention, product: Product) -> None:
         nn.Module.__init__(self)
-        kept = {name: value for name, value in vars(plain).items() if not name.startswith("_") and name != "training"}
+        kept = {
+            name: value
+            for name, value in vars(plain).items()
+            if not name.startswith("_") and name != "training"
+        }
         for name, value in (kept | dict(plain.named_children())).items():
             if name not in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 setattr(self, name, value)
@@ -58,11 +73,20 @@ class PackedAttention(Attention):
         k, v = self.qkv.part(x, self.widths[0], self.qkv.width).split_with_sizes(self.widths[1:], -1)
         return self.keys(k, v, pos)
 
-    def mean(self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]) -> Tensor:
+    def mean(
+        self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]
+    ) -> Tensor:
         pages = _pages(kv)
         triangle = mask is None and self.causal
         own_masks = mask is not None and mask.size(0) not in (1, len(pages.table))  # of rows that share keys
-        pairs = q.size(0) * q.size(1) * q.size(2) // (len(pages.table) * pages.k.size(1)) * pages.table.size(1) * pages.k.size(2)
+        pairs = (
+            q.size(0)
+            * q.size(1)
+            * q.size(2)
+            // (len(pages.table) * pages.k.size(1))
+            * pages.table.size(1)
+            * pages.k.size(2)
+        )
         if watch or triangle or own_masks or kv.log_count is not None or pairs > SQUARE:
             return super().mean(q, kv, mask, pos, watch)
         return paged(q, pages, mask, self.scale)
@@ -92,13 +116,21 @@ def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = No
     masks = (0, 0, 0)
     if mask is not None:
         mask = mask if mask.stride(3) == 1 else mask.contiguous()
-        masks = tuple(0 if size == 1 else stride for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True))  # type: ignore[assignment]
+        masks = tuple(
+            0 if size == 1 else stride for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True)
+        )  # type: ignore[assignment]
     out = q.new_empty(N, T, H * v.size(3))
     sizes = Sizes(
         B, N // B, K, H // K, T, n * block, block, n, D, v.size(3), q.stride(1 if T > 1 else 0), k.stride(1), k.stride(0), k.stride(2),
         v.stride(1), v.stride(0), v.stride(2), *masks, D**-0.5 if scale is None else scale,
     )  # fmt: skip
     getattr(found, f"attend_{SUFFIX[q.dtype]}")(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), None if mask is None else mask.data_ptr(), pages.table.data_ptr(), sizes
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        None if mask is None else mask.data_ptr(),
+        pages.table.data_ptr(),
+        sizes,
     )
     return out

@@ -45,7 +45,12 @@ class Int8Linear(nn.Module):
         self.panels = in_large_pages(panels * self.steps)
         found.pack(whole.data_ptr(), self.panels.data_ptr(), self.width, self.steps)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
-        self.at = self.panels.data_ptr(), self.sizes.data_ptr(), self.offsets.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+        self.at = (
+            self.panels.data_ptr(),
+            self.sizes.data_ptr(),
+            self.offsets.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+        )
         self.run = {dtype: getattr(found, f"linear_int8_{suffix}") for dtype, suffix in SUFFIX.items()}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -34,7 +34,11 @@ class NativeLinear(nn.Module):
         found.pack(weight.data_ptr(), self.panels.data_ptr(), self.width, self.steps)
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self.at = self.panels.data_ptr(), None if self.bias is None else self.bias.data_ptr()
-        self.inputs, self.dtype, self.run = weight.size(1), weight.dtype, getattr(found, f"linear_{SUFFIX[weight.dtype]}")
+        self.inputs, self.dtype, self.run = (
+            weight.size(1),
+            weight.dtype,
+            getattr(found, f"linear_{SUFFIX[weight.dtype]}"),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""

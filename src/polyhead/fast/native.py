@@ -18,7 +18,17 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).with_name("kernels")
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+    "-Wno-psabi",
+]
 SECONDS = 120  # that compiling may take; it takes 3
 POINTER, WHOLE = ctypes.c_void_p, ctypes.c_int64
 SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -50,7 +60,12 @@ def kernels() -> ctypes.CDLL | None:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home) as folder:  # another process may be at the same
                 made = Path(folder) / library.name
-                subprocess.run([compiler, *FLAGS, "-o", made, SOURCES / "kernels.cpp"], check=True, capture_output=True, timeout=SECONDS)
+                subprocess.run(
+                    [compiler, *FLAGS, "-o", made, SOURCES / "kernels.cpp"],
+                    check=True,
+                    capture_output=True,
+                    timeout=SECONDS,
+                )
                 made.replace(library)
         found = ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError):
@@ -70,4 +85,6 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor()
-    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return "\n".join(
+        line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))
+    )

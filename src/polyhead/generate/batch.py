@@ -129,7 +129,9 @@ class Batch:
             own = [i for i, member in enumerate(group) if member.request.search.rule is rule]
             if len(rules) > 1:
                 rows = [row for i in own for row in range(ends[i] - len(group[i].held), ends[i])]
-                rule.advance([group[i].request.search for i in own], logits[torch.tensor(rows, device=self.device)])
+                rule.advance(
+                    [group[i].request.search for i in own], logits[torch.tensor(rows, device=self.device)]
+                )
             else:
                 rule.advance([member.request.search for member in group], logits)
 

@@ -106,7 +106,9 @@ class Beaming:
 
     def _forced(self, beams: Sequence[Beams], width: int, device: torch.device) -> Tensor | None:
         """What each row must say now, -1 for anything; None where all are free."""
-        tokens = [-1 if len(b.rows[0]) >= len(b.wish.prefix) else b.wish.prefix[len(b.rows[0])] for b in beams]
+        tokens = [
+            -1 if len(b.rows[0]) >= len(b.wish.prefix) else b.wish.prefix[len(b.rows[0])] for b in beams
+        ]
         return None if max(tokens) < 0 else torch.tensor(tokens, device=device).repeat_interleave(width)
 
 

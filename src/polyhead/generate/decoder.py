@@ -15,7 +15,9 @@ from polyhead.nn.kv import Memory
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-NOT_A_NUMBER = "the model's output is not a number (NaN): its weights are damaged or overflow in this precision"
+NOT_A_NUMBER = (
+    "the model's output is not a number (NaN): its weights are damaged or overflow in this precision"
+)
 
 
 class Decoder(Protocol):

@@ -22,12 +22,18 @@ class Drawing:
     def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
         """One token more for each row of each search."""
         drawn, sampling = cast("Sequence[Drawn]", searches), self.sampling
-        seen = [[*search.prompt, *row] for search in drawn for row in search.rows] if sampling.repetition_penalty != 1 else []
+        seen = (
+            [[*search.prompt, *row] for search in drawn for row in search.rows]
+            if sampling.repetition_penalty != 1
+            else []
+        )
         allowed = sampling.apply(logits, seen)
         if sampling.temperature == 0:
             tokens = allowed.argmax(-1).tolist()
         else:
-            tokens = pick(allowed, [number for search in drawn for number in search.chance.uniform(search.numbers)])
+            tokens = pick(
+                allowed, [number for search in drawn for number in search.chance.uniform(search.numbers)]
+            )
         chosen = torch.tensor(tokens, device=logits.device)[:, None]
         log_probs = logits.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0].tolist()
         first = 0
@@ -40,7 +46,9 @@ class Drawing:
 class Drawn:
     """``n`` sequences after one prompt. What each draws depends on (seed, its number) alone."""
 
-    def __init__(self, rule: Drawing, prompt: Sequence[int], limit: int, n: int = 1, seed: int = 0, first: int = 0) -> None:
+    def __init__(
+        self, rule: Drawing, prompt: Sequence[int], limit: int, n: int = 1, seed: int = 0, first: int = 0
+    ) -> None:
         self.rule, self.prompt, self.limit, self.first = rule, list(prompt), limit, first
         self.chance = Chance(seed, n, first)
         self.numbers = list(range(n))  # of the rows

@@ -84,16 +84,25 @@ class Engine:
         if not prompt:
             raise UserError("a prompt has no token; a language model goes on from one at least")
         if len(prompt) > self.max_len:
-            raise UserError(f"the prompt has {len(prompt)} tokens; this model takes {self.max_len} at most: give its end")
+            raise UserError(
+                f"the prompt has {len(prompt)} tokens; this model takes {self.max_len} at most: give its end"
+            )
         if (source is None) == hasattr(self.model, "encode"):
-            raise UserError("an encoder-decoder reads a source, " + ("none came" if source is None else "this model has no encoder"))
+            raise UserError(
+                "an encoder-decoder reads a source, "
+                + ("none came" if source is None else "this model has no encoder")
+            )
         if source is not None and not source:
             raise UserError("a source has no token")
         for token in (*prompt, *(source or ())):
             if not 0 <= token < self.model.vocab_size:
-                raise UserError(f"there is no token {token}; this model knows 0 to {self.model.vocab_size - 1}")
+                raise UserError(
+                    f"there is no token {token}; this model knows 0 to {self.model.vocab_size - 1}"
+                )
         if search.width > self.rows:
-            raise UserError(f"{search.width} sequences are wanted of one request; the engine runs {self.rows} at most")
+            raise UserError(
+                f"{search.width} sequences are wanted of one request; the engine runs {self.rows} at most"
+            )
         request = Request(self, prompt, search, source, cost)
         request.room, there = self._worst(request), self._empty.cache.room(search.width)
         if request.room > there:
@@ -167,7 +176,9 @@ class Engine:
         """The most tokens for which a new request ever takes room: whole pages of what all rows share, the rest for each."""
         grain, search, begun = self._empty.cache.grain, request.search, len(request.prompt)
         length, most = begun + search.most - 1, 0
-        shared = begun - (len(search.rows) > 1)  # rows that are there from the beginning write its last token each
+        shared = begun - (
+            len(search.rows) > 1
+        )  # rows that are there from the beginning write its last token each
         while True:
             once, longest = shared // grain * grain, min(length, self.max_len)
             rows = search.width if longest > shared else 1
@@ -184,7 +195,10 @@ class Engine:
         live = self.live
         if len(live) > (1 - self.refill) * self._most:
             return
-        rows, tokens = sum(member.request.search.width for member in live), sum(member.request.cost for member in live)
+        rows, tokens = (
+            sum(member.request.search.width for member in live),
+            sum(member.request.cost for member in live),
+        )
         if self.deterministic:  # nothing gives way there, so the worst is counted
             cache, new, taken = self._empty.cache, rows, sum(member.request.room for member in live)
         else:
@@ -232,7 +246,9 @@ class Engine:
             for member in group:
                 if member.request.end is None:
                     self._tell(member.request)
-                if member.held and member.held[0] >= self.max_len:  # before it may have to give way to another group
+                if (
+                    member.held and member.held[0] >= self.max_len
+                ):  # before it may have to give way to another group
                     self._forget_half(batch, member)
 
     def _go_on(self, batch: Batch, group: list[Member]) -> list[Member]:

@@ -12,7 +12,12 @@ from polyhead.generate.decoder import Decoder, Hypothesis
 
 
 def greedy(
-    model: Decoder, source: Tensor, source_pos: Tensor | None, *, max_new_tokens: Sequence[int], **options: Any
+    model: Decoder,
+    source: Tensor,
+    source_pos: Tensor | None,
+    *,
+    max_new_tokens: Sequence[int],
+    **options: Any,
 ) -> list[Hypothesis]:
     """One output for each row (B, S): the likeliest token at each step, as beam search with one beam.
 
@@ -21,4 +26,4 @@ def greedy(
     found = beam_search(
         model, source, source_pos, beam_size=1, early_stopping=True, max_new_tokens=max_new_tokens, **options
     )
-    return [best for best, in found]
+    return [best for (best,) in found]

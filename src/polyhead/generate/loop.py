@@ -40,7 +40,10 @@ def generate(
     if not prompts:
         return
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
-    engine, rule = Engine(model, max_len=max(lengths), cache=cache, tokens=batch_tokens, refill=0.5), Drawing(sampling, eos_id)
+    engine, rule = (
+        Engine(model, max_len=max(lengths), cache=cache, tokens=batch_tokens, refill=0.5),
+        Drawing(sampling, eos_id),
+    )
     wishes = [
         engine.submit(prompt, Drawn(rule, prompt, max_new_tokens, n, seed, first + n * i), cost=n * length)
         for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))

@@ -22,13 +22,19 @@ class Reader:
     model's greatest length, is seen from its last ``max_len // 2`` tokens on.
     """
 
-    def __init__(self, model: Decoder, n: int, longest: int, max_len: int | None, cache: Choice | None) -> None:
+    def __init__(
+        self, model: Decoder, n: int, longest: int, max_len: int | None, cache: Choice | None
+    ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
         self.model, self.max_len, self.longest = model, max_len, longest
         self.cache = make_cache(cache, model.cache_shape, n, min(longest, max_len or longest))
         if not self.cache.rewinds:
             able = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
-            what = f"cache {cache.name!r}" if cache and model.cache_shape.state is None else "the state that this model keeps"
+            what = (
+                f"cache {cache.name!r}"
+                if cache and model.cache_shape.state is None
+                else "the state that this model keeps"
+            )
             raise UserError(
                 f"speculative decoding takes back what was guessed wrong, and {what} cannot give back what it read; "
                 f"caches that can: {able}"
@@ -56,9 +62,13 @@ class Reader:
 
     def room(self, row: int, text: Sequence[int]) -> int:
         """How many more tokens of a text the model can see without losing its beginning."""
-        return self.longest - len(text) if self.max_len is None else self.max_len - (len(text) - self.since[row])
+        return (
+            self.longest - len(text) if self.max_len is None else self.max_len - (len(text) - self.since[row])
+        )
 
-    def logits(self, rows: Sequence[int], texts: Sequence[Sequence[int]], last: Sequence[int]) -> list[Tensor]:
+    def logits(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], last: Sequence[int]
+    ) -> list[Tensor]:
         """Read what is new of the texts of some rows; the logits after the ``last[i]`` last tokens of each, (last[i], V)."""
         fed = [len(text) - self.since[row] - self.held[row] for row, text in zip(rows, texts, strict=True)]
         tokens, pos = self._feed(rows, texts)

@@ -110,5 +110,7 @@ def pick(logits: Tensor, uniform: Sequence[float]) -> list[int]:
     cumulated = logits.double().softmax(-1).cumsum(-1)
     # below the whole sum, whatever it was rounded to, and never a token of probability 0
     wanted = torch.tensor(uniform, dtype=torch.float64).to(logits.device)[:, None] * cumulated[:, -1:]
-    found: list[int] = torch.searchsorted(cumulated, wanted, right=True)[:, 0].clamp(max=logits.size(1) - 1).tolist()
+    found: list[int] = (
+        torch.searchsorted(cumulated, wanted, right=True)[:, 0].clamp(max=logits.size(1) - 1).tolist()
+    )
     return found

@@ -51,7 +51,9 @@ def search(
         min(max_len, max(limit(len(line), config), len(told) + len(given) + 1))
         for line, given in zip(lines, prefix, strict=True)
     ]
-    engine = Engine(model, max_len=max(limits, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1)
+    engine = Engine(
+        model, max_len=max(limits, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1
+    )
     order = sorted(range(len(lines)), key=lambda row: -len(lines[row]))
     requests = {}
     for row in order:
@@ -73,13 +75,20 @@ def continued(
     more than ``max_len``, the model's greatest length.
     """
     check_prompts(prompts, max_len)
-    rule, limits = beaming(config, eos_id), [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts]
+    rule, limits = (
+        beaming(config, eos_id),
+        [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts],
+    )
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
-    engine = Engine(model, max_len=max(lengths, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1)
+    engine = Engine(
+        model, max_len=max(lengths, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1
+    )
     yield from _ended(
         engine,
         {
-            row: engine.submit(prompts[row], Beams(rule, Wish(limits[row])), cost=config.beam_size * (lengths[row] + 1))
+            row: engine.submit(
+                prompts[row], Beams(rule, Wish(limits[row])), cost=config.beam_size * (lengths[row] + 1)
+            )
             for row in sorted(range(len(prompts)), key=lambda row: -lengths[row])
         },
     )
@@ -112,7 +121,9 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_len: int | None, number:
         if not prompt:
             raise UserError(f"prompt {i} has no token; a language model goes on from one at least")
         if max_len is not None and len(prompt) > max_len:
-            raise UserError(f"prompt {i} has {len(prompt)} tokens; this model takes {max_len} at most: give its end")
+            raise UserError(
+                f"prompt {i} has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+            )
 
 
 def check_drawn(

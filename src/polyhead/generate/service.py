@@ -35,10 +35,16 @@ class Stream:
     "error"; None while it goes on.
     """
 
-    def __init__(self, request: Request, voices: list[TextStream], eos_id: int, opening: tuple[int, ...]) -> None:
+    def __init__(
+        self, request: Request, voices: list[TextStream], eos_id: int, opening: tuple[int, ...]
+    ) -> None:
         self.request, self.voices, self.eos_id, self.opening = request, voices, eos_id, opening
-        self.tokens: list[list[int]] = [[] for _ in voices]  # of each sequence so far, its end included where it said one
-        self.log_probs: list[list[float]] = [[] for _ in voices]  # of these tokens; beams have one score for all
+        self.tokens: list[list[int]] = [
+            [] for _ in voices
+        ]  # of each sequence so far, its end included where it said one
+        self.log_probs: list[list[float]] = [
+            [] for _ in voices
+        ]  # of these tokens; beams have one score for all
         self._reasons: list[Reason | None] = [None for _ in voices]
         self._said = ["" for _ in voices]
 
@@ -127,7 +133,13 @@ class TextEngine:
     """
 
     def __init__(
-        self, model: Decoder, tokenizer: Tokenizer, config: GenerationConfig, frame: Frame | None, max_len: int, **options: Any
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        config: GenerationConfig,
+        frame: Frame | None,
+        max_len: int,
+        **options: Any,
     ) -> None:
         self.tokenizer, self.config, self.frame, self.max_len = tokenizer, config, frame, max_len
         options = {"rows": 256, "chunk": 512} | options
@@ -181,29 +193,46 @@ class TextEngine:
         config = changed(self.config, changes if drawn else changes | {"n_best": n}, without, what)
         ids = self.tokens(text) if isinstance(text, str) else list(text)
         if translates:
-            return self._translate(ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang))
+            return self._translate(
+                ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang)
+            )
         eos_id = self.tokenizer.eos_id
         if drawn:
             search: Search = Drawn(self._draw(config, eos_id), ids, config.max_new_tokens, n, seed)
         else:
-            search = Beams(self._beam(config, eos_id), Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1))))
+            search = Beams(
+                self._beam(config, eos_id),
+                Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1))),
+            )
         return Asked(ids, search, None, ids, n, stops, eos_id)
 
     def begin(self, asked: Asked) -> Stream:
         """Give the engine what was read; a UserError says why it can never be served."""
-        voices = [TextStream(lambda ids: self.tokenizer.decode([ids])[0], asked.stops, asked.before) for _ in range(asked.n)]
+        voices = [
+            TextStream(lambda ids: self.tokenizer.decode([ids])[0], asked.stops, asked.before)
+            for _ in range(asked.n)
+        ]
         request = self.engine.submit(asked.prompt, asked.search, source=asked.source)
         return Stream(request, voices, asked.eos_id, asked.opening)
 
     def _translate(
-        self, ids: list[int], config: GenerationConfig, n: int, seed: int, stops: list[str], drawn: bool, sides: Sides
+        self,
+        ids: list[int],
+        config: GenerationConfig,
+        n: int,
+        seed: int,
+        stops: list[str],
+        drawn: bool,
+        sides: Sides,
     ) -> Asked:
         """Read a source and say its target."""
         source = sides.source(ids)
         if not ids:
             raise UserError("an empty text has no translation")
         if len(source) > self.max_len:
-            raise UserError(f"the text has {len(source)} tokens; this model takes {self.max_len} at most: split it")
+            raise UserError(
+                f"the text has {len(source)} tokens; this model takes {self.max_len} at most: split it"
+            )
         told = list(sides.opening) if sides.forced else []
         most = min(self.max_len, max(limit(len(ids), config), len(told) + 1))
         if drawn:
@@ -216,7 +245,9 @@ class TextEngine:
 
     def _draw(self, config: GenerationConfig, eos_id: int) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
-        sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
+        sampling = Sampling(
+            config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty
+        )
         return self._drawing.setdefault(sampling, Drawing(sampling, eos_id))
 
     def _beam(self, config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:

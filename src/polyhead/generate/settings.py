@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from polyhead.errors import UserError, explain
 from polyhead.recipe import GenerationConfig
 
-DRAWN = frozenset(["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"])
+DRAWN = frozenset(
+    ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
+)
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
 """Keys of generation that shape what a language model says, and those that shape translations."""
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
@@ -18,7 +20,9 @@ UNSEARCHED = DRAWN - {"max_new_tokens"} | LENGTHS
 """Keys without effect on the likeliest continuations, which a language model finds by beam search."""
 
 
-def changed(config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str) -> GenerationConfig:
+def changed(
+    config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str
+) -> GenerationConfig:
     """The config with changes, of which none may be ``without`` effect on ``what`` is made."""
     for name in sorted(without & set(changes)):
         effective = ", ".join(sorted(set(GenerationConfig.model_fields) - without))

@@ -39,7 +39,9 @@ class Terms(NamedTuple):
 class Guesser(Protocol):
     """Guesses for some texts, a row each, step by step."""
 
-    def guess(self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]) -> list[Guess]:
+    def guess(
+        self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]
+    ) -> list[Guess]:
         """At most ``most[i]`` tokens after ``texts[i]``, which may depend on this text and ``chance.streams[streams[i]]`` alone."""
         ...
 
@@ -94,10 +96,20 @@ def speculative(
 
 @torch.inference_mode()
 def _together(
-    reader: Reader, proposer: Proposer, terms: Terms, seen: list[list[int]], n: int, max_new_tokens: int, first: int
+    reader: Reader,
+    proposer: Proposer,
+    terms: Terms,
+    seen: list[list[int]],
+    n: int,
+    max_new_tokens: int,
+    first: int,
 ) -> Generator[Token, set[int] | None, None]:
     """Sequences that go on together, ``n`` after each prompt; they grow in place, and are numbered from ``first``."""
-    sampling, live, limits = terms.sampling, list(range(len(seen))), [len(tokens) + max_new_tokens for tokens in seen]
+    sampling, live, limits = (
+        terms.sampling,
+        list(range(len(seen))),
+        [len(tokens) + max_new_tokens for tokens in seen],
+    )
     reader.settle(seen[::n])
     guesser = proposer.begin(seen[::n], terms)
     if n > 1:
@@ -107,9 +119,14 @@ def _together(
         texts = [seen[row] for row in live]
         reader.settle(texts)
         # the last token is never a guess, and a guess is read where a plain step would see as much of the text
-        most = [min(limits[row] - len(text) - 1, reader.room(i, text)) for i, (row, text) in enumerate(zip(live, texts, strict=True))]
+        most = [
+            min(limits[row] - len(text) - 1, reader.room(i, text))
+            for i, (row, text) in enumerate(zip(live, texts, strict=True))
+        ]
         guesses = guesser.guess(texts, live, most)
-        assert all(len(guess.tokens) <= k for guess, k in zip(guesses, most, strict=True)), "more guesses than were asked for"
+        assert all(len(guess.tokens) <= k for guess, k in zip(guesses, most, strict=True)), (
+            "more guesses than were asked for"
+        )
         longer = [[*text, *guess.tokens] for text, guess in zip(texts, guesses, strict=True)]
         logits = reader.logits(range(len(live)), longer, [1 + len(guess.tokens) for guess in guesses])
         stopped: set[int] = set()
@@ -149,11 +166,17 @@ class Offer(NamedTuple):
 
 def offer(guess: Guess, i: int) -> Offer | None:
     """The i-th token of a guess, if there is one and it was drawn."""
-    return Offer(guess.tokens[i], guess.drawn[i]) if guess.drawn is not None and i < len(guess.tokens) else None
+    return (
+        Offer(guess.tokens[i], guess.drawn[i]) if guess.drawn is not None and i < len(guess.tokens) else None
+    )
 
 
 def judge(
-    allowed: Tensor, offers: Sequence[Offer | None], sampling: Sampling, chance: Chance, streams: Sequence[int]
+    allowed: Tensor,
+    offers: Sequence[Offer | None],
+    sampling: Sampling,
+    chance: Chance,
+    streams: Sequence[int],
 ) -> list[int]:
     """One token for each row of (N, V) logits: what is offered, or another one, so that it is drawn from softmax(allowed).
 
@@ -173,7 +196,9 @@ def judge(
             tokens[i] = given.token
         else:
             left = (p - q).clamp(min=0)
-            rest[i] = left.log() if bool(left.any()) else rest[i]  # nothing is left where p and q differ by rounding
+            rest[i] = (
+                left.log() if bool(left.any()) else rest[i]
+            )  # nothing is left where p and q differ by rounding
     drawn = [i for i in range(len(offers)) if i not in tokens]
     if drawn:
         tokens |= zip(drawn, chance.draw(rest[drawn], [streams[i] for i in drawn]), strict=True)

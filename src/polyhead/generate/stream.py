@@ -63,5 +63,10 @@ class TextStream:
     def _beginning(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""
         held = self.held
-        sizes = (k for word in self.stop for k in range(min(len(word) - 1, len(held)), 0, -1) if held.endswith(word[:k]))
+        sizes = (
+            k
+            for word in self.stop
+            for k in range(min(len(word) - 1, len(held)), 0, -1)
+            if held.endswith(word[:k])
+        )
         return max(sizes, default=0)

@@ -40,8 +40,12 @@ def continuations(
     So many prompts go on together as fit into ``config.batch_tokens``, one at least. With a ``proposer`` several tokens of
     a sequence are read at once, as far as it guesses them.
     """
-    sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
-    streams = [TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in prompts for _ in range(n)]
+    sampling = Sampling(
+        config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty
+    )
+    streams = [
+        TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in prompts for _ in range(n)
+    ]
     rest: dict[str, Any] = {
         "sampling": sampling,
         "eos_id": tokenizer.eos_id,
@@ -52,7 +56,11 @@ def continuations(
         "batch_tokens": config.batch_tokens,
         "cache": config.cache,
     }
-    tokens = generate(model, prompts, **rest) if proposer is None else speculative(model, prompts, proposer, **rest)
+    tokens = (
+        generate(model, prompts, **rest)
+        if proposer is None
+        else speculative(model, prompts, proposer, **rest)
+    )
     enough: set[int] | None = None
     while True:
         try:

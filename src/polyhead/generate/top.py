@@ -52,7 +52,9 @@ def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         maxima = torch.cat([maxima, x[:, whole:].amax(-1, keepdim=True)], 1)
     blocks = _best(maxima, k)[1]
     near = (blocks[:, :, None] * BLOCK + torch.arange(BLOCK, device=x.device)).flatten(1)
-    values, within = _best(x.gather(1, near.clamp(max=width - 1)).masked_fill_(near >= width, float("-inf")), k)
+    values, within = _best(
+        x.gather(1, near.clamp(max=width - 1)).masked_fill_(near >= width, float("-inf")), k
+    )
     # where hardly anything is allowed, what lies beyond the last token is as good as the rest; it must still be a token
     return values, near.gather(1, within).clamp_(max=width - 1)
 

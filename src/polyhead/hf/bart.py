@@ -16,7 +16,14 @@ ROW = Step(lambda ours: ours[0][None], lambda theirs, rows: [theirs[0]])  # (V,)
 
 def common(given: Given, *, activation: str = "gelu", scaled: bool = False) -> dict[str, Any]:
     """What these families say alike; the activation and the scale of embeddings are those where nothing is said."""
-    given.passed("init_std", "encoder_layerdrop", "decoder_layerdrop", "classifier_dropout", "classif_dropout", "num_hidden_layers")
+    given.passed(
+        "init_std",
+        "encoder_layerdrop",
+        "decoder_layerdrop",
+        "classifier_dropout",
+        "classif_dropout",
+        "num_hidden_layers",
+    )
     given.only("tie_word_embeddings", True)
     n_heads, d_ff = given.size("encoder_attention_heads", 16), given.size("encoder_ffn_dim", 4096)
     given.only("decoder_attention_heads", n_heads)
@@ -33,7 +40,9 @@ def common(given: Given, *, activation: str = "gelu", scaled: bool = False) -> d
         "max_len": given.size("max_position_embeddings", 1024),
         "attention": {"name": "softmax", "dropout": given.number("attention_dropout", 0.0)},
         "norm": "layernorm",
-        "feed_forward": Choice(plain.name, **plain.options, dropout=given.number("activation_dropout", 0.0)).written(),
+        "feed_forward": Choice(
+            plain.name, **plain.options, dropout=given.number("activation_dropout", 0.0)
+        ).written(),
         "dropout": given.number("dropout", 0.1),
         "tie_embeddings": "all",
         "scale_embedding": given.flag("scale_embedding", scaled),
@@ -77,13 +86,21 @@ def fixed(given: Given, *, pre: bool, embedding_norm: bool, static: bool) -> Non
 def read(given: Given) -> dict[str, Any]:
     """config.json of BART -> fields of ModelConfig."""
     fixed(given, pre=False, embedding_norm=True, static=False)
-    return common(given) | {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "norm_first": False}
+    return common(given) | {
+        "position": {"name": "learned", "offset": 2},
+        "embedding_norm": True,
+        "norm_first": False,
+    }
 
 
 def read_mbart(given: Given) -> dict[str, Any]:
     """config.json of mBART -> fields of ModelConfig."""
     fixed(given, pre=True, embedding_norm=True, static=False)
-    return common(given) | {"position": {"name": "learned", "offset": 2}, "embedding_norm": True, "norm_first": True}
+    return common(given) | {
+        "position": {"name": "learned", "offset": 2},
+        "embedding_norm": True,
+        "norm_first": True,
+    }
 
 
 def stack(side: str) -> list[Row]:
@@ -107,7 +124,11 @@ def stack(side: str) -> list[Row]:
     ]
 
 
-SHARED, SOURCE, TARGET = "model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+SHARED, SOURCE, TARGET = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
 LM_HEAD = "lm_head.weight"
 TABLE = (
     *one(SHARED, "encoder_embedding.token.weight", where=lambda config: config.tie_embeddings == "all"),

@@ -15,7 +15,9 @@ FIRST = {"name": "first", "activation": "tanh"}
 
 def common(given: Given, stem: str, *, bare: bool = True) -> dict[str, Any]:
     """What BERT and its kin say alike."""
-    given.passed("classifier_dropout", "directionality", "output_past", "pooler_fc_size", "pooler_num_attention_heads")
+    given.passed(
+        "classifier_dropout", "directionality", "output_past", "pooler_fc_size", "pooler_num_attention_heads"
+    )
     given.passed("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     given.only("position_embedding_type", "absolute")
     given.only("is_decoder", False)
@@ -107,4 +109,6 @@ TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-BERT = FAMILY.register("bert")(Family(named("Bert"), read, said, TABLE, "bert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS))
+BERT = FAMILY.register("bert")(
+    Family(named("Bert"), read, said, TABLE, "bert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
+)

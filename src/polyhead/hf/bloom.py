@@ -14,7 +14,9 @@ from polyhead.hf.table import both, head_by_head, one
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. ``seq_length``, of older files, is no limit: positions are distances."""
     given.only("apply_residual_connection_post_layernorm", False)
-    given.passed("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion")
+    given.passed(
+        "slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion"
+    )
     given.passed("skip_bias_add", "skip_bias_add_qkv", "offset_alibi")
     d_model = given.size(_one_of(given, "hidden_size", "n_embed"), 64)
     given.only("n_inner", 4 * d_model)
@@ -74,4 +76,6 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "transformer.word_embeddings.weight"}
-BLOOM = FAMILY.register("bloom")(Family({"CausalLM": "BloomForCausalLM"}, read, write, TABLE, "transformer.", tied=TIED))
+BLOOM = FAMILY.register("bloom")(
+    Family({"CausalLM": "BloomForCausalLM"}, read, write, TABLE, "transformer.", tied=TIED)
+)

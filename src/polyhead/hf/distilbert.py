@@ -13,7 +13,9 @@ from polyhead.hf.table import both, one
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    given.passed("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds")  # the table of positions is in the file
+    given.passed(
+        "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"
+    )  # the table of positions is in the file
     given.passed("tie_weights_", "output_past")
     given.only("pruned_heads", {})
     fields = top(given, model_of(given, "DistilBert"), pooled={"name": "first", "activation": "relu"})
@@ -82,5 +84,7 @@ TABLE = (
 BUFFERS = r"distilbert\.embeddings\.position_ids"
 TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 DISTILBERT = FAMILY.register("distilbert")(
-    Family(named("DistilBert"), read, write, TABLE, "distilbert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
+    Family(
+        named("DistilBert"), read, write, TABLE, "distilbert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS
+    )
 )

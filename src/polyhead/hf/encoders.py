@@ -41,7 +41,9 @@ def model_of(given: Given, stem: str) -> str:
     return known[names[0]]
 
 
-def top(given: Given, model: str, *, pooled: Mapping[str, Any], bare: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def top(
+    given: Given, model: str, *, pooled: Mapping[str, Any], bare: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Fields of what stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does."""
     tied = given.flag("tie_word_embeddings", True)
     if model == "MaskedLM":
@@ -64,7 +66,9 @@ def labels(given: Given) -> list[str]:
     if not all(isinstance(name, str) for name in found):
         raise given.wrong("id2label", "names of classes")
     if len(found) < 2:
-        raise UserError(f"{given.where}: id2label has {len(found)} labels: such a model gives a number, not classes")
+        raise UserError(
+            f"{given.where}: id2label has {len(found)} labels: such a model gives a number, not classes"
+        )
     return found
 
 

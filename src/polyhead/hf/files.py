@@ -75,7 +75,11 @@ def entries(directory: Path) -> dict[str, Entry]:
     if index is None:
         raise UserError(_no_weights(directory))
     shards = index.get("weight_map")
-    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+    if (
+        not isinstance(shards, dict)
+        or not shards
+        or not all(isinstance(name, str) for name in shards.values())
+    ):
         raise UserError(f"{directory / INDEX} has no weight_map of names and files")
     for shard in shards.values():
         if not SHARD.fullmatch(shard):
@@ -88,7 +92,9 @@ def entries(directory: Path) -> dict[str, Entry]:
                 raise UserError(f"{directory / shard} holds {name!r}, which the index does not say")
             found[name] = entry
     if absent := sorted(shards.keys() - found.keys()):
-        raise UserError(f"{directory / INDEX} names {absent[0]!r} in {shards[absent[0]]}, which does not hold it")
+        raise UserError(
+            f"{directory / INDEX} names {absent[0]!r} in {shards[absent[0]]}, which does not hold it"
+        )
     return found
 
 
@@ -105,7 +111,12 @@ def _opened(directory: Path, name: str) -> dict[str, Entry]:
 
 
 def _no_weights(directory: Path) -> str:
-    pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth"), *directory.glob("*.ckpt")]
+    pickled = [
+        *directory.glob("*.bin"),
+        *directory.glob("*.pt"),
+        *directory.glob("*.pth"),
+        *directory.glob("*.ckpt"),
+    ]
     if not pickled:
         return f"{directory} has no {WEIGHTS} and no {INDEX}"
     return (

@@ -16,7 +16,9 @@ WINDOW, WHOLE = "sliding_attention", "full_attention"
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Without a word on the layers every second one has a window, the first too."""
-    given.passed("cache_implementation", "sliding_window_size", "hidden_act")  # the reference reads others in their place
+    given.passed(
+        "cache_implementation", "sliding_window_size", "hidden_act"
+    )  # the reference reads others in their place
     given.only("use_bidirectional_attention", False)
     fields = common(given, kv_heads=4, head_dim=256, max_len=8192)
     asked = given.number("query_pre_attn_scalar", 256)
@@ -27,7 +29,9 @@ def read(given: Given) -> dict[str, Any]:
         "scale": None if asked == fields["head_dim"] else asked**-0.5,
         "softcap": _bound(given, "attn_logit_softcapping", 50.0),
     }
-    kinds = given.names("layer_types") or list(islice(cycle((WINDOW, WHOLE)), min(fields["n_layers"], 10_000)))
+    kinds = given.names("layer_types") or list(
+        islice(cycle((WINDOW, WHOLE)), min(fields["n_layers"], 10_000))
+    )
     if len(kinds) != fields["n_layers"] or not set(kinds) <= {WINDOW, WHOLE}:
         raise given.wrong("layer_types", f"{WINDOW} or {WHOLE} for each of {fields['n_layers']} layers")
     size = given.size("sliding_window", 4096) if WINDOW in kinds or not given.null("sliding_window") else None
@@ -88,4 +92,6 @@ TABLE = (
     *one("model.norm.weight", f"{FINAL_NORM}.weight"),
     *one("lm_head.weight", HEAD),
 )
-GEMMA2 = FAMILY.register("gemma2")(Family({"CausalLM": "Gemma2ForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED))
+GEMMA2 = FAMILY.register("gemma2")(
+    Family({"CausalLM": "Gemma2ForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+)

@@ -30,7 +30,9 @@ HARMLESS = set(
 class Given:
     """The keys of a config.json; null counts as not given, as in the files of other tools."""
 
-    def __init__(self, values: Mapping[str, Any], where: object, tensors: Collection[str] | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: object, tensors: Collection[str] | None = None
+    ) -> None:
         self.where, self.tensors = where, tensors
         self.values = {key: value for key, value in values.items() if value is not None}
         self.nulls = values.keys() - self.values.keys()
@@ -103,7 +105,9 @@ class Given:
     def finish(self) -> None:
         """Refuse what nobody asked for: it might change what the model computes."""
         if self.has("auto_map") and "auto_map" not in self.asked:
-            raise UserError(f"{self.where}: auto_map names Python code of the checkpoint's own, which is never run")
+            raise UserError(
+                f"{self.where}: auto_map names Python code of the checkpoint's own, which is never run"
+            )
         if rest := sorted(self.values.keys() - self.asked - HARMLESS):
             raise UserError(
                 f"{self.where}: {', '.join(map(repr, rest))} not known for this family; a key that does not change what "

@@ -13,7 +13,13 @@ from polyhead.hf.table import FUSED, FUSED_TRANSPOSED, TRANSPOSED, both, one
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. What is not given is as in the smallest GPT-2."""
     given.passed("n_ctx", "embd_pdrop", "reorder_and_upcast_attn")
-    given.passed("summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout", "summary_proj_to_labels")
+    given.passed(
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+    )
     given.only("scale_attn_by_inverse_layer_idx", False)
     given.only("add_cross_attention", False)
     d_model = given.size("n_embd", 768)
@@ -75,7 +81,12 @@ TABLE = (
 )
 GPT2 = FAMILY.register("gpt2")(
     Family(
-        {"CausalLM": "GPT2LMHeadModel"}, read, write, TABLE, "transformer.",
-        r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", {"lm_head.weight": "transformer.wte.weight"},
+        {"CausalLM": "GPT2LMHeadModel"},
+        read,
+        write,
+        TABLE,
+        "transformer.",
+        r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+        {"lm_head.weight": "transformer.wte.weight"},
     )
 )

@@ -29,7 +29,13 @@ def fetch(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, OSError) as error:
+    except (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        HFValidationError,
+        OSError,
+    ) as error:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         why = "HF_HUB_OFFLINE is set, and it is not in the cache" if offline else str(error).splitlines()[0]
         raise UserError(f"no directory {name!r} here, and from the hub it cannot be had: {why}") from None

@@ -25,7 +25,9 @@ def common(
     """What all these families say alike; the numbers are what the family has where its config.json says nothing, and
     ``fraction`` is the key of the part of features that turn, if there is one."""
     d_model, n_heads = given.size("hidden_size", 4096), given.size("num_attention_heads", 32)
-    n_kv_heads = given.size("num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads)
+    n_kv_heads = given.size(
+        "num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads
+    )
     max_len = given.size("max_position_embeddings", max_len)
     gate = GATED[given.word("hidden_act", "silu", GATED)]
     return {
@@ -50,7 +52,12 @@ def common(
 
 
 def rope(
-    given: Given, max_len: int, *, theta: str = "rope_theta", fraction: str | None = None, turning: float = 1.0
+    given: Given,
+    max_len: int,
+    *,
+    theta: str = "rope_theta",
+    fraction: str | None = None,
+    turning: float = 1.0,
 ) -> dict[str, Any]:
     """The position, from rope_parameters or the older keys of a family: its theta and its ``fraction`` of features that
     turn, which is ``turning`` where nothing is said; without such a key they all do."""
@@ -135,7 +142,9 @@ def read(given: Given) -> dict[str, Any]:
         )
     gate = Choice.read(fields["feed_forward"])
     gate = Choice(gate.name, **gate.options, bias=given.flag("mlp_bias", False))
-    return fields | attention(given, bias=given.flag("attention_bias", False)) | {"feed_forward": gate.written()}
+    return (
+        fields | attention(given, bias=given.flag("attention_bias", False)) | {"feed_forward": gate.written()}
+    )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -163,4 +172,6 @@ TABLE = (
 )
 BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # of files before 2023
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
-LLAMA = FAMILY.register("llama")(Family({"CausalLM": "LlamaForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED))
+LLAMA = FAMILY.register("llama")(
+    Family({"CausalLM": "LlamaForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+)

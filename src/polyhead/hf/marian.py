@@ -26,10 +26,21 @@ def read(given: Given) -> dict[str, Any]:
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
     shared = config.tie_embeddings == "all"
-    return said(config) | {"decoder_vocab_size": config.vocab_size, "share_encoder_decoder_embeddings": shared}
+    return said(config) | {
+        "decoder_vocab_size": config.vocab_size,
+        "share_encoder_decoder_embeddings": shared,
+    }
 
 
 BUFFERS = r"model\.(en|de)coder\.embed_positions\.weight"  # sinusoids of older files
 MARIAN = FAMILY.register("marian")(
-    Family({"Seq2Seq": "MarianMTModel"}, read, write, TABLE, "model.", BUFFERS, {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED})
+    Family(
+        {"Seq2Seq": "MarianMTModel"},
+        read,
+        write,
+        TABLE,
+        "model.",
+        BUFFERS,
+        {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED},
+    )
 )

@@ -21,4 +21,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said(config) | {"sliding_window": config.attention.options.get("window")}
 
 
-MISTRAL = FAMILY.register("mistral")(Family({"CausalLM": "MistralForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED))
+MISTRAL = FAMILY.register("mistral")(
+    Family({"CausalLM": "MistralForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+)

@@ -17,13 +17,22 @@ MOST = 10_000  # layers
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    given.passed("initializer_cutoff_factor", "layer_norm_eps", "deterministic_flash_attn", "reference_compile", "mlp_dropout")
+    given.passed(
+        "initializer_cutoff_factor",
+        "layer_norm_eps",
+        "deterministic_flash_attn",
+        "reference_compile",
+        "mlp_dropout",
+    )
     given.passed("repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index", "cls_token_id")
     given.passed("position_embedding_type", "classifier_dropout")
     model, bias = model_of(given, "ModernBert"), given.flag("mlp_bias", False)
     given.word("classifier_activation", "gelu", ["gelu"])
     if given.flag("classifier_bias", False) != bias and model != "Embedder":
-        raise given.wrong("classifier_bias", f"{str(bias).lower()}, as mlp_bias: the head has biases where the layers have them")
+        raise given.wrong(
+            "classifier_bias",
+            f"{str(bias).lower()}, as mlp_bias: the head has biases where the layers have them",
+        )
     pool = {"cls": "first", "mean": "mean"}[given.word("classifier_pooling", "cls", ["cls", "mean"])]
     fields = top(given, model, pooled={"name": pool, "activation": "gelu", "norm": True})
     decoder_bias = given.flag("decoder_bias", True)
@@ -50,13 +59,18 @@ def layers(given: Given) -> dict[str, Any]:
     n_layers, every = given.size("num_hidden_layers", 22), given.size("global_attn_every_n_layers", 3)
     kinds = given.names("layer_types") or [WINDOW if i % every else WHOLE for i in range(min(n_layers, MOST))]
     if n_layers > MOST or len(kinds) != n_layers or not set(kinds) <= {WINDOW, WHOLE}:
-        raise given.wrong("layer_types", f"{WINDOW} or {WHOLE} for each of at most {MOST} layers; num_hidden_layers is {n_layers}")
+        raise given.wrong(
+            "layer_types",
+            f"{WINDOW} or {WHOLE} for each of at most {MOST} layers; num_hidden_layers is {n_layers}",
+        )
     shared = {"bias": given.flag("attention_bias", False), "dropout": given.number("attention_dropout", 0.0)}
     size = given.size("local_attention", 128) // 2 + 1  # to one side, the token itself included
     window = {"name": "softmax", "window": size, **shared}
     rope = {kind: {"name": "rope", "theta": theta} for kind, theta in thetas(given).items()}
     turns = {WHOLE: {}, WINDOW: {"attention": window, "position": rope[WINDOW]}}
-    length = next(n for n in range(1, n_layers + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    length = next(
+        n for n in range(1, n_layers + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
+    )
     return {
         "n_layers": n_layers,
         "attention": {"name": "softmax", **shared},
@@ -67,7 +81,10 @@ def layers(given: Given) -> dict[str, Any]:
 
 def thetas(given: Given) -> dict[str, float]:
     """theta of rope in either kind of layer: rope_parameters of each kind, or in older files two keys."""
-    found = {WHOLE: given.number("global_rope_theta", 160_000.0), WINDOW: given.number("local_rope_theta", 10_000.0)}
+    found = {
+        WHOLE: given.number("global_rope_theta", 160_000.0),
+        WINDOW: given.number("local_rope_theta", 10_000.0),
+    }
     if given.null("local_rope_theta"):
         found[WINDOW] = found[WHOLE]
     parameters = given.section("rope_parameters")
@@ -86,12 +103,22 @@ def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json, with the keys of older readers beside those of today."""
     windows = [config.at(i).attention.options.get("window") for i in range(config.n_layers)]
     kinds = [WHOLE if size is None else WINDOW for size in windows]
-    positions = [config.pattern[i % len(config.pattern)].position if config.pattern else None for i in range(len(kinds))]
+    positions = [
+        config.pattern[i % len(config.pattern)].position if config.pattern else None
+        for i in range(len(kinds))
+    ]
     theta = {WHOLE: 160_000.0, WINDOW: 10_000.0} | {
         kind: (position or config.position).options.get("theta", 10_000.0)
         for kind, position in zip(kinds, positions, strict=True)
     }
-    every = next((n for n in range(1, len(kinds) + 1) if kinds == [WINDOW if i % n else WHOLE for i in range(len(kinds))]), None)
+    every = next(
+        (
+            n
+            for n in range(1, len(kinds) + 1)
+            if kinds == [WINDOW if i % n else WHOLE for i in range(len(kinds))]
+        ),
+        None,
+    )
     pooling = config.pooling.name if config.pooling else "first"
     bias = bool(config.feed_forward.options.get("bias", False))
     return {
@@ -144,4 +171,6 @@ TABLE = (
     *both("classifier", "classifier"),
 )
 TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
-MODERNBERT = FAMILY.register("modernbert")(Family(named("ModernBert"), read, write, TABLE, "model.", tied=TIED))
+MODERNBERT = FAMILY.register("modernbert")(
+    Family(named("ModernBert"), read, write, TABLE, "model.", tied=TIED)
+)

@@ -20,7 +20,11 @@ def read(given: Given) -> dict[str, Any]:
     given.passed("auto_map")  # published files name a copy of the code of this very family
     for key in ("rope_parameters", "rope_scaling"):
         section = given.section(key)
-        scaling = "default" if section is None else section.values.get("rope_type", section.values.get("type", "default"))
+        scaling = (
+            "default"
+            if section is None
+            else section.values.get("rope_type", section.values.get("type", "default"))
+        )
         if scaling in ("longrope", "su", "yarn"):
             raise UserError(
                 f"{given.where}: {key} asks for longrope, which is not built; checkpoints for short texts, such as "
@@ -30,7 +34,9 @@ def read(given: Given) -> dict[str, Any]:
             raise UserError(f"{given.where}: {key} asks for {scaling!r}, which this family does not have")
     window = given.size("sliding_window") if given.has("sliding_window") else None
     fields = common(given, max_len=4096, eps=1e-5, fraction="partial_rotary_factor")
-    return fields | attention(given, bias=False, window=window) | {"dropout": given.number("resid_pdrop", 0.0)}
+    return (
+        fields | attention(given, bias=False, window=window) | {"dropout": given.number("resid_pdrop", 0.0)}
+    )
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -58,4 +64,6 @@ TABLE = (
     *one("model.norm.weight", f"{FINAL_NORM}.weight"),
     *one("lm_head.weight", HEAD),
 )
-PHI3 = FAMILY.register("phi3")(Family({"CausalLM": "Phi3ForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED))
+PHI3 = FAMILY.register("phi3")(
+    Family({"CausalLM": "Phi3ForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+)

@@ -22,14 +22,21 @@ def window(given: Given, n_layers: int) -> int | None:
         return None
     if set(types) == {"sliding_attention"} and used:
         return size
-    raise given.wrong("layer_types", "layers that all see a window or all the whole text; others are not built")
+    raise given.wrong(
+        "layer_types", "layers that all see a window or all the whole text; others are not built"
+    )
 
 
 def windowed(config: ModelConfig) -> dict[str, Any]:
     """The way back of ``window``."""
     size = config.attention.options.get("window")
     kinds = ["full_attention" if size is None else "sliding_attention"] * config.n_layers
-    return {"use_sliding_window": size is not None, "sliding_window": size, "max_window_layers": 0, "layer_types": kinds}
+    return {
+        "use_sliding_window": size is not None,
+        "sliding_window": size,
+        "max_window_layers": 0,
+        "layer_types": kinds,
+    }
 
 
 def read_2(given: Given) -> dict[str, Any]:
@@ -46,7 +53,10 @@ def write_2(config: ModelConfig) -> dict[str, Any]:
 def read_3(given: Given) -> dict[str, Any]:
     """config.json of Qwen3 -> fields of ModelConfig."""
     given.only("rms_norm_eps", 1e-6)  # that of qk_norm
-    fields, bias = common(given, kv_heads=32, head_dim=128, max_len=32768), given.flag("attention_bias", False)
+    fields, bias = (
+        common(given, kv_heads=32, head_dim=128, max_len=32768),
+        given.flag("attention_bias", False),
+    )
     return fields | attention(given, bias=bias, qk_norm=True, window=window(given, fields["n_layers"]))
 
 
@@ -55,5 +65,9 @@ def write_3(config: ModelConfig) -> dict[str, Any]:
     return said(config) | windowed(config) | {"attention_bias": config.attention.options.get("bias") is True}
 
 
-QWEN2 = FAMILY.register("qwen2")(Family({"CausalLM": "Qwen2ForCausalLM"}, read_2, write_2, TABLE, "model.", BUFFERS, TIED))
-QWEN3 = FAMILY.register("qwen3")(Family({"CausalLM": "Qwen3ForCausalLM"}, read_3, write_3, TABLE, "model.", BUFFERS, TIED))
+QWEN2 = FAMILY.register("qwen2")(
+    Family({"CausalLM": "Qwen2ForCausalLM"}, read_2, write_2, TABLE, "model.", BUFFERS, TIED)
+)
+QWEN3 = FAMILY.register("qwen3")(
+    Family({"CausalLM": "Qwen3ForCausalLM"}, read_3, write_3, TABLE, "model.", BUFFERS, TIED)
+)

@@ -76,7 +76,11 @@ def open_model(directory: Path) -> Model:
     with torch.device("meta"):
         ours = weights(model_class(config)(config))
     wanted = joined(table, ours, config)
-    found = {name: value for name, value in found.items() if name in wanted or not re.fullmatch(family.buffers, name)}
+    found = {
+        name: value
+        for name, value in found.items()
+        if name in wanted or not re.fullmatch(family.buffers, name)
+    }
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory)
     model = model_class(config)(config)
@@ -103,8 +107,13 @@ def read_config(family: Family, given: Given) -> ModelConfig:
 
 def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> GenerationConfig:
     """How translations are searched for, in our words. Their lengths count the start of an output as well."""
-    counts = {key: value for key, value in given.items() if isinstance(value, int) and not isinstance(value, bool)}
-    values: dict[str, Any] = {"beam_size": counts.get("num_beams", 1), "n_best": counts.get("num_return_sequences", 1)}
+    counts = {
+        key: value for key, value in given.items() if isinstance(value, int) and not isinstance(value, bool)
+    }
+    values: dict[str, Any] = {
+        "beam_size": counts.get("num_beams", 1),
+        "n_best": counts.get("num_return_sequences", 1),
+    }
     values |= {key: given[key] for key in ("length_penalty", "early_stopping") if given.get(key) is not None}
     if most := counts.get("max_new_tokens", counts.get("max_length", 1) - 1):
         values |= {"max_length_ratio": 0, "max_length_extra": most}
@@ -156,7 +165,10 @@ def _named(family: Family, found: Mapping[str, Entry]) -> dict[str, _Named]:
     bare = not any(name.startswith(family.prefix) for name in found)
     named = {}
     for stored, entry in found.items():
-        today = next((stored.removesuffix(old) + new for old, new in family.renamed.items() if stored.endswith(old)), stored)
+        today = next(
+            (stored.removesuffix(old) + new for old, new in family.renamed.items() if stored.endswith(old)),
+            stored,
+        )
         name = stored if today in found else today
         named[family.prefix + name if bare and name not in outside else name] = _Named(stored, entry)
     return named
@@ -166,7 +178,9 @@ def _without_copies(
     family: Family, wanted: Mapping[str, Tensor], found: dict[str, _Named], directory: Path
 ) -> dict[str, _Named]:
     """Some files hold a tied tensor under both of its names; then they must be equal."""
-    copies = {name: of for name, of in family.tied.items() if name in found and name not in wanted and of in found}
+    copies = {
+        name: of for name, of in family.tied.items() if name in found and name not in wanted and of in found
+    }
     for name, of in copies.items():
         if not torch.equal(found[name].tensor(), found[of].tensor()):
             raise UserError(
@@ -182,7 +196,9 @@ def _fit(found: Mapping[str, _Named], wanted: Mapping[str, Tensor], directory: P
     wrong = {
         "missing": sorted(wanted.keys() - found.keys()),
         "unused": sorted(found.keys() - wanted.keys()),
-        "of another shape": [f"{name} {list(came)}, wanted {list(want)}" for name, came, want in shapes if came != want],
+        "of another shape": [
+            f"{name} {list(came)}, wanted {list(want)}" for name, came, want in shapes if came != want
+        ],
         f"neither of {', '.join(DTYPES)}": [
             f"{name} {found[name].entry.dtype}" for name in shared if found[name].entry.dtype not in DTYPES
         ],

@@ -31,7 +31,9 @@ def read(given: Given, stem: str = "Roberta") -> dict[str, Any]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
-    offset = config.position.options.get("offset") or 1  # positions count from one after padding, so one at least
+    offset = (
+        config.position.options.get("offset") or 1
+    )  # positions count from one after padding, so one at least
     return said(config) | {"max_position_embeddings": config.max_len + offset, "pad_token_id": offset - 1}
 
 
@@ -52,7 +54,9 @@ TIED = {
     "lm_head.decoder.bias": "lm_head.bias",
 }
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
-ROBERTA = FAMILY.register("roberta")(Family(named("Roberta"), read, write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS))
+ROBERTA = FAMILY.register("roberta")(
+    Family(named("Roberta"), read, write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS)
+)
 XLM = "XLMRoberta"
 XLM_ROBERTA = FAMILY.register("xlm-roberta")(
     Family(named(XLM), partial(read, stem=XLM), write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS)

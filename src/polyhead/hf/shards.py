@@ -11,7 +11,16 @@ from torch import Tensor
 from polyhead.errors import UserError
 from polyhead.hf.files import WEIGHTS
 
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS = {
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 
 
 def bytes_of(text: str) -> int:
@@ -20,7 +29,9 @@ def bytes_of(text: str) -> int:
     units = {unit.upper(): factor for unit, factor in UNITS.items()}
     size = int(float(found[1]) * units[found[2].upper()]) if found else 0
     if size < 1:
-        raise UserError(f"the size {text!r} is not a number above 0 with one of the units {', '.join(UNITS)}: write 2GB")
+        raise UserError(
+            f"the size {text!r} is not a number above 0 with one of the units {', '.join(UNITS)}: write 2GB"
+        )
     return size
 
 

@@ -95,7 +95,11 @@ def stack(side: str, parts: dict[str, tuple[str, str]]) -> list[Row]:
     last = f"{theirs}.{len(parts)}"
     return [
         *found,
-        *one(f"{last}.DenseReluDense.wi.weight", f"{ours}.ffn.up_proj.weight", where=lambda config: not gated(config)),
+        *one(
+            f"{last}.DenseReluDense.wi.weight",
+            f"{ours}.ffn.up_proj.weight",
+            where=lambda config: not gated(config),
+        ),
         *one(f"{last}.DenseReluDense.wi_0.weight", f"{ours}.ffn.gate_proj.weight"),
         *one(f"{last}.DenseReluDense.wi_1.weight", f"{ours}.ffn.up_proj.weight", where=gated),
         *one(f"{last}.DenseReluDense.wo.weight", f"{ours}.ffn.down_proj.weight"),
@@ -116,5 +120,9 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 BUFFERS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # of old files, never read
-TIED = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight")
-T5 = FAMILY.register("t5")(Family({"Seq2Seq": "T5ForConditionalGeneration"}, read, write, TABLE, "", BUFFERS, TIED))
+TIED = dict.fromkeys(
+    ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
+)
+T5 = FAMILY.register("t5")(
+    Family({"Seq2Seq": "T5ForConditionalGeneration"}, read, write, TABLE, "", BUFFERS, TIED)
+)

@@ -66,7 +66,9 @@ def one(
 def both(theirs: str, *ours: str, weight: AnyStep = SAME, bias: AnyStep = SAME) -> list[Row]:
     """The rows of a weight and of its bias."""
     steps = {"weight": weight, "bias": bias}
-    return [Row(f"{theirs}.{end}", tuple(f"{name}.{end}" for name in ours), step) for end, step in steps.items()]
+    return [
+        Row(f"{theirs}.{end}", tuple(f"{name}.{end}" for name in ours), step) for end, step in steps.items()
+    ]
 
 
 def rows(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) -> Iterator[Held]:

@@ -45,7 +45,9 @@ def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str
     if names and roles.get("eos_token") not in names:
         roles["eos_token"] = names[0]
     if others := [name for name in dict.fromkeys(names) if name != roles["eos_token"]]:
-        log.warning("%s: decoding ends with %s; not with %s as well", directory, roles["eos_token"], ", ".join(others))
+        log.warning(
+            "%s: decoding ends with %s; not with %s as well", directory, roles["eos_token"], ", ".join(others)
+        )
     if roles.get("pad_token") == roles.get("eos_token"):
         roles.pop("pad_token", None)
     return Tokenizer.load(directory, roles)

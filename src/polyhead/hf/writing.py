@@ -22,12 +22,20 @@ from polyhead.text.tokenizer import Tokenizer
 # what counts in training alone, or is compared layer by layer
 PASSED = {"init", "dropout", "pattern"}
 # parts of a decoder that reads an encoder -> what stands in for one that is not given
-CROSSING = {"n_decoder_layers": "n_layers", "decoder_block": "block", "decoder_attention": "attention", "cross_attention": "attention"}
+CROSSING = {
+    "n_decoder_layers": "n_layers",
+    "decoder_block": "block",
+    "decoder_attention": "attention",
+    "cross_attention": "attention",
+}
 LAYERED = LayerParts.model_fields  # what a pattern may change from layer to layer
 # what a model of that class has no use for
 OF_HEAD = {"head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
 UNREAD = {"Classifier": OF_HEAD | {"head"}, "Embedder": OF_HEAD, "MaskedLM": {"pooling"}}
-IDS, MORE_IDS = ("bos_token", "eos_token", "pad_token"), ("cls_token", "sep_token", "forced_bos_token")  # null if absent, left out if absent
+IDS, MORE_IDS = (
+    ("bos_token", "eos_token", "pad_token"),
+    ("cls_token", "sep_token", "forced_bos_token"),
+)  # null if absent, left out if absent
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,7 +49,11 @@ class Published(NamedTuple):
 
 
 def published(
-    model: Model, tokenizer: Tokenizer, generation: GenerationConfig, family: str | None = None, dtype: str = "fp32"
+    model: Model,
+    tokenizer: Tokenizer,
+    generation: GenerationConfig,
+    family: str | None = None,
+    dtype: str = "fp32",
 ) -> Published:
     """The model as the family has it, or the first family that can; else a UserError names the part in the way."""
     if dtype not in DTYPES:
@@ -54,14 +66,23 @@ def published(
         ids["decoder_start_token_id"] = tokenizer.sides.start
     for key in said.keys() & ids.keys():
         if said[key] != ids[key]:
-            raise UserError(f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}")
+            raise UserError(
+                f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}"
+            )
     tensors = joined(chosen.rows(type(model).__name__), weights(model), model.config)
-    bare = chosen.prefix if model.config.kind == "encoder" and not (model.config.head or model.config.labels) else ""
+    bare = (
+        chosen.prefix
+        if model.config.kind == "encoder" and not (model.config.head or model.config.labels)
+        else ""
+    )
     return Published(
         name,
         said | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
         _decoding(model.config, generation, tokenizer) | ids,
-        {name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()},
+        {
+            name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()
+            for name, tensor in tensors.items()
+        },
     )
 
 
@@ -74,7 +95,11 @@ def fitting(config: ModelConfig, family: str | None = None) -> str:
     nearest = min(tried, key=lambda name: (kind not in FAMILY.get(name).architectures, len(tried[name])))
     if not tried[nearest]:
         return nearest
-    what = "this model is none of that family" if family else f"no published family has these parts; the nearest is {nearest!r}"
+    what = (
+        "this model is none of that family"
+        if family
+        else f"no published family has these parts; the nearest is {nearest!r}"
+    )
     raise UserError(f"{what}: {'; '.join(tried[nearest])}")
 
 
@@ -95,13 +120,17 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
         return [str(error)]
     found: list[str] = []
     crossing = config.kind == "encoder-decoder"
-    passed = PASSED | UNREAD.get(model_class(config).__name__, set()) | (set() if crossing else CROSSING.keys())
+    passed = (
+        PASSED | UNREAD.get(model_class(config).__name__, set()) | (set() if crossing else CROSSING.keys())
+    )
     for field in type(config).model_fields:
         ours, theirs = getattr(config, field), getattr(back, field)
         if field == "tie_embeddings" and not crossing:
             ours, theirs = ours in ("inputs", "none"), theirs in ("inputs", "none")
         if field in CROSSING:
-            ours, theirs = (given or getattr(one, CROSSING[field]) for given, one in ((ours, config), (theirs, back)))
+            ours, theirs = (
+                given or getattr(one, CROSSING[field]) for given, one in ((ours, config), (theirs, back))
+            )
         if field == "pooling" and config.labels:
             ours = ours or POOLING.check(Choice("first"))  # as the classifier itself
         if field in LAYERED:

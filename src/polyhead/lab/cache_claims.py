@@ -55,7 +55,9 @@ def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim
     tenth = math.log1p(0.1 / plain.perplexity)
     size = found["4 bits"].memory
     assert size is not None
-    rivals = {p.name: found[p.name] for p in chosen if p.family in EVICTING and peak(found[p.name]) >= size.peak}
+    rivals = {
+        p.name: found[p.name] for p in chosen if p.family in EVICTING and peak(found[p.name]) >= size.peak
+    }
     best = min(rivals, key=lambda name: mean(rivals[name].kl), default=None)
     return [
         Claim(
@@ -84,7 +86,10 @@ def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim
 def hitters(found: Founds, plain: Found) -> list[Claim]:
     """H2O."""
     fifth, shares = f"h2o {FIFTH}", [share for share in ("1/2", "1/4", "1/8") if f"window {share}" in found]
-    told = "; ".join(f"{share}: {mean(found[f'h2o {share}'].kl):.2g} against {mean(found[f'window {share}'].kl):.2g}" for share in shares)
+    told = "; ".join(
+        f"{share}: {mean(found[f'h2o {share}'].kl):.2g} against {mean(found[f'window {share}'].kl):.2g}"
+        for share in shares
+    )
     said = [
         Claim(
             "Heavy hitters and the newest tokens, a fifth of all, keep nearly all quality.",
@@ -147,7 +152,11 @@ def clusters(found: Founds) -> Claim:
         "Clusters of keys keep more than throwing tokens away, at the same budget.",
         "Zandieh et al., 2024 (SubGen), section 4, for retrieval from long texts",
         f"Divergence, nats a token, subgen against {' and '.join(rivals)}, {told}.",
-        all_of(less(found[f"subgen {share}"].kl, found[f"{name} {share}"].kl) for share in shares for name in rivals),
+        all_of(
+            less(found[f"subgen {share}"].kl, found[f"{name} {share}"].kl)
+            for share in shares
+            for name in rivals
+        ),
     )
 
 
@@ -170,7 +179,9 @@ def speed(found: Founds) -> list[Claim]:
         Claim(
             "Who keeps few tokens steps faster.",
             "Zhang et al., 2023 (H2O), section 5.2, with batches that fill a GPU; here batches and lengths are the same for all",
-            "Against static: " + ", ".join(f"{name} {interval(times).said()} times as fast" for name, times in quick.items()) + ".",
+            "Against static: "
+            + ", ".join(f"{name} {interval(times).said()} times as fast" for name, times in quick.items())
+            + ".",
             all_of(above(times, 1.0) for times in quick.values()),
         )
     ]

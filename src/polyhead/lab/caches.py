@@ -57,7 +57,11 @@ def caches(bench: Bench) -> Result:
         f"What a model has read it keeps as keys and values, token by token. A cache may keep fewer of them, or keep them more "
         f"coarsely. How far does {given.said} depart from itself then, and for how many bytes?",
         said,
-        [*figures(chosen, found, texts), numbers(given, chosen, found, plain, spoken, scores), *refusals(refused)],
+        [
+            *figures(chosen, found, texts),
+            numbers(given, chosen, found, plain, spoken, scores),
+            *refusals(refused),
+        ],
         method(given, read, fit, length, bool(projection)),
     )
 
@@ -98,7 +102,10 @@ def translations(
     some = slice(first, first + n)
     outputs = {
         policy.name: given.run.translate(
-            given.texts[some], truncate=True, beam_size=1, cache={"name": policy.choice.name, **policy.choice.options}
+            given.texts[some],
+            truncate=True,
+            beam_size=1,
+            cache={"name": policy.choice.name, **policy.choice.options},
         )
         for policy in chosen
     }
@@ -112,7 +119,9 @@ def translations(
     )
 
 
-def quality(given: Subject, spoken: Mapping[str, Sequence[float]], scores: Mapping[str, float]) -> list[Claim]:
+def quality(
+    given: Subject, spoken: Mapping[str, Sequence[float]], scores: Mapping[str, float]
+) -> list[Claim]:
     """What the model says of its own."""
     names = [name for name in ("8 bits", "h2o 1/5", "window+sink 1/4") if name in spoken]
     told = ", ".join(f"{name} {100 * mean(spoken[name]):.1f} %" for name in names)
@@ -132,7 +141,9 @@ def quality(given: Subject, spoken: Mapping[str, Sequence[float]], scores: Mappi
 def figures(chosen: Sequence[Policy], found: Founds, texts: int) -> list[Plot | Dots | Table | Front]:
     """Bytes against divergence, and where in a text it arises."""
     families = {
-        family: [(p.name, peak(found[p.name]) / 1024 / min(ROWS, texts), mean(found[p.name].kl)) for p in some]
+        family: [
+            (p.name, peak(found[p.name]) / 1024 / min(ROWS, texts), mean(found[p.name].kl)) for p in some
+        ]
         for family, some in groupby(chosen, key=lambda policy: policy.family)
     }
     lines = [name for name in QUARTER if name in found] or list(found)
@@ -160,7 +171,9 @@ def by_place(means: Tensor) -> list[tuple[float, float]]:
     """(token, mean divergence there), neighbours together."""
     size = -(-len(means) // PLACES)
     parts: list[Tensor] = list(means.split(size))
-    return [(i * size + (len(part) + 1) / 2, max(float(part.mean()), ROUNDING)) for i, part in enumerate(parts)]
+    return [
+        (i * size + (len(part) + 1) / 2, max(float(part.mean()), ROUNDING)) for i, part in enumerate(parts)
+    ]
 
 
 def numbers(

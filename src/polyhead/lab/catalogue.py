@@ -21,7 +21,9 @@ class Bench:
     seed: int = 1
     quick: bool = False
     say: Callable[[str], None] = field(default=lambda line: None, repr=False)
-    run: Path | None = None  # a trained run, for experiments on one's own model; without it they train a small one
+    run: Path | None = (
+        None  # a trained run, for experiments on one's own model; without it they train a small one
+    )
     text: tuple[Path, ...] = ()  # files for it
     limit: int | None = None  # of its texts, the first ones
     out: Path | None = None  # where what is worth keeping besides the page may be left
@@ -53,11 +55,17 @@ def check_own(names: Sequence[str], bench: Bench) -> None:
         return
     if unfit := [name for name in names if LAB.get(name) not in ON_A_RUN]:
         able = ", ".join(name for name in LAB.names() if LAB.get(name) in ON_A_RUN)
-        raise UserError(f"--run, --text and --limit: experiment {unfit[0]!r} makes its own models and text; for yours there are: {able}")
+        raise UserError(
+            f"--run, --text and --limit: experiment {unfit[0]!r} makes its own models and text; for yours there are: {able}"
+        )
     if bench.run is None:
-        raise UserError(f"{'--text' if bench.text else '--limit'} says what to measure a run on: give it, --run RUN")
+        raise UserError(
+            f"{'--text' if bench.text else '--limit'} says what to measure a run on: give it, --run RUN"
+        )
     if not bench.text:
-        raise UserError(f"--run {bench.run}: on what text? give --text FILE, of a translator source and target: --text A --text B")
+        raise UserError(
+            f"--run {bench.run}: on what text? give --text FILE, of a translator source and target: --text A --text B"
+        )
 
 
 def question(name: str) -> str:

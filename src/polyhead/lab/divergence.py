@@ -28,9 +28,13 @@ class Found:
 
     kl: list[float] = field(default_factory=list)  # nats a token, mean over the text
     nll: list[float] = field(default_factory=list)  # nats a token that was to be said
-    same: list[float] = field(default_factory=list)  # share of tokens where the likeliest one is that of no cache
+    same: list[float] = field(
+        default_factory=list
+    )  # share of tokens where the likeliest one is that of no cache
     seconds: list[float] = field(default_factory=list)
-    by_place: Tensor = field(default_factory=lambda: torch.zeros(0))  # mean KL of the texts that reach there, (T,)
+    by_place: Tensor = field(
+        default_factory=lambda: torch.zeros(0)
+    )  # mean KL of the texts that reach there, (T,)
     memory: Memory | None = None  # of the batch that held most
     tokens: list[int] = field(default_factory=list)  # of each text
 
@@ -51,7 +55,9 @@ def divergence(model: Any, chosen: Sequence[Policy], rows: Rows) -> tuple[dict[s
 
     The reference of the KL divergence is the whole forward pass: KL(p whole ‖ p cached), nats.
     """
-    found = {policy.name: Found(by_place=torch.zeros(rows.read.size(1), dtype=torch.double)) for policy in chosen}
+    found = {
+        policy.name: Found(by_place=torch.zeros(rows.read.size(1), dtype=torch.double)) for policy in chosen
+    }
     plain, reach = Found(), (rows.wanted != IGNORED).sum(0)
     for batch in rows.batches(ROWS):
         _lead(model, chosen, batch, found, plain)
@@ -70,8 +76,12 @@ def _lead(model: Any, chosen: Sequence[Policy], batch: Rows, found: dict[str, Fo
     else:
         memory = [kept.kept() for kept in model.encode(batch.source, batch.source_pos)]
         whole = model.features(batch.source, batch.read, batch.source_pos, pos)
-    caches: dict[str, Cache] = {policy.name: make_cache(policy.choice, model.cache_shape, n, length) for policy in chosen}
-    sums = {name: torch.zeros(3, n, dtype=torch.double) for name in caches}  # KL, negative log-likelihood, same
+    caches: dict[str, Cache] = {
+        policy.name: make_cache(policy.choice, model.cache_shape, n, length) for policy in chosen
+    }
+    sums = {
+        name: torch.zeros(3, n, dtype=torch.double) for name in caches
+    }  # KL, negative log-likelihood, same
     own, order = torch.zeros(n, dtype=torch.double), list(caches)
     taken, clock = dict.fromkeys(caches, 0.0), quiet_clock()
     for t in range(length):
@@ -86,7 +96,9 @@ def _lead(model: Any, chosen: Sequence[Policy], batch: Rows, found: dict[str, Fo
             taken[name] += clock() - start
             q = logits[:, 0].double().log_softmax(-1)
             kl = kl_divergence(p, q)
-            sums[name] += torch.stack([kl, -q.gather(1, wanted)[:, 0], (p.argmax(-1) == q.argmax(-1)).double()]) * here
+            sums[name] += (
+                torch.stack([kl, -q.gather(1, wanted)[:, 0], (p.argmax(-1) == q.argmax(-1)).double()]) * here
+            )
             found[name].by_place[t] += (kl * here).sum()
         if t % STRETCH == STRETCH - 1 or t == length - 1:
             for name in caches:

@@ -22,18 +22,24 @@ def front_chart(front: Front, width: int, height: int) -> str:
     bottom = height - BOTTOM
     x = Scale(min(xs) / 1.25, max(xs) * 1.25, left, width - RIGHT, True)
     y = Scale(marks[0], marks[-1], TOP, bottom, True)
-    parts = [f'<svg class="chart front" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(told(front))}">']
+    parts = [
+        f'<svg class="chart front" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(told(front))}">'
+    ]
     for mark in marks:
         at = f"{y.at(mark):.1f}"
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{x.end}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(mark) + 4:.1f}">{said(mark, front.floor)}</text>')
+        parts.append(
+            f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(mark) + 4:.1f}">{said(mark, front.floor)}</text>'
+        )
     for mark in (m for m in log_ticks(min(xs), max(xs)) if x.lo <= m <= x.hi):
         at = f"{x.at(mark):.1f}"
         parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 5}"/>')
         parts.append(f'<text class="tick middle" x="{at}" y="{bottom + 19}">{number(mark)}</text>')
     parts.append(f'<line class="axis" x1="{left:.1f}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
     parts.append(f'<text class="label end" x="{x.end}" y="{height - 4}">{escape(front.x_label)}</text>')
-    parts.append(f'<text class="label" x="{left + 6:.1f}" y="14">{escape(front.y_label)}, better is up</text>')
+    parts.append(
+        f'<text class="label" x="{left + 6:.1f}" y="14">{escape(front.y_label)}, better is up</text>'
+    )
     pixels = [(x.at(cost), y.at(error)) for cost, error in zip(xs, ys, strict=True)]
     best = [(f"{x.at(dot.x):.1f}", f"{y.at(dot.y):.1f}") for dot in best_of(front)]
     steps = f"M{best[0][0]} {best[0][1]}" + "".join(f"H{a}V{b}" for a, b in best[1:])
@@ -43,12 +49,14 @@ def front_chart(front: Front, width: int, height: int) -> str:
         parts.append(f'<path class="curve c{i}" d="M{"L".join(own)}"/>')
     for (i, name, cost, error), (a, b) in zip(points, pixels, strict=True):
         parts.append(
-            f'<g><title>{escape(name)}: {escape(front.y_label)} {number(error)}, {escape(front.x_label)} {number(cost)}</title>'
+            f"<g><title>{escape(name)}: {escape(front.y_label)} {number(error)}, {escape(front.x_label)} {number(cost)}</title>"
             f'<circle class="dot c{i}" cx="{a:.1f}" cy="{b:.1f}" r="4"/></g>'
         )
     texts = labels(front)
     for label in place(pixels, texts, (width, bottom)):
-        parts.append(f'<text class="named c{points[label.i][0]}" x="{label.x:.1f}" y="{label.y:.1f}">{escape(texts[label.i])}</text>')
+        parts.append(
+            f'<text class="named c{points[label.i][0]}" x="{label.x:.1f}" y="{label.y:.1f}">{escape(texts[label.i])}</text>'
+        )
     return "".join([*parts, "</svg>"])
 
 

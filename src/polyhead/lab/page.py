@@ -105,7 +105,11 @@ def tabled(table: Table) -> str:
 
 def cell_text(cell: str | float) -> str:
     """A cell as text; what belongs together stays in one line."""
-    return cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%") if isinstance(cell, str) else number(cell)
+    return (
+        cell.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+        if isinstance(cell, str)
+        else number(cell)
+    )
 
 
 def about(text: str) -> str:

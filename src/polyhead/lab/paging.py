@@ -77,8 +77,14 @@ def row_lengths(given: Subject) -> list[int]:
 def fitting(given: Subject, new: int) -> list[str]:
     """The texts that are short enough to be decoded whole, or to be gone on from by so many new tokens."""
     texts = given.texts if given.translates else given.lines()
-    most = (given.run.config.max_len or 10**9) - (given.run.tokenizer.sides.most if given.translates else new + 1)
-    kept = [text for text, ids in zip(texts, given.run.tokenizer.encode(texts), strict=True) if 0 < len(ids) <= most]
+    most = (given.run.config.max_len or 10**9) - (
+        given.run.tokenizer.sides.most if given.translates else new + 1
+    )
+    kept = [
+        text
+        for text, ids in zip(texts, given.run.tokenizer.encode(texts), strict=True)
+        if 0 < len(ids) <= most
+    ]
     if not kept:
         raise UserError(f"no line of the text has at most {most} tokens, what this model can go on from")
     return kept

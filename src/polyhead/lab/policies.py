@@ -38,15 +38,30 @@ def policies(shape: CacheShape, length: int, projection: Path | None) -> tuple[l
     group = 32 if length >= 128 else max(2, length // 8 * 2)
     found = [
         *(Policy(name, Fraction(1), Choice(name)) for name in EXACT),
-        *(Policy(f"{bits} bits", Fraction(1), Choice("quantized", bits=bits, group=group)) for bits in (8, 4)),
-        *(Policy("window+sink", share, Choice("window", **window(part(length, share), True))) for share in HALVES),
-        *(Policy("window", share, Choice("window", **window(part(length, share), False))) for share in HALVES),
-        *(Policy("h2o", share, heavy(part(length, share))) for share in sorted((*HALVES, FIFTH), reverse=True)),
+        *(
+            Policy(f"{bits} bits", Fraction(1), Choice("quantized", bits=bits, group=group))
+            for bits in (8, 4)
+        ),
+        *(
+            Policy("window+sink", share, Choice("window", **window(part(length, share), True)))
+            for share in HALVES
+        ),
+        *(
+            Policy("window", share, Choice("window", **window(part(length, share), False)))
+            for share in HALVES
+        ),
+        *(
+            Policy("h2o", share, heavy(part(length, share)))
+            for share in sorted((*HALVES, FIFTH), reverse=True)
+        ),
         *(Policy("subgen", share, Choice("subgen", budget=part(length, share))) for share in HALVES),
     ]
     if projection is not None:
         ranks = [(share, max(1, round(shape.head_dim * share))) for share in RANKS]
-        found += [Policy("low rank", share, Choice("low_rank", rank=rank, projection=str(projection))) for share, rank in ranks]
+        found += [
+            Policy("low rank", share, Choice("low_rank", rank=rank, projection=str(projection)))
+            for share, rank in ranks
+        ]
     kept, refused = [], dict[str, str]()
     for policy in found:
         try:

@@ -55,7 +55,9 @@ def footnote(about: dict[str, object]) -> str:
     """What the page says of its own making."""
     given = about.get("given")
     own = f" {shlex.join(given)}" if isinstance(given, list) and given else ""
-    command = f"polyhead lab {about['name']}{own} --seed {about['seed']}{' --quick' if about['quick'] else ''}"
+    command = (
+        f"polyhead lab {about['name']}{own} --seed {about['seed']}{' --quick' if about['quick'] else ''}"
+    )
     return (
         f"{command}: {about['seconds']:.0f} s ({about['processor_seconds']:.0f} s of processor time), threads: "
         f"{about['threads']}, Polyhead {about['polyhead']}, torch {about['torch']}. Times belong to one machine; "

@@ -18,7 +18,11 @@ from polyhead.lab.subject import Subject
 from polyhead.registry import Choice
 
 NEVER = -1  # a token that no model says: outputs end where the texts did
-BATCHES, RESERVED, PAGES = "reserved, batch after batch", "reserved, joining and leaving", "pages, joining and leaving"
+BATCHES, RESERVED, PAGES = (
+    "reserved, batch after batch",
+    "reserved, joining and leaving",
+    "pages, joining and leaving",
+)
 WAYS = (BATCHES, RESERVED, PAGES)
 
 
@@ -60,9 +64,15 @@ def wishes(given: Subject, n: int, most: int) -> list[Wish]:
     """The first n texts: the second half of a line after its first, a target after its source; ``most`` tokens at most."""
     run, tokenizer = given.run, given.run.tokenizer
     if given.translates:
-        sides, targets = tokenizer.sides, given.references[:n] or run.translate(given.texts[:n], beam_size=1, truncate=True)
+        sides, targets = (
+            tokenizer.sides,
+            given.references[:n] or run.translate(given.texts[:n], beam_size=1, truncate=True),
+        )
         pairs = zip(tokenizer.encode(given.texts[:n]), tokenizer.encode(targets), strict=True)
-        return [Wish([sides.start], min(len(b) + 1, most - 1), sides.source(a[: most - sides.most])) for a, b in pairs]
+        return [
+            Wish([sides.start], min(len(b) + 1, most - 1), sides.source(a[: most - sides.most]))
+            for a, b in pairs
+        ]
     read, own = frame(run.recipe, tokenizer), []
     for ids in tokenizer.encode(given.lines()[: 4 * n]):
         prompt = read.prompt(ids[: most // 2][: len(ids) // 2])
@@ -75,7 +85,9 @@ def wishes(given: Subject, n: int, most: int) -> list[Wish]:
 
 def memory_of(asked: Sequence[Wish], rows: int) -> Memory:
     """Room for so many rows of the longest."""
-    return Memory(rows, max(wish.length for wish in asked), block_for(statistics.fmean(wish.length for wish in asked)))
+    return Memory(
+        rows, max(wish.length for wish in asked), block_for(statistics.fmean(wish.length for wish in asked))
+    )
 
 
 def serve(model: Any, asked: Sequence[Wish], rows: int, rounds: int) -> Served:

@@ -67,7 +67,12 @@ class Rows(NamedTuple):
 
     def some(self, these: slice) -> Rows:
         """Some of the texts."""
-        return Rows(self.read[these], self.pos[these], self.wanted[these], *(x if x is None else x[these] for x in self[3:]))
+        return Rows(
+            self.read[these],
+            self.pos[these],
+            self.wanted[these],
+            *(x if x is None else x[these] for x in self[3:]),
+        )
 
     def batches(self, n: int) -> Iterator[Rows]:
         """n texts at a time."""
@@ -78,16 +83,26 @@ class Rows(NamedTuple):
 def subject(bench: Bench) -> Subject:
     """The run and the text that were given, or the small ones."""
     if bench.run is None:
-        bench.say("no --run: a small language model learns this package's own source, as every run is trained")
+        bench.say(
+            "no --run: a small language model learns this package's own source, as every run is trained"
+        )
         return small(bench.seed, bench.quick)
     run = load(bench.run)
     name = bench.run.name
     if run.config.kind == "decoder":
-        return read_text(run, f"the language model {name}", open_text(bench.text, run.recipe.data.documents if run.recipe else "file"))
+        return read_text(
+            run,
+            f"the language model {name}",
+            open_text(bench.text, run.recipe.data.documents if run.recipe else "file"),
+        )
     if run.config.kind != "encoder-decoder":
-        raise UserError(f"--run {bench.run}: this takes a language model or a translator, and the run has no decoder")
+        raise UserError(
+            f"--run {bench.run}: this takes a language model or a translator, and the run has no decoder"
+        )
     sources, references = read_sources(run, bench.text)
-    return Subject(run, f"the translator {name} on {' and '.join(path.name for path in bench.text)}", sources, references)
+    return Subject(
+        run, f"the translator {name} on {' and '.join(path.name for path in bench.text)}", sources, references
+    )
 
 
 def read_text(run: Run, said: str, text: Text) -> Subject:
@@ -129,7 +144,11 @@ def small(seed: int, quick: bool) -> Subject:
              "data": {"root": place, "train": ["train.txt"], "valid": ["test.txt"], "max_len": 256}}
         )  # fmt: skip
         run, _ = run_training(recipe, report=Listener())
-        return read_text(run, "a small language model of this package's source", open_text([Path(place) / "test.txt"], "file"))
+        return read_text(
+            run,
+            "a small language model of this package's source",
+            open_text([Path(place) / "test.txt"], "file"),
+        )
 
 
 def rows(given: Subject, n: int, width: int) -> Rows:
@@ -169,4 +188,6 @@ def pairs(given: Subject, n: int, width: int) -> Rows:
     batch = collate_pairs([a for a, _ in kept], [b for _, b in kept], tokenizer)
     lengths = (batch.labels != IGNORED).sum(1, keepdim=True)
     pos = whole(batch.labels.size(1), lengths.device)
-    return Rows(batch.target, torch.where(pos < lengths, pos, -1), batch.labels, batch.source, batch.source_pos)
+    return Rows(
+        batch.target, torch.where(pos < lengths, pos, -1), batch.labels, batch.source, batch.source_pos
+    )

@@ -22,7 +22,11 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = config
         source = nn.Embedding(config.vocab_size, config.d_model)
-        target = source if config.tie_embeddings in ("all", "inputs") else nn.Embedding(config.vocab_size, config.d_model)
+        target = (
+            source
+            if config.tie_embeddings in ("all", "inputs")
+            else nn.Embedding(config.vocab_size, config.d_model)
+        )
         here, there = (POSITION.build(config.position, config.shape(causal)) for causal in (False, True))
         self.encoder_embedding = Embedding.of(config, source, here)
         self.decoder_embedding = Embedding.of(config, target, there)

@@ -16,7 +16,11 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self, weight: Tensor, bias: nn.Parameter | None = None, scale: float = 1.0, softcap: float | None = None
+        self,
+        weight: Tensor,
+        bias: nn.Parameter | None = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.weight = weight

@@ -48,7 +48,9 @@ class KV(NamedTuple):
 
     def positions(self) -> Tensor:
         """The position of every slot, also where all are there: (B, 1|K, S)."""
-        return whole(self.k.size(2), self.k.device).expand(len(self.k), 1, -1) if self.pos is None else self.pos
+        return (
+            whole(self.k.size(2), self.k.device).expand(len(self.k), 1, -1) if self.pos is None else self.pos
+        )
 
     def kept(self) -> KV:
         """The same, laid out for being read at every step: a head's slots together, padding looked up once."""

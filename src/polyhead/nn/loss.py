@@ -34,7 +34,9 @@ def cross_entropy(
     asked = labels.flatten() != IGNORED
     features, labels = head.scaled(features.flatten(0, -2)[asked]), labels.flatten()[asked]
     learning = torch.is_grad_enabled()
-    total, nll = _Chunked.apply(features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, learning)
+    total, nll = _Chunked.apply(
+        features, head.weight, head.bias, labels, head.softcap, smoothing, chunk, learning
+    )
     return Loss(total, nll, len(labels))
 
 

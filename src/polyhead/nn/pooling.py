@@ -22,7 +22,11 @@ from polyhead.errors import UserError
 from polyhead.registry import NORM, POOLING
 
 Activation = Literal["none", "tanh", "relu", "gelu"]
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "gelu": F.gelu,
+}
 Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -32,7 +36,9 @@ class Pooler(nn.Module):
     def __init__(self, config: ModelSection, pool: Pool, activation: Activation, norm: bool) -> None:
         super().__init__()
         if norm and activation == "none":
-            raise UserError("norm of pooling follows the linear map, which pooling has with an activation alone")
+            raise UserError(
+                "norm of pooling follows the linear map, which pooling has with an activation alone"
+            )
         bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
         self.pool, self.activation = pool, ACTIVATIONS.get(activation)
         self.proj = nn.Linear(config.d_model, config.d_model, bias=bias) if self.activation else None

@@ -34,7 +34,6 @@ class Stack(nn.Module):
             )
         return x if self.final_norm is None else self.final_norm(x, pos)
 
-
     def counts_tokens(self) -> bool:
         """Whether some part must be told which tokens are padding, even where none can see them."""
         return any(getattr(part, "counts_tokens", False) for part in self.layers.modules())
@@ -57,7 +56,9 @@ def build_stack(
     """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross)."""
     choice = config.decoder_block if cross and config.decoder_block else config.block
     shape, turns = config.shape(causal), len(config.pattern) or 1
-    positions = [config.position_of(i, position, causal) for i in range(turns)]  # layers of one turn share theirs
+    positions = [
+        config.position_of(i, position, causal) for i in range(turns)
+    ]  # layers of one turn share theirs
     blocks = [BLOCK.build(choice, config.at(i), shape, positions[i % turns], cross) for i in range(n_layers)]
     if config.embedding_norm == "first":
         blocks[0].attn_residual.norm = NORM.build(Choice("none"), config.d_model)

@@ -111,21 +111,33 @@ def plan(
     decoding row has, ``layout`` how training is spread. Without ``probe`` nothing is run, and no time is told.
     """
     if isinstance(design, ModelConfig):
-        return _of(alone(design, rows, length, tokens), [], probe, context, decode_rows, layout, seconds, clock, {})
+        return _of(
+            alone(design, rows, length, tokens), [], probe, context, decode_rows, layout, seconds, clock, {}
+        )
     recipe = load_recipe(design) if isinstance(design, str | Path) else design
     if rows or length or tokens:
-        raise UserError("rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps")
+        raise UserError(
+            "rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps"
+        )
     origin = open_start(recipe)
     recipe, notes = resolved(recipe, origin), []
     if gone := missing(recipe):
-        notes.append(f"{', '.join(gone)}: not found, so batches are the largest that may be, and epochs are not known")
-        return _of(unread(recipe, origin, notes), notes, probe, context, decode_rows, layout, seconds, clock, {})
+        notes.append(
+            f"{', '.join(gone)}: not found, so batches are the largest that may be, and epochs are not known"
+        )
+        return _of(
+            unread(recipe, origin, notes), notes, probe, context, decode_rows, layout, seconds, clock, {}
+        )
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
         texts = open_texts(recipe, origin, Path(folder))
         if texts.share < 1:
-            notes.append(f"looked at {texts.share:.1%} of the training text; tokens and batches are extrapolated")
+            notes.append(
+                f"looked at {texts.share:.1%} of the training text; tokens and batches are extrapolated"
+            )
         facts = {"lines": texts.lines, "bytes": texts.nbytes, "looked_at": round(texts.share, 4)}
-        return _of(opened(recipe, origin, texts), notes, probe, context, decode_rows, layout, seconds, clock, facts)
+        return _of(
+            opened(recipe, origin, texts), notes, probe, context, decode_rows, layout, seconds, clock, facts
+        )
 
 
 def _of(
@@ -151,13 +163,23 @@ def _of(
     both = 2 if config.kind == "encoder-decoder" else 1
     rule = 6 * parameters * train.accumulate * sum(load.tokens for load in loads) / len(loads) / both
     memory = training_memory(
-        config, largest, train.optimizer, precision=precision, ema=bool(train.ema), prepare=lambda model: freeze(model, train.freeze)
+        config,
+        largest,
+        train.optimizer,
+        precision=precision,
+        ema=bool(train.ema),
+        prepare=lambda model: freeze(model, train.freeze),
     )
     if memory.activations is None:
         notes.append("activations are not known: a part keeps what is only known when it is there")
     forward_flops = known(largest)
     operations = Operations(
-        works, forward_flops, sum(w.times * w.unseen for w in works), step, rule, None if steps is None else step * steps
+        works,
+        forward_flops,
+        sum(w.times * w.unseen for w in works),
+        step,
+        rule,
+        None if steps is None else step * steps,
     )
     sent = None
     if layout is not None:
@@ -167,7 +189,9 @@ def _of(
     if probing:
         need = memory.total or 0
         if need > SPARE * _machine():
-            notes.append(f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare")
+            notes.append(
+                f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare"
+            )
         elif subject.some:
             times = _time(subject, spent, step, steps, context, decode_rows, seconds, clock)
     return Plan(
@@ -187,8 +211,12 @@ def _works(config: ModelConfig, largest: Load, notes: list[str]) -> tuple[list[W
     try:
         total = counted(config, largest)
     except Unknown as unknown:
-        raise UserError(f"the operations of this model are not known: no formula for {part}, and {unknown}") from unknown
-    notes.append(f"there is no formula for {part}: operations are counted by torch, and the head counts for every token")
+        raise UserError(
+            f"the operations of this model are not known: no formula for {part}, and {unknown}"
+        ) from unknown
+    notes.append(
+        f"there is no formula for {part}: operations are counted by torch, and the head counts for every token"
+    )
     works = [Work("all parts, counted", 1, total, "")]
     return works, lambda load: total * load.tokens // largest.tokens
 
@@ -199,18 +227,36 @@ def _time(
 ) -> Time:  # fmt: skip
     """Predicted from a few updates and steps of decoding."""
     found = probes.learning(
-        subject.config, subject.task, subject.train, [batch for _, _, batch in subject.some], spent, seconds, clock
+        subject.config,
+        subject.task,
+        subject.train,
+        [batch for _, _, batch in subject.some],
+        spent,
+        seconds,
+        clock,
     )
     update = found.of(step / TRAINING)
     epoch = None if subject.batches is None else update * subject.batches / subject.train.accumulate
     speeds = []
     if subject.config.kind != "encoder":
         at = (context or subject.context) // 2
-        speeds = [probes.decoding(subject.config, rows, at, subject.mean.source, subject.cache) for rows in decode_rows]
-    return Time(update, subject.labels / update, epoch, None if steps is None else update * steps, speeds, len(found.seconds))
+        speeds = [
+            probes.decoding(subject.config, rows, at, subject.mean.source, subject.cache)
+            for rows in decode_rows
+        ]
+    return Time(
+        update,
+        subject.labels / update,
+        epoch,
+        None if steps is None else update * steps,
+        speeds,
+        len(found.seconds),
+    )
 
 
-def _decoding(subject: Subject, context: int | None, rows: Sequence[int], notes: list[str]) -> Decoding | None:
+def _decoding(
+    subject: Subject, context: int | None, rows: Sequence[int], notes: list[str]
+) -> Decoding | None:
     config = subject.config
     if config.kind == "encoder":
         return None
@@ -219,7 +265,9 @@ def _decoding(subject: Subject, context: int | None, rows: Sequence[int], notes:
     shape = cost_of_decoding.cache_shape(config)
     chosen = subject.cache or Choice("static" if shape.state is None else "state")
     others = [Choice(name) for name in CACHE.names() if name != chosen.name]
-    caches = [cost_of_decoding.held(choice, shape, max(rows, default=1), context) for choice in (chosen, *others)]
+    caches = [
+        cost_of_decoding.held(choice, shape, max(rows, default=1), context) for choice in (chosen, *others)
+    ]
     if caches[0].refused:
         notes.append(caches[0].refused)
     try:
@@ -228,7 +276,15 @@ def _decoding(subject: Subject, context: int | None, rows: Sequence[int], notes:
     except Unknown:
         token, kept = None, 0
     heads = cost_of_decoding.by_heads(config) if shape.state is None else {}
-    return Decoding(context, source, token, max(rows, default=1), [held for held in caches if not held.refused], kept, heads)
+    return Decoding(
+        context,
+        source,
+        token,
+        max(rows, default=1),
+        [held for held in caches if not held.refused],
+        kept,
+        heads,
+    )
 
 
 def _machine() -> int:

@@ -138,7 +138,9 @@ def _grouped(batches: Iterable[Any], work: Iterable[float], size: int) -> Iterat
 
 
 @torch.inference_mode()
-def decoding(config: ModelConfig, rows: int, context: int, source: int, cache: Choice | None, new: int = 16) -> Speed:
+def decoding(
+    config: ModelConfig, rows: int, context: int, source: int, cache: Choice | None, new: int = 16
+) -> Speed:
     """New tokens a second of that many rows, each of which has ``context`` tokens already; reading these is left out.
 
     The likeliest token is taken at every step. The model is packed as ``polyhead generate`` and ``translate`` have it.

@@ -70,7 +70,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  average     {scaled(memory.average):>7}B"
     if memory.activations is not None:
         formula = plan.memory_literature
-        said = f"  of the largest batch; sbh(34 + 5as/h) says {scaled(formula)}B" if formula else "  of the largest batch"
+        said = (
+            f"  of the largest batch; sbh(34 + 5as/h) says {scaled(formula)}B"
+            if formula
+            else "  of the largest batch"
+        )
         yield f"  activations {scaled(memory.activations):>7}B{said}"
     yield f"  loss        {scaled(memory.loss):>7}B"
     if memory.total is not None:

@@ -45,7 +45,11 @@ class Texts(NamedTuple):
 def missing(recipe: Recipe) -> list[str]:
     """Files that the recipe names and that are not there."""
     data = recipe.data
-    return [str(data.root / name) for name in [*data.train, *(data.valid or [])] if not (data.root / name).is_file()]
+    return [
+        str(data.root / name)
+        for name in [*data.train, *(data.valid or [])]
+        if not (data.root / name).is_file()
+    ]
 
 
 def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
@@ -54,11 +58,15 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     The tokenizer is that of ``origin``, or trained on what was read; with a sample it knows a little less than it will.
     """
     part: TaskPart = TASK.get(recipe.task.name)
-    untested = recipe.data.model_copy(update={"test": None})  # what is measured at the end costs nothing before
+    untested = recipe.data.model_copy(
+        update={"test": None}
+    )  # what is measured at the end costs nothing before
     part.check(recipe.model_copy(update={"data": untested}))
     names, lines, kept = _sampled(recipe, recipe.data.train, folder / "train")
     valid = _sampled(recipe, recipe.data.valid, folder / "valid")[0] if recipe.data.valid else None
-    data = recipe.data.model_copy(update={"root": Path(), "train": names, "valid": valid, "test": None, "cache": folder / "data"})
+    data = recipe.data.model_copy(
+        update={"root": Path(), "train": names, "valid": valid, "test": None, "cache": folder / "data"}
+    )
     small = recipe.model_copy(update={"data": data})
     kind, size, sentinels = recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
     tokenizer = origin.tokenizer if origin else train_tokenizer(part.texts(small), kind, size, sentinels)

@@ -70,7 +70,9 @@ class App:
                 raise Gone
             if work.cancelled():
                 self.service.meters.aborted.labels("shutdown").inc()
-                raise Refusal(503, "shutting_down", "the service has been shut down", headers={"retry-after": "5"})
+                raise Refusal(
+                    503, "shutting_down", "the service has been shut down", headers={"retry-after": "5"}
+                )
             work.result()
         finally:
             work.cancel()
@@ -84,13 +86,17 @@ class App:
                 await work  # type: ignore[misc]
         except TimeoutError:
             self.service.meters.aborted.labels("deadline").inc()
-            raise Refusal(504, "deadline", f"not answered within {seconds:g} s: ask for less at once") from None
+            raise Refusal(
+                504, "deadline", f"not answered within {seconds:g} s: ask for less at once"
+            ) from None
 
     def _check_host(self, call: Call) -> None:
         """Without keys only this machine may ask, and no page of the web under a name that leads here."""
         host = host_of(call.headers.get("host", ""))
         if not self.service.keys and host and not is_loopback(host):
-            raise Refusal(403, "wrong_host", "without a key this service answers to localhost and 127.0.0.1 alone")
+            raise Refusal(
+                403, "wrong_host", "without a key this service answers to localhost and 127.0.0.1 alone"
+            )
 
     def _note(self, call: Call, route: Route | None, code: int, seconds: float) -> None:
         """Count and log what was answered; nothing of it is a client's own word but an id of plain letters."""

@@ -39,7 +39,9 @@ def texts_or_ids(given: Any) -> list[str | list[int]]:
     """A text, texts, token ids or lists of token ids, as a list."""
     several = given if isinstance(given, list) and given and not _ids(given) else [given]
     if not all(isinstance(one, str) or _ids(one) for one in several):
-        raise UserError(f"{show(given)} is not a text, a list of texts, a list of token ids, or a list of such lists")
+        raise UserError(
+            f"{show(given)} is not a text, a list of texts, a list of token ids, or a list of such lists"
+        )
     return several
 
 
@@ -73,27 +75,37 @@ def _many(of: dict[str, Any]) -> dict[str, Any]:
 
 Texts = Annotated[list[str], PlainValidator(one_or_many), WithJsonSchema({"anyOf": [TEXT, _many(TEXT)]})]
 Prompts = Annotated[
-    list[str | list[int]], PlainValidator(texts_or_ids), WithJsonSchema({"anyOf": [TEXT, _many(TEXT), IDS, _many(IDS)]})
+    list[str | list[int]],
+    PlainValidator(texts_or_ids),
+    WithJsonSchema({"anyOf": [TEXT, _many(TEXT), IDS, _many(IDS)]}),
 ]
 Pairs = Annotated[
     list[str] | list[tuple[str, str]],
     PlainValidator(texts_or_pairs),
-    WithJsonSchema({"anyOf": [TEXT, _many(TEXT), _many({"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2})]}),
+    WithJsonSchema(
+        {"anyOf": [TEXT, _many(TEXT), _many({"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2})]}
+    ),
 ]
 Stops = Annotated[
     list[str],
     PlainValidator(stop_strings),
-    WithJsonSchema({"anyOf": [TEXT | {"minLength": 1, "maxLength": STOP_CHARS}, _many(TEXT) | {"maxItems": STOPS}]}),
+    WithJsonSchema(
+        {"anyOf": [TEXT | {"minLength": 1, "maxLength": STOP_CHARS}, _many(TEXT) | {"maxItems": STOPS}]}
+    ),
 ]
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(min_length=1)]
 
 
 def number(default: int, least: int, limit: str = "", most: int = LARGEST, about: str = "") -> Any:
     """A whole number; ``limit`` names the bound of the service that it keeps."""
-    return Field(default, ge=least, le=most, description=about, json_schema_extra={"limit": limit} if limit else None)
+    return Field(
+        default, ge=least, le=most, description=about, json_schema_extra={"limit": limit} if limit else None
+    )
 
 
-def real(default: float, about: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Any:
+def real(
+    default: float, about: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None
+) -> Any:
     """A finite number."""
     return Field(default, allow_inf_nan=False, description=about, ge=ge, gt=gt, le=le)
 
@@ -118,27 +130,35 @@ class Drawing(Body):
     """How text is drawn or searched for. What is not given is as the run was trained to be used."""
 
     n: int = number(1, 1, "n", about="outputs of each text")
-    seed: int = number(0, 0, most=2**63 - 1, about="the same seed gives the same text; at random if not given")
+    seed: int = number(
+        0, 0, most=2**63 - 1, about="the same seed gives the same text; at random if not given"
+    )
     temperature: float = real(1.0, "below 1 safer, above 1 bolder, 0 the likeliest", ge=0, le=1e6)
     top_k: int = number(0, 0, about="only the k likeliest tokens; 0 is all")
     top_p: float = real(1.0, "only the likeliest tokens that have this probability together", gt=0, le=1)
     min_p: float = real(0.0, "only tokens this likely beside the likeliest", ge=0, le=1)
     repetition_penalty: float = real(1.0, "above 1 against saying things again", gt=0, le=1e6)
-    beam_size: int = number(1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find")
+    beam_size: int = number(
+        1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find"
+    )
     length_penalty: float = real(1.0, "with beams: above 0 favours longer texts", ge=-100, le=100)
     min_tokens: int = number(0, 0, "max_tokens", about="with beams: shortest output")
     max_tokens: int = number(1, 1, "max_tokens", about="longest output, in tokens")
     stop: Stops = Field([], description="texts that end an output and are no part of it")
     stream: bool = Field(False, description="send the text as it comes, as server-sent events")
     stream_options: Usage = Field(Usage(), description="what a stream tells besides")
-    truncate: bool = Field(False, description="take a part of a text that is longer than the model reads, instead of refusing it")
+    truncate: bool = Field(
+        False, description="take a part of a text that is longer than the model reads, instead of refusing it"
+    )
 
 
 class CompletionBody(Drawing):
     """POST /v1/completions."""
 
     prompt: Prompts = Field(description="what is gone on from; an encoder-decoder says what it makes of it")
-    logprobs: int = number(0, 0, most=0, about="0 tells the log-probability of each token said; alternatives are not kept")
+    logprobs: int = number(
+        0, 0, most=0, about="0 tells the log-probability of each token said; alternatives are not kept"
+    )
     echo: bool = Field(False, description="begin each output with its prompt")
 
 
@@ -156,10 +176,14 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
     input: Texts = Field(description="texts, a vector each")
-    encoding_format: str = Field("float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)")
+    encoding_format: str = Field(
+        "float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)"
+    )
     dimensions: int = number(1, 1, about="if given, the width that the model has; others it cannot make")
     pooling: str = Field("mean", description="mean, first, max, or own: what the model was trained with")
-    truncate: bool = Field(False, description="read the beginning of a text that is too long, instead of refusing it")
+    truncate: bool = Field(
+        False, description="read the beginning of a text that is too long, instead of refusing it"
+    )
 
 
 class FillBody(Body):
@@ -173,7 +197,9 @@ class ClassifyBody(Body):
     """POST /v1/classify."""
 
     input: Pairs = Field(description="texts, or pairs of texts")
-    truncate: bool = Field(False, description="read the beginning of a text that is too long, instead of refusing it")
+    truncate: bool = Field(
+        False, description="read the beginning of a text that is too long, instead of refusing it"
+    )
 
 
 class ScoreBody(Body):
@@ -206,13 +232,23 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
         body = kind.model_validate({name: given[name] for name in given if name in kind.model_fields})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise Refusal(400, "invalid_value", "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000], path(first["loc"][:1])) from None
+        raise Refusal(
+            400,
+            "invalid_value",
+            "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000],
+            path(first["loc"][:1]),
+        ) from None
     for name, field in kind.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and name in body.model_fields_set:
             most = getattr(limits, str(extra["limit"]))
             if getattr(body, name) > most:
-                raise Refusal(400, "invalid_value", f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most", name)
+                raise Refusal(
+                    400,
+                    "invalid_value",
+                    f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most",
+                    name,
+                )
     _check_size(body, limits)
     return body, ignored
 
@@ -223,7 +259,12 @@ def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]
     for name in sorted(given.keys() - kind.model_fields.keys()):
         if name in NEUTRAL:
             if not any(type(given[name]) is not bool and given[name] == value for value in NEUTRAL[name]):
-                raise Refusal(400, "unsupported_parameter", f"{name} is not supported by this service; leave it out", name)
+                raise Refusal(
+                    400,
+                    "unsupported_parameter",
+                    f"{name} is not supported by this service; leave it out",
+                    name,
+                )
             continue
         hint = "" if name in HARMLESS else nearest(name, kind.model_fields)
         if strict and name not in HARMLESS:
@@ -238,11 +279,21 @@ def _check_size(body: Body, limits: Limits) -> None:
         given: Any = getattr(body, name)
         texts = [given] if name == "tokens" or isinstance(given, str) else given
         if len(texts) > limits.batch:
-            raise Refusal(400, "too_many_texts", f"{name} has {len(texts)} texts; this service takes {limits.batch} at once", name)
+            raise Refusal(
+                400,
+                "too_many_texts",
+                f"{name} has {len(texts)} texts; this service takes {limits.batch} at once",
+                name,
+            )
         for text in _flat(texts):
             if len(text) > limits.chars:
                 what = "characters" if isinstance(text, str) else "tokens"
-                raise Refusal(400, "text_too_long", f"{name} has a text of {len(text)} {what}; this service takes {limits.chars}", name)
+                raise Refusal(
+                    400,
+                    "text_too_long",
+                    f"{name} has a text of {len(text)} {what}; this service takes {limits.chars}",
+                    name,
+                )
 
 
 def _flat(texts: Iterable[Any]) -> Iterable[Any]:

@@ -35,7 +35,10 @@ class Call:
 
     def check_head(self, limits: Limits) -> None:
         """Refuse a head that is too large, which the server lets through where it comes in one piece."""
-        if len(self.path) + sum(len(name) + len(value) for name, value in self.headers.items()) > limits.header:
+        if (
+            len(self.path) + sum(len(name) + len(value) for name, value in self.headers.items())
+            > limits.header
+        ):
             raise Refusal(431, "head_too_large", f"the head is larger than {limits.header:,} bytes")
 
     async def body(self, limits: Limits) -> dict[str, Any]:
@@ -61,7 +64,9 @@ class Call:
                     if not message.get("more_body"):
                         break
         except TimeoutError:
-            raise Refusal(408, "body_too_slow", f"the body did not come within {limits.body_time:g} s") from None
+            raise Refusal(
+                408, "body_too_slow", f"the body did not come within {limits.body_time:g} s"
+            ) from None
         return parse(bytes(content))
 
     async def gone(self) -> None:
@@ -73,15 +78,21 @@ class Call:
         """The answer, as JSON."""
         await self.send(dump(value), "application/json", code, headers)
 
-    async def send(self, content: bytes, kind: str, code: int = 200, headers: Mapping[str, str] | None = None) -> None:
+    async def send(
+        self, content: bytes, kind: str, code: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
         """The answer, whole."""
-        await self._start(code, {"content-type": kind, "content-length": str(len(content)), **(headers or {})})
+        await self._start(
+            code, {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
+        )
         await self._write(content, more=False)
 
     async def open(self) -> None:
         """Begin an answer of events."""
         self.streams = True
-        await self._start(200, {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"})
+        await self._start(
+            200, {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+        )
 
     async def event(self, value: Any) -> None:
         """An event."""

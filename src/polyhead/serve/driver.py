@@ -62,7 +62,9 @@ class Job(NamedTuple):
 class Driver(threading.Thread):
     """What others wish of it is a command in its inbox, so that nothing in the service ever waits for a lock of the engine."""
 
-    def __init__(self, engine: TextEngine | None, loop: AbstractEventLoop, stall: float, together: int) -> None:
+    def __init__(
+        self, engine: TextEngine | None, loop: AbstractEventLoop, stall: float, together: int
+    ) -> None:
         super().__init__(name="polyhead-model", daemon=True)
         self.engine, self.loop, self.stall, self.together = engine, loop, stall, together
         self.talks: dict[Talk, Stream] = {}
@@ -82,7 +84,9 @@ class Driver(threading.Thread):
         """Nobody wants to hear of it any more. What has ended stays ended."""
         self._post(lambda: self._drop(talk))
 
-    def work(self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]) -> Future[Sequence[Any]]:
+    def work(
+        self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]
+    ) -> Future[Sequence[Any]]:
         """``work(items)`` with one result an item; jobs of the same key that wait together are done in one call."""
         job = Job(key, work, items, Future())
         self._post(lambda: self._jobs.append(job))
@@ -200,7 +204,10 @@ class Driver(threading.Thread):
         group, rest = [first], deque[Job]()
         while self._jobs:
             job = self._jobs.popleft()
-            fits = job.key == first.key and sum(len(one.items) for one in group) + len(job.items) <= self.together
+            fits = (
+                job.key == first.key
+                and sum(len(one.items) for one in group) + len(job.items) <= self.together
+            )
             (group if fits else rest).append(job)
         self._jobs = rest
         self._do([job for job in group if job.done.set_running_or_notify_cancel()])

@@ -35,7 +35,12 @@ class Keys:
         known = [hmac.compare_digest(came, own) for own in self._hashes]
         if kind.lower() != "bearer" or not any(known):
             told = {"www-authenticate": "Bearer"}
-            raise Refusal(401, "invalid_api_key", "wanted: the header 'Authorization: Bearer KEY' with a key of this service", headers=told)
+            raise Refusal(
+                401,
+                "invalid_api_key",
+                "wanted: the header 'Authorization: Bearer KEY' with a key of this service",
+                headers=told,
+            )
 
 
 def read_keys(file: Path | None, environment: MutableMapping[str, str]) -> Keys:
@@ -56,7 +61,9 @@ def read_keys(file: Path | None, environment: MutableMapping[str, str]) -> Keys:
 def check_host(host: str, keys: Keys) -> None:
     """A service that others can reach must ask for a key."""
     if not keys and not is_loopback(host):
-        raise UserError(f"{host} can be reached by others: give --api-key-file or set {VARIABLE}, or serve on 127.0.0.1")
+        raise UserError(
+            f"{host} can be reached by others: give --api-key-file or set {VARIABLE}, or serve on 127.0.0.1"
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -19,9 +19,15 @@ class Meters:
         self.tokens = self._counter("tokens", "tokens read and said", "kind")
         self.aborted = self._counter("aborted", "requests that ended before their answer was whole", "reason")
         self.preemptions = self._counter("preemptions", "requests that gave way to others and were read anew")
-        self.first_token = self._histogram("time_to_first_token_seconds", "from a request to its first token", QUICK)
-        self.per_token = self._histogram("time_per_output_token_seconds", "between two tokens of an output", QUICKER)
-        self.request_time = self._histogram("request_seconds", "from a request to the end of its answer", QUICK)
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "from a request to its first token", QUICK
+        )
+        self.per_token = self._histogram(
+            "time_per_output_token_seconds", "between two tokens of an output", QUICKER
+        )
+        self.request_time = self._histogram(
+            "request_seconds", "from a request to the end of its answer", QUICK
+        )
         for reason in ("disconnect", "deadline", "shutdown"):
             self.aborted.labels(reason)
         for kind in ("prompt", "completion"):

@@ -30,7 +30,12 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
     service.need("embeddings")
     run, width = service.run, service.run.config.d_model
     if "dimensions" in body.model_fields_set and body.dimensions != width:
-        raise Refusal(400, "invalid_value", f"dimensions: this model makes vectors of {width} numbers, no others", "dimensions")
+        raise Refusal(
+            400,
+            "invalid_value",
+            f"dimensions: this model makes vectors of {width} numbers, no others",
+            "dimensions",
+        )
 
     def embed(items: list[Any]) -> Any:
         return run.embed([text for text, _ in items], body.pooling)
@@ -40,9 +45,13 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
     )
     whole = vectors.numpy()  # type: ignore[attr-defined]
     if not np.isfinite(whole).all():
-        raise Refusal(500, "not_a_number", "the model's output is not a number: its weights are damaged or overflow")
+        raise Refusal(
+            500, "not_a_number", "the model's output is not a number: its weights are damaged or overflow"
+        )
     packs = body.encoding_format == "base64"
-    told = [base64.b64encode(row.astype("<f4").tobytes()).decode() if packs else row.tolist() for row in whole]
+    told = [
+        base64.b64encode(row.astype("<f4").tobytes()).decode() if packs else row.tolist() for row in whole
+    ]
     data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(told)]
     await call.reply({"object": "list", "data": data, "model": service.name, "usage": _used(service, items)})
 
@@ -72,9 +81,17 @@ async def fill_mask(service: Service, call: Call, body: FillBody) -> None:
     def fill(texts: list[Any]) -> Sequence[Any]:
         return service.run.fill_mask(texts, body.top_k)
 
-    _, found = await service.compute(("fill", body.top_k), lambda: _bounded(service, body.input), fill, body.input)
+    _, found = await service.compute(
+        ("fill", body.top_k), lambda: _bounded(service, body.input), fill, body.input
+    )
     data = [
-        {"index": i, "masks": [[{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask] for mask in masks]}
+        {
+            "index": i,
+            "masks": [
+                [{"token_str": f.token, "score": f.probability, "sequence": f.text} for f in mask]
+                for mask in masks
+            ],
+        }
         for i, masks in enumerate(found)
     ]
     await call.reply({"object": "list", "data": data, "model": service.name})
@@ -85,10 +102,16 @@ async def score(service: Service, call: Call, body: ScoreBody) -> None:
     service.need("score")
     paired = "target" in body.model_fields_set
     if paired != (service.kind == "encoder-decoder"):
-        wanted = "an encoder-decoder judges targets: give one for each input" if not paired else "a language model judges texts alone"
+        wanted = (
+            "an encoder-decoder judges targets: give one for each input"
+            if not paired
+            else "a language model judges texts alone"
+        )
         raise Refusal(400, "invalid_value", f"target: {wanted}", "target")
     if paired and len(body.target) != len(body.input):
-        raise Refusal(400, "invalid_value", f"target has {len(body.target)} texts and input {len(body.input)}", "target")
+        raise Refusal(
+            400, "invalid_value", f"target has {len(body.target)} texts and input {len(body.input)}", "target"
+        )
 
     def judge(items: list[Any]) -> Sequence[Any]:
         sources, targets = zip(*items, strict=True)
@@ -97,7 +120,12 @@ async def score(service: Service, call: Call, body: ScoreBody) -> None:
     pairs = list(zip(body.input, body.target if paired else body.input, strict=True))
     _, found = await service.compute(("score", paired), lambda: _bounded(service, pairs), judge, pairs)
     data = [
-        {"index": i, "log_prob": finite(one.log_prob), "tokens": one.tokens, "perplexity": _perplexity(one.log_prob, one.tokens)}
+        {
+            "index": i,
+            "log_prob": finite(one.log_prob),
+            "tokens": one.tokens,
+            "perplexity": _perplexity(one.log_prob, one.tokens),
+        }
         for i, one in enumerate(found)
     ]
     await call.reply({"object": "list", "data": data, "model": service.name})
@@ -117,7 +145,9 @@ async def detokenize(service: Service, call: Call, body: DetokenizeBody) -> None
     await call.reply({"prompt": text})
 
 
-def _measured(service: Service, texts: Sequence[str] | Sequence[tuple[str, str]], truncate: bool) -> list[tuple[Any, int]]:
+def _measured(
+    service: Service, texts: Sequence[str] | Sequence[tuple[str, str]], truncate: bool
+) -> list[tuple[Any, int]]:
     """Each text or pair with the number of its tokens; one that would be cut is refused, unless that is wished."""
     tokenizer, most = service.run.tokenizer, service.run.config.max_len
     sides = [(text,) if isinstance(text, str) else text for text in texts]
@@ -139,7 +169,12 @@ def _bounded(service: Service, texts: Sequence[Any]) -> list[Any]:
     for number, side in enumerate(sides):
         longest = max(map(len, tokenizer.encode(side)))
         if longest > most:
-            raise Refusal(400, "context_length_exceeded", f"text {number} has {longest} tokens; this model reads {most} at once: split it", "input")
+            raise Refusal(
+                400,
+                "context_length_exceeded",
+                f"text {number} has {longest} tokens; this model reads {most} at once: split it",
+                "input",
+            )
     return list(texts)
 
 

@@ -13,7 +13,12 @@ class Refusal(Exception):
     """Why a request is not answered; what is told to the client, word by word."""
 
     def __init__(
-        self, status: int, code: str, message: str, param: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param

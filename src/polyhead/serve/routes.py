@@ -61,12 +61,20 @@ def described(service: Service) -> dict[str, Any]:
     if service.kind in ("decoder", "encoder-decoder"):
         shown = ("temperature", "top_p", "top_k", "max_new_tokens", "beam_size", "length_penalty")
         about["generation"] = {name: getattr(run.generation, name) for name in shown}
-    return {"id": service.name, "object": "model", "created": service.created, "owned_by": "polyhead", "polyhead": about}
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "polyhead",
+        "polyhead": about,
+    }
 
 
 async def chat(service: Service, call: Call, body: Body) -> None:
     """Runs have no chat template; clients that ask for a chat are told so."""
-    raise Refusal(400, "model_not_chat", f"{service.name} has no chat template: use POST /v1/completions", "model")
+    raise Refusal(
+        400, "model_not_chat", f"{service.name} has no chat template: use POST /v1/completions", "model"
+    )
 
 
 async def live(service: Service, call: Call) -> None:
@@ -142,10 +150,14 @@ def described_routes() -> dict[str, Any]:
             schema = route.body.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= schema.pop("$defs", {})
             schemas[route.body.__name__] = schema
-            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}}}
+            content = {
+                "application/json": {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}}
+            }
             operation["requestBody"] = {"required": True, "content": content}
         if "{id}" in route.path:
-            operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+            operation["parameters"] = [
+                {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            ]
         if route.open:
             operation["security"] = []
         paths.setdefault(route.path, {})[route.method.lower()] = operation
@@ -180,12 +192,18 @@ REFUSED = {
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    content: dict[str, Any] = {KINDS.get(route.path, "application/json"): {"schema": {} if route.path in KINDS else {"type": "object"}}}
+    content: dict[str, Any] = {
+        KINDS.get(route.path, "application/json"): {
+            "schema": {} if route.path in KINDS else {"type": "object"}
+        }
+    }
     if route.body is not None and "stream" in route.body.model_fields:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {"200": {"description": route.about, "content": content}}
     if route.does is chat:
         answers = {}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    possible = REFUSED if route.body else {code: REFUSED[code] for code in ("400", "401", "404", "500", "503")}
+    possible = (
+        REFUSED if route.body else {code: REFUSED[code] for code in ("400", "401", "404", "500", "503")}
+    )
     return answers | {code: {"description": about, "content": error} for code, about in possible.items()}

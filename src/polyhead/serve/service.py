@@ -36,7 +36,15 @@ class Service:
     """A run, the thread that its model lives in, and what is bounded about them."""
 
     def __init__(
-        self, run: Run, name: str, limits: Limits, keys: Keys, *, strict: bool = False, deterministic: bool = False, **engine: Any
+        self,
+        run: Run,
+        name: str,
+        limits: Limits,
+        keys: Keys,
+        *,
+        strict: bool = False,
+        deterministic: bool = False,
+        **engine: Any,
     ) -> None:
         self.run, self.name, self.limits, self.keys, self.strict = run, name, limits, keys, strict
         self.deterministic, self.created, self.draining = deterministic, int(time.time()), False
@@ -52,7 +60,9 @@ class Service:
     def start(self) -> None:
         """Begin to work, for the event loop that runs."""
         loop = asyncio.get_running_loop()
-        together = 0 if self.deterministic else self.limits.batch  # sums in a batch are rounded as the batch is composed
+        together = (
+            0 if self.deterministic else self.limits.batch
+        )  # sums in a batch are rounded as the batch is composed
         self.driver = driver = Driver(self.engine, loop, self.limits.stall, together)
         driver.start()
         self.meters.gauge("requests_running", "texts that the model is at", lambda: driver.running)
@@ -81,12 +91,22 @@ class Service:
         """Refuse what this model cannot do, and say what it can."""
         if task not in self.tasks:
             able = ", ".join(f"/v1/{one}" for one in self.tasks)
-            raise Refusal(400, "wrong_task", f"{self.name} is {ABLE[self.kind][0]}, which /v1/{task} cannot use: use {able}", "model")
+            raise Refusal(
+                400,
+                "wrong_task",
+                f"{self.name} is {ABLE[self.kind][0]}, which /v1/{task} cannot use: use {able}",
+                "model",
+            )
 
     def named(self, model: str) -> None:
         """Refuse a request for another model."""
         if model not in ("", self.name):
-            raise Refusal(404, "model_not_found", f"there is no model of that name; this service has {self.name!r}", "model")
+            raise Refusal(
+                404,
+                "model_not_found",
+                f"there is no model of that name; this service has {self.name!r}",
+                "model",
+            )
 
     @contextmanager
     def _place(self, texts: int) -> Iterator[None]:
@@ -95,7 +115,12 @@ class Service:
         if not self.driver.is_alive():
             raise Refusal(503, "not_ready", self.trouble, headers={"retry-after": "5"})
         if self.waiting and self.waiting + texts > self.limits.waiting:
-            raise Refusal(429, "overloaded", f"{self.waiting} texts wait already: try again later", headers={"retry-after": "1"})
+            raise Refusal(
+                429,
+                "overloaded",
+                f"{self.waiting} texts wait already: try again later",
+                headers={"retry-after": "1"},
+            )
         self._reading += texts
         try:
             yield
@@ -109,7 +134,11 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: _plainly(work))
 
     async def compute(
-        self, key: Hashable, check: Callable[[], list[Any]], work: Callable[[list[Any]], Sequence[Any]], texts: Sequence[Any]
+        self,
+        key: Hashable,
+        check: Callable[[], list[Any]],
+        work: Callable[[list[Any]], Sequence[Any]],
+        texts: Sequence[Any],
     ) -> tuple[list[Any], Sequence[Any]]:
         """What ``check`` gives, and of each item of it a result that the model's thread computes."""
         assert self.driver is not None
@@ -122,7 +151,9 @@ class Service:
             raise Refusal(400, "invalid_value", str(error)) from None
 
     @asynccontextmanager
-    async def talking(self, read: Callable[[], list[Asked]], texts: Sequence[Any], live: bool) -> AsyncIterator[Talks]:
+    async def talking(
+        self, read: Callable[[], list[Asked]], texts: Sequence[Any], live: bool
+    ) -> AsyncIterator[Talks]:
         """Texts that the engine has taken. Whoever leaves early takes them with him: their room is free a step later."""
         assert self.driver is not None
         talks = Talks()

@@ -27,18 +27,30 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
     service.need("completions")
     run, wants = service.run, "logprobs" in body.model_fields_set
     if wants and ("beam_size" in body.model_fields_set or service.kind != "decoder"):
-        raise Refusal(400, "unsupported_parameter", "logprobs are told of drawn text of a language model alone", "logprobs")
+        raise Refusal(
+            400,
+            "unsupported_parameter",
+            "logprobs are told of drawn text of a language model alone",
+            "logprobs",
+        )
     if body.echo and service.kind != "decoder":
-        raise Refusal(400, "unsupported_parameter", "echo has no meaning where a text is not gone on from", "echo")
+        raise Refusal(
+            400, "unsupported_parameter", "echo has no meaning where a text is not gone on from", "echo"
+        )
     echoing: dict[tuple[int, int], str] = {}  # what an output has yet to begin with
     head = _head("cmpl", "text_completion", service)
 
     def log_probs(tokens: list[int], values: list[float]) -> dict[str, Any] | None:
         if not wants:
             return None
-        return {"tokens": [run.display(token) for token in tokens], "token_logprobs": [finite(value) for value in values]}
+        return {
+            "tokens": [run.display(token) for token in tokens],
+            "token_logprobs": [finite(value) for value in values],
+        }
 
-    def choice(number: int, row: int, text: str, reason: str | None, tokens: list[int], values: list[float]) -> dict[str, Any]:
+    def choice(
+        number: int, row: int, text: str, reason: str | None, tokens: list[int], values: list[float]
+    ) -> dict[str, Any]:
         index = number * body.n + row
         return {"text": text, "index": index, "logprobs": log_probs(tokens, values), "finish_reason": reason}
 
@@ -50,7 +62,9 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
     def read() -> list[Asked]:
         found = asked(service, body, body.prompt)
         if body.echo:
-            echoes = [text if isinstance(text, str) else run.tokenizer.decode([text])[0] for text in body.prompt]
+            echoes = [
+                text if isinstance(text, str) else run.tokenizer.decode([text])[0] for text in body.prompt
+            ]
             echoing.update({(i, row): echo for i, echo in enumerate(echoes) for row in range(body.n)})
         return found
 
@@ -73,10 +87,22 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
     """Translate each text; the best first, with its score, and where the decoder looked if that is wanted."""
     service.need("translations")
     if body.stream and body.return_attention:
-        raise Refusal(400, "unsupported_parameter", "return_attention needs a whole translation: leave out stream", "return_attention")
-    languages = {f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name}
+        raise Refusal(
+            400,
+            "unsupported_parameter",
+            "return_attention needs a whole translation: leave out stream",
+            "return_attention",
+        )
+    languages = {
+        f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name
+    }
     if languages and body.return_attention:
-        raise Refusal(400, "unsupported_parameter", "attention is told for the languages of the run alone", "return_attention")
+        raise Refusal(
+            400,
+            "unsupported_parameter",
+            "attention is told for the languages of the run alone",
+            "return_attention",
+        )
     head = _head("trans", "translation", service)
 
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
@@ -135,7 +161,11 @@ def outputs(talk: Talk, scores: bool) -> list[dict[str, Any]]:
     assert talk.stream is not None
     found = talk.stream.request.result()
     return [
-        {"text": text, **({"score": finite(hypothesis.score)} if scores else {}), "finish_reason": reason_of(talk, row)}
+        {
+            "text": text,
+            **({"score": finite(hypothesis.score)} if scores else {}),
+            "finish_reason": reason_of(talk, row),
+        }
         for row, (text, hypothesis) in enumerate(zip(talk.stream.texts(), found, strict=False))
     ]
 
@@ -148,4 +178,9 @@ def reason_of(talk: Talk, row: int) -> str:
 
 
 def _head(prefix: str, kind: str, service: Service) -> dict[str, Any]:
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": service.name}
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": service.name,
+    }

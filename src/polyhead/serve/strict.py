@@ -22,13 +22,15 @@ def parse(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise Refusal(400, "invalid_json", "the body is not UTF-8") from None
     except UnicodeEncodeError:
-        raise Refusal(400, "invalid_json", "the body holds half of a surrogate pair, which is not Unicode text") from None
+        raise Refusal(
+            400, "invalid_json", "the body holds half of a surrogate pair, which is not Unicode text"
+        ) from None
     except RecursionError:
         raise Refusal(400, "invalid_json", "the body is nested too deep") from None
     except ValueError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}"[:300]) from None
     if not isinstance(found, dict):
-        raise Refusal(400, "invalid_json", "the body must be a JSON object, such as {\"input\": \"...\"}")
+        raise Refusal(400, "invalid_json", 'the body must be a JSON object, such as {"input": "..."}')
     return found
 
 

@@ -12,7 +12,9 @@ from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.strict import dump
 
-UNREAD = 2**16  # bytes that the system keeps for a client who does not read; without a bound it would be megabytes
+UNREAD = (
+    2**16
+)  # bytes that the system keeps for a client who does not read; without a bound it would be megabytes
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
@@ -66,14 +68,24 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             if not (begun or rest):
                 self._reads = stopped(self._reads)
             elif self._reads is None:
-                self._reads = self.loop.call_later(limits.header_time if begun else limits.body_time, self._cut)
+                self._reads = self.loop.call_later(
+                    limits.header_time if begun else limits.body_time, self._cut
+                )
 
         def _refuse(self, refusal: Refusal) -> None:
             """Answer what never became a request, and hang up."""
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 body = dump(refusal.envelope)
-                headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-                for event in (h11.Response(status_code=refusal.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                headers = [
+                    ("content-type", "application/json"),
+                    ("content-length", str(len(body))),
+                    ("connection", "close"),
+                ]
+                for event in (
+                    h11.Response(status_code=refusal.status, headers=headers),
+                    h11.Data(data=body),
+                    h11.EndOfMessage(),
+                ):
                     self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
 

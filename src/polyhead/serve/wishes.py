@@ -14,7 +14,11 @@ from polyhead.serve.service import Service
 from polyhead.text.sides import between
 
 SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beam_size", "length_penalty")
-OTHERWISE = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}  # names in a message
+OTHERWISE = {
+    "min_new_tokens": "min_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_best": "n",
+}  # names in a message
 
 
 def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **languages: str) -> list[Asked]:
@@ -32,7 +36,9 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **l
         ids = engine.tokens(text) if isinstance(text, str) else text
         seed = body.seed if "seed" in given else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
-            ids, longest = (_continued if engine.frame else _translated)(service, engine, body, ids, languages)
+            ids, longest = (_continued if engine.frame else _translated)(
+                service, engine, body, ids, languages
+            )
             found.append(engine.read(ids, seed=seed, **wishes, **longest))
         except UserError as error:
             raise _named(str(error)) from None
@@ -44,7 +50,12 @@ def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
     most = service.run.tokenizer.vocab_size - 1
     for token in ids:
         if not 0 <= token <= most:
-            raise Refusal(400, "invalid_value", f"{field}: there is no token {show(token)}; this model knows 0 to {most}", field)
+            raise Refusal(
+                400,
+                "invalid_value",
+                f"{field}: there is no token {show(token)}; this model knows 0 to {most}",
+                field,
+            )
 
 
 def _continued(
@@ -83,7 +94,12 @@ def _translated(
     if "max_tokens" not in body.model_fields_set:
         return ids, {}
     if body.max_tokens > engine.max_len:
-        raise Refusal(400, "context_length_exceeded", f"max_tokens is {body.max_tokens}; this model says {engine.max_len} at most", "max_tokens")
+        raise Refusal(
+            400,
+            "context_length_exceeded",
+            f"max_tokens is {body.max_tokens}; this model says {engine.max_len} at most",
+            "max_tokens",
+        )
     return ids, {"max_length_ratio": 0.0, "max_length_extra": body.max_tokens}
 
 

@@ -74,7 +74,9 @@ class Drafting:
         wanted = self.draft.tokens - 1
         return wanted if self.draft.max_len is None else min(wanted, self.draft.max_len // 4)
 
-    def guess(self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]) -> list[Guess]:
+    def guess(
+        self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]
+    ) -> list[Guess]:
         self.reader.settle(texts, self._room)
         room = [self.reader.room(i, text) + 1 for i, text in enumerate(texts)]
         limits = [min(self.draft.tokens, *both) for both in zip(room, most, strict=True)]
@@ -92,15 +94,21 @@ class Drafting:
         certain = self.terms.sampling.temperature == 0
         return [Guess(tokens, None if certain else rows) for tokens, rows in zip(found, drawn, strict=True)]
 
-    def _draw(self, logits: Tensor, texts: Sequence[Sequence[int]], streams: Sequence[int]) -> tuple[Tensor, list[int]]:
+    def _draw(
+        self, logits: Tensor, texts: Sequence[Sequence[int]], streams: Sequence[int]
+    ) -> tuple[Tensor, list[int]]:
         """What plain sampling would draw of this model, and the probabilities (N, V) it draws from; greedily, the logits."""
-        if logits.size(1) != self.draft.vocab_size:  # rows beyond the tokenizer's tokens: some models have more of them
+        if (
+            logits.size(1) != self.draft.vocab_size
+        ):  # rows beyond the tokenizer's tokens: some models have more of them
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
         allowed = self.terms.sampling.apply(logits, texts)
         greedy = self.terms.sampling.temperature == 0
         tokens = allowed.argmax(-1).tolist() if greedy else self.terms.chance.draw(allowed, streams)
         q = allowed if greedy else allowed.double().softmax(-1)
-        to_host(q.gather(1, torch.tensor(tokens, device=q.device)[:, None]))  # of a draft that is broken too, all is told
+        to_host(
+            q.gather(1, torch.tensor(tokens, device=q.device)[:, None])
+        )  # of a draft that is broken too, all is told
         return q, tokens
 
     def keep(self, rows: Sequence[int]) -> None:

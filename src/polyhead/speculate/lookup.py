@@ -47,7 +47,9 @@ class Shelf:
     def __init__(self, indices: list[Index], tokens: int) -> None:
         self.indices, self.tokens = indices, tokens
 
-    def guess(self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]) -> list[Guess]:
+    def guess(
+        self, texts: Sequence[Sequence[int]], streams: Sequence[int], most: Sequence[int]
+    ) -> list[Guess]:
         rows = zip(self.indices, texts, most, strict=True)
         return [Guess(index.follow(text, min(self.tokens, k))) for index, text, k in rows]
 

@@ -24,13 +24,18 @@ def ruled(inner: tokenizers.Tokenizer, texts: int) -> Around:
     first, last = (int(text in of) and of.index(text) for text in (0, texts - 1))
     end, stop = (len(of) - of[::-1].index(text) if text in of else first for text in (0, texts - 1))
     between = made.ids[end:last] if texts > 1 else []
-    return Around(made.ids[:first], between, made.ids[stop:], texts > 1 and made.type_ids[last : last + 1] == [1])
+    return Around(
+        made.ids[:first], between, made.ids[stop:], texts > 1 and made.type_ids[last : last + 1] == [1]
+    )
 
 
 def with_rules(inner: tokenizers.Tokenizer, begin: int, end: int) -> tokenizers.Tokenizer:
     """A copy whose rules put these ids around a text, and the second between two texts."""
     made = tokenizers.Tokenizer.from_str(inner.to_str())
-    (a, z), pair = (made.id_to_token(i) for i in (begin, end)), [(made.id_to_token(i), i) for i in {begin, end}]
+    (a, z), pair = (
+        (made.id_to_token(i) for i in (begin, end)),
+        [(made.id_to_token(i), i) for i in {begin, end}],
+    )
     made.post_processor = TemplateProcessing(
         single=f"{a} $A {z}", pair=f"{a}:0 $A:0 {z}:0 $B:1 {z}:1", special_tokens=pair
     )

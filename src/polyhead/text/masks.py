@@ -27,8 +27,16 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
             raise UserError(f"text {number} has no mask; put {name} where a word is to be filled in")
     rules = json.loads(tokenizer.rules)
     kept = [token for token in rules["added_tokens"] if token["id"] != tokenizer.mask_id]
-    how = {"single_word": False, "lstrip": words_of(tokenizer).blank_before, "rstrip": False, "normalized": False, "special": False}
-    rules["added_tokens"] = sorted([*kept, {"id": tokenizer.mask_id, "content": name} | how], key=lambda token: int(token["id"]))
+    how = {
+        "single_word": False,
+        "lstrip": words_of(tokenizer).blank_before,
+        "rstrip": False,
+        "normalized": False,
+        "special": False,
+    }
+    rules["added_tokens"] = sorted(
+        [*kept, {"id": tokenizer.mask_id, "content": name} | how], key=lambda token: int(token["id"])
+    )
     reading = tokenizers.Tokenizer.from_str(json.dumps(rules))
     reading.no_padding()
     reading.no_truncation()

@@ -58,11 +58,17 @@ def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sid
     languages = {i: tokenizer.tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
     if source is not None:
         i, there = _language(source, languages), languages.keys() & {*sides.before, *sides.after}
-        before, after = (tuple(i if x in there else x for x in around) for around in (sides.before, sides.after))
+        before, after = (
+            tuple(i if x in there else x for x in around) for around in (sides.before, sides.after)
+        )
         sides = sides._replace(before=before if there else (i, *before), after=after)
     if target is not None:
         i = _language(target, languages)
-        sides = sides._replace(start=i, opening=()) if sides.start in languages else sides._replace(opening=(i,), forced=True)
+        sides = (
+            sides._replace(start=i, opening=())
+            if sides.start in languages
+            else sides._replace(opening=(i,), forced=True)
+        )
     return sides
 
 
@@ -71,6 +77,10 @@ def _language(name: str, languages: dict[int, str]) -> int:
     exact = [i for i, token in languages.items() if token in (name, f"__{name}__")]
     found = exact or [i for i, token in languages.items() if token.startswith(f"{name}_")]
     if len(found) != 1:
-        what = f"{len(found)} languages of this model begin with it" if found else "no token of this model names it"
+        what = (
+            f"{len(found)} languages of this model begin with it"
+            if found
+            else "no token of this model names it"
+        )
         raise UserError(f"language {name!r}: {what}{nearest(name, languages.values())}")
     return found[0]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
-ROLES = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+ROLES = {
+    "pad_token": "<pad>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
 # under which names published encoders have two of them: [CLS] begins a text and [SEP] ends it (Devlin et al., 2018)
 INSTEAD = {"bos_token": "cls_token", "eos_token": "sep_token"}
 # what the decoder of a published encoder-decoder reads first, and what it is made to say first

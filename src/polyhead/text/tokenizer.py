@@ -21,7 +21,9 @@ from polyhead.text.sides import Sides
 from polyhead.text.specials import DECODERS, INSTEAD, ROLES, sentinel
 
 MAX_FILE = 64 * 1024 * 1024  # bytes of a tokenizer.json; larger ones are refused, not parsed
-MAX_TRAINING_CHARACTERS = 20_000  # of one text; what follows teaches the vocabulary nothing and may be garbage
+MAX_TRAINING_CHARACTERS = (
+    20_000  # of one text; what follows teaches the vocabulary nothing and may be garbage
+)
 
 
 class Tokenizer:
@@ -34,8 +36,10 @@ class Tokenizer:
         inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
         self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
-            raise UserError(f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; "
-                            "they must differ, or the end of a sentence is never learned")
+            raise UserError(
+                f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; "
+                "they must differ, or the end of a sentence is never learned"
+            )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts to ids, without any special token."""
@@ -48,12 +52,17 @@ class Tokenizer:
             return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
         except (TypeError, UnicodeEncodeError):
             number = next(i for i, text in enumerate(texts) if has_lone_surrogate(text))
-            raise UserError(f"text {number} holds half of a surrogate pair, which is not Unicode text; "
-                            "was it cut in the middle of a character?") from None
+            raise UserError(
+                f"text {number} holds half of a surrogate pair, which is not Unicode text; "
+                "was it cut in the middle of a character?"
+            ) from None
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """Ids to texts; special tokens are left out."""
-        return [str(text) for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)]
+        return [
+            str(text)
+            for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)
+        ]
 
     @property
     def begin(self) -> list[int]:
@@ -85,7 +94,11 @@ class Tokenizer:
         with the role for that, or as any text begins, or with padding; its opening is the token that it is forced to
         say first, such as a language, or else what the rules put before a text.
         """
-        around, start, forced = self._ruled[0], self._ids.get("decoder_start_token"), self._ids.get("forced_bos_token")
+        around, start, forced = (
+            self._ruled[0],
+            self._ids.get("decoder_start_token"),
+            self._ids.get("forced_bos_token"),
+        )
         if start is None:
             start = self.bos_id if {"bos_token", "cls_token"} & set(self._ids) else self._id("pad_token")
         after = around.after if around.before or around.after else [self.eos_id]
@@ -168,8 +181,12 @@ class Tokenizer:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._roles, "clean_up_tokenization_spaces": False,
-                  "model_max_length": 10**30}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self._roles,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 10**30,
+        }
         if sentinels := self.sentinel_ids:
             config["additional_special_tokens"] = self.tokens(sentinels)
         if segments:
@@ -191,7 +208,9 @@ class Tokenizer:
             raise
         except BaseException as error:  # a panic of the Rust parser is no Exception
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}") from None
+            raise UserError(
+                f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}"
+            ) from None
         return cls(inner, _roles(directory / "tokenizer_config.json") if roles is None else roles)
 
     def _content(self) -> bytes:
@@ -226,12 +245,15 @@ def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, senti
             yield text[:MAX_TRAINING_CHARACTERS]
 
     inner = TOKENIZER.build(choice, counted(), vocab_size - sentinels)
-    inner.add_special_tokens([AddedToken(sentinel(n), special=True, normalized=False) for n in range(sentinels)])
+    inner.add_special_tokens(
+        [AddedToken(sentinel(n), special=True, normalized=False) for n in range(sentinels)]
+    )
     if not read[0]:
         raise UserError("no text to train a tokenizer on: the training corpus is empty")
     eos = ROLES["eos_token"]
-    inner.post_processor = TemplateProcessing(single=f"$A {eos}", pair=f"$A {eos} $B {eos}",
-                                              special_tokens=[(eos, inner.token_to_id(eos))])
+    inner.post_processor = TemplateProcessing(
+        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, inner.token_to_id(eos))]
+    )
     return Tokenizer(inner)
 
 
@@ -246,7 +268,11 @@ def has_lone_surrogate(text: str) -> bool:
 
 def _read(path: Path) -> str:
     if not path.is_file():
-        there = ", ".join(sorted(p.name for p in path.parent.iterdir())[:8]) if path.parent.is_dir() else "no such folder"
+        there = (
+            ", ".join(sorted(p.name for p in path.parent.iterdir())[:8])
+            if path.parent.is_dir()
+            else "no such folder"
+        )
         raise UserError(f"no {path.name} in {path.parent} (there: {there or 'nothing'})")
     size = path.stat().st_size
     if size > MAX_FILE:
@@ -273,7 +299,9 @@ def _roles(path: Path) -> dict[str, str]:
 def roles_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Which token plays which role; Hugging Face writes a token as its text or as {"content": text}."""
     found = {role: config.get(role) for role in (*ROLES, *INSTEAD.values(), *DECODERS)}
-    texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()}
+    texts = {
+        role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()
+    }
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 
 

@@ -30,7 +30,9 @@ ALONE = r"(?!▁)[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{P}\p{S}]"
 
 
 @TOKENIZER.register("bpe")
-def bpe(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 2) -> tokenizers.Tokenizer:
+def bpe(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 2
+) -> tokenizers.Tokenizer:
     """Byte-level byte-pair encoding: merge the most frequent pair of pieces until the vocabulary is full.
 
     It starts from the 256 bytes, so every text comes back exactly and nothing is ever unknown, in any script.
@@ -41,9 +43,16 @@ def bpe(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_f
     """
     _room("bpe", vocab_size, len(BYTES))
     tokenizer = _byte_level(models.BPE(), lowercase, split_words=True)
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(SPECIALS), initial_alphabet=BYTES,
-        show_progress=False))
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=BYTES,
+            show_progress=False,
+        ),
+    )
     return tokenizer
 
 
@@ -63,7 +72,9 @@ def byte(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> t
 
 
 @TOKENIZER.register("char")
-def char(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 1) -> tokenizers.Tokenizer:
+def char(
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 1
+) -> tokenizers.Tokenizer:
     """A token a character, the most frequent ones; the others are unknown.
 
     When: small vocabularies, and long sequences do no harm
@@ -76,14 +87,22 @@ def char(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_
         counts.update(text.lower() if lowercase else text)
     ranked = sorted((c for c in counts if counts[c] >= min_frequency), key=lambda c: (-counts[c], c))
     vocab = {token: i for i, token in enumerate([*SPECIALS, *ranked[: vocab_size - len(SPECIALS)]])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=UNK))  # without merges: characters
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=[], unk_token=UNK)
+    )  # without merges: characters
     tokenizer.decoder = decoders.Fuse()
     return _with_specials(_normalized(tokenizer, lowercase))
 
 
 @TOKENIZER.register("wordpiece")
-def wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 2,
-              alphabet: int = 4000) -> tokenizers.Tokenizer:
+def wordpiece(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = False,
+    min_frequency: int = 2,
+    alphabet: int = 4000,
+) -> tokenizers.Tokenizer:
     """WordPiece: the longest piece first, ``##`` inside a word; a Han character is a word.
 
     Spaces are kept as marks, so that text comes back with its own spacing.
@@ -99,20 +118,38 @@ def wordpiece(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False,
     _room("wordpiece", vocab_size, len(kept) + len(inside))
     # The library numbers characters inside words in the order of a randomly seeded hash map, unless they are
     # numbered beforehand; listed among the special tokens they are.
-    tokenizer.train_from_iterator(lines, trainers.WordPieceTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=[*SPECIALS, *inside],
-        initial_alphabet=kept, limit_alphabet=len(kept), show_progress=False))
+    tokenizer.train_from_iterator(
+        lines,
+        trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=[*SPECIALS, *inside],
+            initial_alphabet=kept,
+            limit_alphabet=len(kept),
+            show_progress=False,
+        ),
+    )
     learnt = tokenizer.get_vocab(with_added_tokens=True)
     vocab = {token: i for i, token in enumerate(sorted(learnt, key=lambda token: learnt[token]))}
-    fresh = _metaspace(models.WordPiece(vocab=vocab, unk_token=UNK, max_input_chars_per_word=200), lowercase,
-                       split=Regex(ALONE))
+    fresh = _metaspace(
+        models.WordPiece(vocab=vocab, unk_token=UNK, max_input_chars_per_word=200),
+        lowercase,
+        split=Regex(ALONE),
+    )
     fresh.decoder = tokenizer.decoder
     return _with_specials(fresh)
 
 
 @TOKENIZER.register("unigram")
-def unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, byte_fallback: bool = False,
-            alphabet: int = 4000, max_piece_length: int = 16) -> tokenizers.Tokenizer:
+def unigram(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    lowercase: bool = False,
+    byte_fallback: bool = False,
+    alphabet: int = 4000,
+    max_piece_length: int = 16,
+) -> tokenizers.Tokenizer:
     """Unigram language model: of all ways to cut a text into pieces, the most probable one.
 
     Characters that were not kept are unknown, or bytes with ``byte_fallback``.
@@ -132,8 +169,11 @@ def unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, b
     fixed = [(token, 0.0) for token in (*SPECIALS, *fallback)]
     pieces = learn_pieces(_words(tokenizer, lines), kept, vocab_size - len(fixed), max_piece_length)
     vocab = [*fixed, *pieces]
-    fresh = _metaspace(models.Unigram(vocab, unk_id=SPECIALS.index(UNK), byte_fallback=byte_fallback), lowercase,
-                       split=OPENING)
+    fresh = _metaspace(
+        models.Unigram(vocab, unk_id=SPECIALS.index(UNK), byte_fallback=byte_fallback),
+        lowercase,
+        split=OPENING,
+    )
     if byte_fallback:
         fresh.decoder = decoders.Sequence([decoders.ByteFallback(), fresh.decoder])
     return _with_specials(fresh)
@@ -141,17 +181,21 @@ def unigram(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, b
 
 def _byte_level(model: models.Model, lowercase: bool, split_words: bool) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(OPENING, "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split_words)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(OPENING, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split_words),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return _normalized(tokenizer, lowercase)
 
 
 def _metaspace(model: models.Model, lowercase: bool, split: str | Regex) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Split(split, "isolated")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Split(split, "isolated")]
+    )
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
     return _normalized(tokenizer, lowercase)
 
@@ -187,7 +231,7 @@ def _alphabet(tokenizer: tokenizers.Tokenizer, lines: list[str], size: int) -> l
 
 def _room(part: str, vocab_size: int, needed: int) -> None:
     if vocab_size < needed + len(SPECIALS):
-        raise UserError(f"tokenizer {part!r}: vocab_size is {vocab_size}, but {needed} single symbols and "
-                        f"{len(SPECIALS)} special tokens need {needed + len(SPECIALS)} or more")
-
-
+        raise UserError(
+            f"tokenizer {part!r}: vocab_size is {vocab_size}, but {needed} single symbols and "
+            f"{len(SPECIALS)} special tokens need {needed + len(SPECIALS)} or more"
+        )

@@ -21,7 +21,9 @@ ROUNDS = 2  # of estimation between two prunings, as in the paper's implementati
 Scores = dict[str, float]
 
 
-def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int, max_length: int) -> list[tuple[str, float]]:
+def learn_pieces(
+    words: Mapping[str, int], alphabet: Sequence[str], size: int, max_length: int
+) -> list[tuple[str, float]]:
     """At most ``size`` pieces with log-probabilities, the alphabet among them (Kudo, 2018, section 3.2).
 
     Frequent substrings come first (found by merging pairs); then the pieces are estimated on the most probable
@@ -41,18 +43,28 @@ def learn_pieces(words: Mapping[str, int], alphabet: Sequence[str], size: int, m
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _seed(words: Mapping[str, int], ranked: Sequence[str], alphabet: Sequence[str], size: int, max_length: int) -> Scores:
+def _seed(
+    words: Mapping[str, int], ranked: Sequence[str], alphabet: Sequence[str], size: int, max_length: int
+) -> Scores:
     """Substrings worth considering, by how often pair merging makes them."""
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.train_from_iterator(
         (word for word in ranked for _ in range(min(words[word], 50))),
-        trainers.BpeTrainer(vocab_size=SEED_FACTOR * size, min_frequency=2, max_token_length=max_length,
-                            initial_alphabet=list(alphabet), show_progress=False))
+        trainers.BpeTrainer(
+            vocab_size=SEED_FACTOR * size,
+            min_frequency=2,
+            max_token_length=max_length,
+            initial_alphabet=list(alphabet),
+            show_progress=False,
+        ),
+    )
     learnt = bpe.get_vocab()
     known = set(alphabet)
     pieces = sorted((p for p in learnt if known.issuperset(p)), key=lambda piece: learnt[piece])
     # By Zipf's law the score falls with the logarithm of the rank.
-    return {piece: -math.log(rank + 1.0) for rank, piece in enumerate([*pieces, *sorted(known - set(pieces))])}
+    return {
+        piece: -math.log(rank + 1.0) for rank, piece in enumerate([*pieces, *sorted(known - set(pieces))])
+    }
 
 
 def _count(scores: Scores, ranked: Sequence[str], counts: np.ndarray) -> Counter[str]:
@@ -61,7 +73,11 @@ def _count(scores: Scores, ranked: Sequence[str], counts: np.ndarray) -> Counter
     model = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), *scores.items()], unk_id=0))
     encoded = [e.ids for e in model.encode_batch_fast(list(ranked), add_special_tokens=False)]
     lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-    flat = np.concatenate([np.array(ids, dtype=np.int64) for ids in encoded]) if encoded else np.zeros(0, np.int64)
+    flat = (
+        np.concatenate([np.array(ids, dtype=np.int64) for ids in encoded])
+        if encoded
+        else np.zeros(0, np.int64)
+    )
     totals = np.zeros(len(pieces) + 1, dtype=np.int64)
     np.add.at(totals, flat, np.repeat(counts, lengths))
     return Counter(dict(zip(pieces, totals[1:].tolist(), strict=True)))
@@ -76,8 +92,11 @@ def _estimate(frequency: Counter[str], scores: Scores, needed: set[str]) -> Scor
 
 def _prune(scores: Scores, frequency: Counter[str], needed: set[str], size: int) -> Scores:
     """Keep the alphabet and the pieces whose absence would cost the most likelihood."""
-    cost = {piece: frequency[piece] * (score - _without(piece, scores))
-            for piece, score in scores.items() if piece not in needed}
+    cost = {
+        piece: frequency[piece] * (score - _without(piece, scores))
+        for piece, score in scores.items()
+        if piece not in needed
+    }
     ranked = sorted(cost, key=lambda piece: (-cost[piece], piece))
     kept = needed | set(ranked[: max(0, size - len(needed))])
     return {piece: score for piece, score in scores.items() if piece in kept}

@@ -44,11 +44,16 @@ def words_of(tokenizer: Tokenizer) -> Words:
     """What the tokens of a tokenizer say about words, found from how they are spelled."""
     spelled, inside = spellings(tokenizer)
     special = set(tokenizer.special_ids)
-    begins = [i in special or (not within and _begins(text)) for i, (text, within) in enumerate(zip(spelled, inside, strict=True))]
+    begins = [
+        i in special or (not within and _begins(text))
+        for i, (text, within) in enumerate(zip(spelled, inside, strict=True))
+    ]
     ends = [i in special or _ends(text) for i, text in enumerate(spelled)]
     last = [text.rstrip(CLOSING) if text.strip() else text for text in spelled]
     stops = [i not in special and (text[-1:] or " ") in SENTENCE_ENDS + "\n" for i, text in enumerate(last)]
-    joined = any(text[:1] == " " and text[1:2].isalpha() for i, text in enumerate(spelled) if i not in special)
+    joined = any(
+        text[:1] == " " and text[1:2].isalpha() for i, text in enumerate(spelled) if i not in special
+    )
     return Words(np.array(begins, bool), np.array(ends, bool), np.array(stops, bool), joined)
 
 
@@ -69,11 +74,17 @@ def spellings(tokenizer: Tokenizer) -> tuple[list[str], list[bool]]:
     if "ByteLevel" in rules:
         spelled = _from_bytes(bare)
     else:
-        spelled = [_private(int(found[1], 16)) if (found := BYTE.fullmatch(name)) else name.replace("▁", " ") for name in bare]
+        spelled = [
+            _private(int(found[1], 16)) if (found := BYTE.fullmatch(name)) else name.replace("▁", " ")
+            for name in bare
+        ]
     if suffix:
         spelled = [name.removesuffix(suffix) + "\n" if name.endswith(suffix) else name for name in spelled]
     elif prefix and not marked:  # the start of a word is what has no prefix
-        spelled = [name if within or not name[:1].isalnum() else " " + name for name, within in zip(spelled, inside, strict=True)]
+        spelled = [
+            name if within or not name[:1].isalnum() else " " + name
+            for name, within in zip(spelled, inside, strict=True)
+        ]
     return spelled, inside
 
 
@@ -113,4 +124,6 @@ def _from_bytes(names: Sequence[str]) -> list[str]:
 
 def _decoded(raw: bytes) -> str:
     """UTF-8, with private characters for bytes that are part of one only."""
-    return re.sub("[\udc80-\udcff]", lambda m: _private(ord(m[0]) - 0xDC00), raw.decode(errors="surrogateescape"))
+    return re.sub(
+        "[\udc80-\udcff]", lambda m: _private(ord(m[0]) - 0xDC00), raw.decode(errors="surrogateescape")
+    )

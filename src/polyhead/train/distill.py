@@ -82,7 +82,9 @@ class Distilled:
             "speed": f"{faster:.2f} times the teacher's on the validation text ({faster - 1:.0%} faster)",
         }
         for name, value in measured[0].items():
-            kept = f": {value / measured[1][name]:.1%} kept" if name in BETTER and measured[1][name] > 0 else ""
+            kept = (
+                f": {value / measured[1][name]:.1%} kept" if name in BETTER and measured[1][name] > 0 else ""
+            )
             report[f"valid {name} beside the teacher's"] = f"{value:.4f} and {measured[1][name]:.4f}{kept}"
         return report | self.task.facts(run)
 
@@ -106,7 +108,9 @@ def distilled(task: RunTask, config: DistillSection, tokenizer: Tokenizer, smoot
             "or let the teacher write the training text (polyhead translate) and learn from that"
         )
     if teacher.config.labels != task.labels:
-        raise UserError(f"distill.teacher: its classes are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}")
+        raise UserError(
+            f"distill.teacher: its classes are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}"
+        )
     return Distilled(task, teacher, config, smoothing)
 
 

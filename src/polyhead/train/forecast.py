@@ -45,11 +45,16 @@ class Timed:
     """
 
     def __init__(
-        self, told: Reporter, before: Iterable[Mapping[str, Any]] = (), clock: Callable[[], float] = time.perf_counter
+        self,
+        told: Reporter,
+        before: Iterable[Mapping[str, Any]] = (),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.told, self.clock = told, clock
         rows = list(before)
-        self.ticks = [Tick(row["step"], row["seconds"]) for row in rows if row["split"] == "train" and "seconds" in row]
+        self.ticks = [
+            Tick(row["step"], row["seconds"]) for row in rows if row["split"] == "train" and "seconds" in row
+        ]
         self.evaluated = sum(row.get("seconds", 0.0) for row in rows if row["split"] == "valid")
         self.seconds = self.ticks[-1].seconds if self.ticks else 0.0
         self.since, self.learning = clock(), False

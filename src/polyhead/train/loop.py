@@ -95,7 +95,9 @@ def train(
             counters = {"skipped": progress.skipped, "step": progress.step, "steps": steps}
             report.train({**progress.sums.means(), **clock.speed(), **rate, **counters})
             progress.sums = Sums()
-        improved = (progress.step % config.eval_every == 0 or last) and _evaluate(training, task, config, report)
+        improved = (progress.step % config.eval_every == 0 or last) and _evaluate(
+            training, task, config, report
+        )
         interrupted = stop()
         ends = last or interrupted or _exhausted(progress, config)
         due = progress.step % config.save_every == 0 and not progress.in_a_row
@@ -118,7 +120,9 @@ def rehearse(model: nn.Module, task: Task, config: TrainConfig) -> None:
         if loss.count:
             loss.total.backward()
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(
+            error
+        ):
             raise
         raise UserError(
             f"the largest batch does not fit into memory; lower train.max_tokens ({config.max_tokens}), "

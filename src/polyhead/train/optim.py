@@ -20,7 +20,13 @@ from polyhead.registry import OPTIMIZER
 
 @OPTIMIZER.register("adamw")
 def adamw(
-    model: nn.Module, lr: float, *, beta1: float = 0.9, beta2: float = 0.98, eps: float = 1e-9, weight_decay: float = 0.0
+    model: nn.Module,
+    lr: float,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.98,
+    eps: float = 1e-9,
+    weight_decay: float = 0.0,
 ) -> list[Optimizer]:
     """Adam with decoupled weight decay: the step is the mean gradient over its own root mean square.
 
@@ -52,7 +58,12 @@ def adafactor(model: nn.Module, lr: float, *, weight_decay: float = 0.0) -> list
 
 @OPTIMIZER.register("muon")
 def muon(
-    model: nn.Module, lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0, adam_lr: float | None = None
+    model: nn.Module,
+    lr: float,
+    *,
+    momentum: float = 0.95,
+    weight_decay: float = 0.0,
+    adam_lr: float | None = None,
 ) -> list[Optimizer]:
     """Momentum whose matrix is replaced by the nearest orthogonal one, for the matrices inside the blocks.
 

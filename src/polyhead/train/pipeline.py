@@ -75,7 +75,9 @@ def run_training(
                 tokenizer = _tokenizer(recipe, part, resume, told)
             task = part.open(recipe, tokenizer, told)
             known = read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
-            config = recipe.model.with_vocabulary(max(known, tokenizer.vocab_size), task.labels)  # published rows may be more
+            config = recipe.model.with_vocabulary(
+                max(known, tokenizer.vocab_size), task.labels
+            )  # published rows may be more
             if recipe.distill:
                 task = distilled(task, recipe.distill, tokenizer, recipe.train.label_smoothing or 0.0)
                 check_widths(task, config.d_model)
@@ -118,7 +120,9 @@ def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -
     if resume:
         return Tokenizer.load(recipe.out)
     started = time.monotonic()
-    tokenizer = train_tokenizer(part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels)
+    tokenizer = train_tokenizer(
+        part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
+    )
     report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
     return tokenizer
 
@@ -148,7 +152,9 @@ def _finish(
     for name, value in facts.items():
         report.say(f"{name}: {value}")
     how = "" if outcome.how == "done" else f" ({outcome.how})"
-    use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)  # there it stands for the run
+    use = re.sub(
+        r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use
+    )  # there it stands for the run
     report.say(f"finished{how} at step {outcome.step}; use it: {use}")
 
 

@@ -50,7 +50,9 @@ class Reporters:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -111,7 +113,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("train.tensorboard needs the extra 'board': pip install 'polyhead[board]'") from None
+            raise UserError(
+                "train.tensorboard needs the extra 'board': pip install 'polyhead[board]'"
+            ) from None
         self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
     def train(self, row: Row) -> None:
@@ -136,7 +140,9 @@ class Lines:
     """Sparse lines on stderr: for logs, pipes and the impatient."""
 
     def train(self, row: Row) -> None:
-        print(f"step {row['step']:>6}/{row['steps']}  {facts(row)}  {_left(row)}", file=sys.stderr, flush=True)
+        print(
+            f"step {row['step']:>6}/{row['steps']}  {facts(row)}  {_left(row)}", file=sys.stderr, flush=True
+        )
 
     def valid(self, row: Row) -> None:
         star = "  best so far" if row.get("best") else ""
@@ -157,7 +163,12 @@ class Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self.console = Console(stderr=True, highlight=False)
-        columns = TextColumn("[bold]training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}")
+        columns = (
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.task: Any = None
 
@@ -207,4 +218,10 @@ def duration(seconds: float) -> str:
     """Seconds as people say them."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+    return (
+        f"{hours} h {minutes:02} min"
+        if hours
+        else f"{minutes} min {seconds:02} s"
+        if minutes
+        else f"{seconds} s"
+    )

@@ -13,7 +13,14 @@ from polyhead.train import checkpoint
 
 # what a run may change when it goes on: none of it alters the weights of a step (steps and epochs: see check_rates)
 _CHANGEABLE = ("steps", "epochs", "log_every", "keep", "average", "patience", "tensorboard", "threads")
-DESCRIPTION = ("README.md", "config.json", "generation_config.json", "recipe.yaml", "tokenizer.json", "tokenizer_config.json")
+DESCRIPTION = (
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "recipe.yaml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 MAY_CHANGE = {f"train.{name}" for name in _CHANGEABLE}
 
 
@@ -25,10 +32,14 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         raise UserError(f"out: {recipe.out} is a file; name a directory")
     if not resume:
         if begun:
-            raise UserError(f"{recipe.out} already holds a run; go on with --resume, or choose another place with out=...")
+            raise UserError(
+                f"{recipe.out} already holds a run; go on with --resume, or choose another place with out=..."
+            )
         others = [name for name in DESCRIPTION if (recipe.out / name).exists()]
         if others and not (recipe.out / "metrics.jsonl").exists():  # what every run has from its first moment
-            raise UserError(f"{recipe.out} holds {others[0]}, which no run wrote and this one would write over; choose another place with out=...")
+            raise UserError(
+                f"{recipe.out} holds {others[0]}, which no run wrote and this one would write over; choose another place with out=..."
+            )
         return None
     if not written.is_file():
         raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")

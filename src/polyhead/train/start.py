@@ -20,7 +20,9 @@ from polyhead.recipe import Recipe
 from polyhead.run import Run
 
 LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
-INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")  # what may not be new in a model that was begun with
+INSIDE = re.compile(
+    r".*(embedding\.(token|position)|\.layers\.\d+)\..*"
+)  # what may not be new in a model that was begun with
 
 
 def open_start(recipe: Recipe) -> Run | None:
@@ -42,7 +44,9 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
             f"start.run: {recipe.start.run} is of kind {own.kind!r}, and task {recipe.task.name!r} trains {recipe.model.kind!r}"
         )
     if "tokenizer" in recipe.model_fields_set:
-        raise UserError("tokenizer: it comes with start.run, so that the model knows its tokens; leave it out")
+        raise UserError(
+            "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
+        )
     fields = own.model_dump(exclude={"vocab_size", "labels"}) | {"head": True}
     fields |= {name: -(-fields[name] // every) for name in ("n_layers", "n_decoder_layers")}
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
@@ -93,8 +97,13 @@ def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapp
     of: dict[int, float] = {}
     for part in sorted(factors, key=len):
         if not factors[part] > 0:
-            raise UserError(f"train.lr_factors: {part} is {factors[part]}, wanted above 0; train.freeze keeps a part as it is")
-        of |= {id(parameter): factors[part] for parameter in _parameters(model, part, "train.lr_factors").values()}
+            raise UserError(
+                f"train.lr_factors: {part} is {factors[part]}, wanted above 0; train.freeze keeps a part as it is"
+            )
+        of |= {
+            id(parameter): factors[part]
+            for parameter in _parameters(model, part, "train.lr_factors").values()
+        }
     for optimizer in optimizers if of else ():
         groups = optimizer.param_groups[:]
         optimizer.param_groups.clear()
@@ -109,7 +118,9 @@ def _parameters(model: nn.Module, part: str, key: str) -> dict[str, nn.Parameter
     every = dict(model.named_parameters())
     found = {name: p for name, p in every.items() if name == part or name.startswith(f"{part}.")}
     if not found:
-        prefixes = {name.rsplit(".", n)[0] for name in every for n in range(name.count(".") + 1)} | every.keys()
+        prefixes = {
+            name.rsplit(".", n)[0] for name in every for n in range(name.count(".") + 1)
+        } | every.keys()
         raise UserError(f"{key}: no part of the model is called {part!r}{nearest(part, sorted(prefixes))}")
     return found
 
@@ -117,4 +128,3 @@ def _parameters(model: nn.Module, part: str, key: str) -> dict[str, nn.Parameter
 def _complete(recipe: Recipe) -> bool:
     """Whether the recipe says all of the model, as the one that a run has written."""
     return recipe.model.model_fields_set >= set(ModelSection.model_fields)
-

@@ -17,7 +17,14 @@ from polyhead.models import build
 from polyhead.nn.loss import cross_entropy
 from polyhead.registry import ATTENTION, BLOCK, FEATURE_MAP, FEED_FORWARD, NORM, POOLING, POSITION, SIMILARITY
 
-SIZES: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "max_len": 64}
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "d_ff": 24,
+    "max_len": 64,
+}
 KINDS = ("decoder", "encoder", "encoder-decoder")
 BASELINES = {"conv", "lstm", "gru"}  # blocks without self-attention
 PARTS: list[dict[str, Any]] = [
@@ -44,7 +51,9 @@ PARTS: list[dict[str, Any]] = [
 
 
 def config_of(kind: str, changes: dict[str, Any]) -> ModelConfig:
-    changes = {name: value for name, value in changes.items() if name != "decoder_block" or kind == "encoder-decoder"}
+    changes = {
+        name: value for name, value in changes.items() if name != "decoder_block" or kind == "encoder-decoder"
+    }
     return ModelConfig.model_validate({**SIZES, "kind": kind, **changes})
 
 
@@ -73,7 +82,9 @@ def test_every_part_has_a_form() -> None:
 
 @pytest.mark.parametrize("pooling", [*POOLING.names(), {"name": "mean", "activation": "relu"}])
 def test_of_a_classifier(pooling: Any) -> None:
-    config = ModelConfig.model_validate({**SIZES, "kind": "encoder", "labels": ("a", "b", "c"), "pooling": pooling})
+    config = ModelConfig.model_validate(
+        {**SIZES, "kind": "encoder", "labels": ("a", "b", "c"), "pooling": pooling}
+    )
     load, model = Load(3, 13), build(config, 1).eval()
     with torch.no_grad():
         wanted = flops_of(lambda: model(*given(config, load)))
@@ -81,7 +92,9 @@ def test_of_a_classifier(pooling: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("changes", [{}, {"feed_forward": "swiglu", "n_kv_heads": 2}, {"attention": "linear"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"feed_forward": "swiglu", "n_kv_heads": 2}, {"attention": "linear"}], ids=str
+)
 def test_a_step_of_training_costs_three_forward_passes(kind: str, changes: dict[str, Any]) -> None:
     config, load = config_of(kind, changes), load_of(kind)
     model = build(config, 1).train()
@@ -98,7 +111,9 @@ def test_the_formula_of_the_literature() -> None:
     config = ModelConfig.model_validate({**SIZES, "kind": "decoder", "d_ff": 4 * H})
     works = {work.name: work.total for work in forward(config, Load(B, S))}
     assert works.pop("head") == 2 * B * S * H * V
-    assert sum(works.values()) == 2 * (24 * B * S * H**2 + 4 * B * S**2 * H)  # Narayanan et al., 2021, of two layers
+    assert sum(works.values()) == 2 * (
+        24 * B * S * H**2 + 4 * B * S**2 * H
+    )  # Narayanan et al., 2021, of two layers
 
 
 def test_gpt3_took_three_times_ten_to_the_23() -> None:
@@ -170,4 +185,6 @@ def test_a_part_of_ones_own_is_counted_instead(tmp_path, monkeypatch) -> None:
     with pytest.raises(Unknown, match="my_cost"):
         forward(config, Load(2, 8))
     plain = sum(work.total for work in forward(config_of("decoder", {}), Load(2, 8)))
-    assert counted(config, Load(2, 8)) == plain + 2 * (3 - 1) * 4 * 2 * 8 * 16 * 24  # two layers of 4BSHF, three times as wide
+    assert (
+        counted(config, Load(2, 8)) == plain + 2 * (3 - 1) * 4 * 2 * 8 * 16 * 24
+    )  # two layers of 4BSHF, three times as wide

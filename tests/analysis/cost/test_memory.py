@@ -21,7 +21,15 @@ from polyhead.registry import CACHE, OPTIMIZER, Choice
 from polyhead.train.start import freeze
 from polyhead.train.training import Training
 
-SIZES: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "max_len": 64}
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "n_layers": 3,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "d_ff": 24,
+    "max_len": 64,
+}
 KINDS = {"decoder": Load(3, 13), "encoder": Load(3, 13), "encoder-decoder": Load(3, 13, 9)}
 CHANGES = [{}, {"attention": "linear", "dropout": 0.0}, {"position": "shaw", "feed_forward": "swiglu", "norm": "rmsnorm"},
            {"attention": {"name": "softmax", "window": 3}}]  # fmt: skip
@@ -40,7 +48,9 @@ def test_activations_are_what_autograd_keeps(kind: str, changes: dict[str, Any],
     with Saved(model) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         features_of(model, given(config, load))
     # a norm of bf16 keeps statistics of 4 bytes a token where tensors without numbers take them for 2
-    assert activations(config, load, precision) == pytest.approx(saved.nbytes, abs=load.rows * load.length * 4)
+    assert activations(config, load, precision) == pytest.approx(
+        saved.nbytes, abs=load.rows * load.length * 4
+    )
 
 
 def test_what_is_saved_is_counted_once_and_without_the_weights() -> None:
@@ -80,9 +90,13 @@ def test_weights_gradients_and_optimizer_are_those_of_a_run(kind: str, name: str
 def test_adamw_keeps_eight_bytes_a_parameter_and_adafactor_hardly_any() -> None:
     config = preset("gpt2", 50257)
     load, each = Load(1, 8), count(config)
-    adamw, muon, adafactor = (training_memory(config, load, Choice(name)).optimizer for name in ("adamw", "muon", "adafactor"))
+    adamw, muon, adafactor = (
+        training_memory(config, load, Choice(name)).optimizer for name in ("adamw", "muon", "adafactor")
+    )
     assert adamw == pytest.approx(8 * each, rel=1e-4)
-    assert muon == pytest.approx(4 * 12 * 12 * 768**2 + 8 * (each - 12 * 12 * 768**2), rel=1e-2)  # one moment inside the blocks
+    assert muon == pytest.approx(
+        4 * 12 * 12 * 768**2 + 8 * (each - 12 * 12 * 768**2), rel=1e-2
+    )  # one moment inside the blocks
     assert adafactor < 0.01 * adamw
 
 
@@ -91,7 +105,8 @@ def test_frozen_parts_have_no_gradients() -> None:
     model = build(config, 1)
     frozen = sum(p.nbytes for p in model.encoder.stack.layers[0].parameters())
     whole, part = (
-        training_memory(config, Load(2, 5), Choice("adamw"), prepare=lambda model, f=f: freeze(model, f)) for f in ((), ("encoder.stack.layers.0",))
+        training_memory(config, Load(2, 5), Choice("adamw"), prepare=lambda model, f=f: freeze(model, f))
+        for f in ((), ("encoder.stack.layers.0",))
     )
     assert whole.gradients - part.gradients == frozen
     assert part.optimizer < whole.optimizer
@@ -101,7 +116,9 @@ def test_frozen_parts_have_no_gradients() -> None:
 def test_the_loss_keeps_what_it_says(precision: Any) -> None:
     config = config_of("decoder", {"head_bias": True})
     load, model = Load(3, 13), build(config, 1)
-    features = torch.ones(3, 13, 16, dtype=torch.bfloat16 if precision == "bf16" else torch.float32, requires_grad=True)
+    features = torch.ones(
+        3, 13, 16, dtype=torch.bfloat16 if precision == "bf16" else torch.float32, requires_grad=True
+    )
     with Saved(model) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         cross_entropy(features, model.head, torch.ones(3, 13, dtype=torch.int64))
     working = 39 * 50 * (4 + 4 + (2 if precision == "bf16" else 0))
@@ -144,10 +161,19 @@ def test_a_cache_holds_what_it_says(kind: str, name: str, changes: dict[str, Any
 def test_heads_that_share_keys_save_in_proportion() -> None:
     config = preset("gpt2", 50257)
     assert by_heads(config)[12] == 12 * 2 * 768 * 4  # all heads, 12 layers, keys and values, fp32
-    assert {n: by_heads(config)[12] / b for n, b in by_heads(config).items()} == {12: 1, 6: 2, 4: 3, 3: 4, 2: 6, 1: 12}
+    assert {n: by_heads(config)[12] / b for n, b in by_heads(config).items()} == {
+        12: 1,
+        6: 2,
+        4: 3,
+        3: 4,
+        2: 6,
+        1: 12,
+    }
 
 
 def test_a_bounded_cache_bounds_the_operations() -> None:
     config = config_of("decoder", {"max_len": 4096})
     whole, bounded = token_flops(config, 4096), token_flops(config, 4096, cache=Choice("h2o", budget=64))
-    assert whole - bounded == 3 * 2 * 2 * 16 * (4096 - 64)  # layers, a product is two, keys and values, d_model, slots
+    assert whole - bounded == 3 * 2 * 2 * 16 * (
+        4096 - 64
+    )  # layers, a product is two, keys and values, d_model, slots

@@ -35,11 +35,15 @@ class Layout(NamedTuple):
         t, depth = self.tensor_parallel, _depth(config)
         if config.n_heads % t:
             fits = ", ".join(str(n) for n in range(1, config.n_heads + 1) if config.n_heads % n == 0)
-            raise UserError(f"tensor-parallel is {t}, which does not divide n_heads ({config.n_heads}): one of {fits}")
+            raise UserError(
+                f"tensor-parallel is {t}, which does not divide n_heads ({config.n_heads}): one of {fits}"
+            )
         if self.pipeline > depth:
             raise UserError(f"pipeline has {self.pipeline} stages, and the model {depth} layers")
         if self.micro_batches > load.rows:
-            raise UserError(f"micro-batches is {self.micro_batches}, more than the {load.rows} rows of a batch")
+            raise UserError(
+                f"micro-batches is {self.micro_batches}, more than the {load.rows} rows of a batch"
+            )
         return self
 
 
@@ -70,7 +74,9 @@ def ring_all_reduce(nbytes: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * nbytes
 
 
-def tensor_parallel(rows: int, length: int, d_model: int, layers: int, ranks: int, itemsize: int, sums: int = 2) -> float:
+def tensor_parallel(
+    rows: int, length: int, d_model: int, layers: int, ranks: int, itemsize: int, sums: int = 2
+) -> float:
     """Bytes that a rank sends in one step for products that are split among t ranks.
 
     Each layer sums B S H numbers ``sums`` times forward, after attention and after the feed-forward layer, and as often
@@ -113,7 +119,18 @@ def traffic(config: ModelConfig, load: Load, learned: int, layout: Layout) -> Tr
         between = point_to_point(load.rows, widest, config.d_model, size)
     total = data + tensor + between
     seconds = None if bandwidth is None else total / bandwidth
-    return Traffic(layout.ranks, 1 / (t * p), data, tensor, between, bubble(p, m), idle_share(p, m), m, min(p, m), seconds)
+    return Traffic(
+        layout.ranks,
+        1 / (t * p),
+        data,
+        tensor,
+        between,
+        bubble(p, m),
+        idle_share(p, m),
+        m,
+        min(p, m),
+        seconds,
+    )
 
 
 def _depth(config: ModelConfig) -> int:

@@ -104,7 +104,9 @@ def stacks(config: ModelConfig, load: Load) -> list[list[list[Work]]]:
     ]
 
 
-def layer(config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, side: str) -> list[Work]:
+def layer(
+    config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, side: str
+) -> list[Work]:
     """The works of layer i: of its block, and of attention to the source where there is one."""
     causal = config.kind == "decoder" or across is not None
     works = known(BLOCKS, block)(config, i, block, own, across, config.shape(causal))
@@ -114,9 +116,15 @@ def layer(config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach 
 def attention(choice: Choice, position: Choice | None, shape: Shape, reach: Reach) -> list[Work]:
     """Projections, and what queries gather of the slots."""
     rows, queries, _, fresh = reach
-    wide, keys, values = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim, shape.n_kv_heads * shape.v_head_dim
+    wide, keys, values = (
+        shape.n_heads * shape.head_dim,
+        shape.n_kv_heads * shape.head_dim,
+        shape.n_kv_heads * shape.v_head_dim,
+    )
     tie, C = choice.options.get("tie", "none"), shape.d_model
-    values = 0 if tie in ("kv", "qkv") else values  # tied keys and values are computed once; tied queries are not keys
+    values = (
+        0 if tie in ("kv", "qkv") else values
+    )  # tied keys and values are computed once; tied queries are not keys
     projected = 2 * rows * C * (queries * (wide + shape.n_heads * shape.v_head_dim) + fresh * (keys + values))
     gathered = known(GATHER, choice)(choice, position, shape, reach)
     return [Work("projections", 1, projected, "4BSHA + 4BSHG"), gathered]
@@ -130,9 +138,13 @@ def _softmax(choice: Choice, position: Choice | None, shape: Shape, reach: Reach
     total = per_query * slots * pair
     if position is not None and position.name == "shaw":
         vectors = 2 * position.options["clip"] + 1
-        total += per_query * vectors * (shape.head_dim + (shape.v_head_dim if position.options["values"] else 0))
+        total += (
+            per_query * vectors * (shape.head_dim + (shape.v_head_dim if position.options["values"] else 0))
+        )
     window, sink = choice.options.get("window"), choice.options.get("sink", 0)
-    hidden = queries * slots - pairs(queries, slots, shape.causal, window if position is not None else None, sink)
+    hidden = queries * slots - pairs(
+        queries, slots, shape.causal, window if position is not None else None, sink
+    )
     return Work("scores and values", 1, total, "4BS²A", 2 * rows * shape.n_heads * hidden * pair)
 
 
@@ -191,7 +203,9 @@ def feed_forward(config: ModelConfig, reach: Reach) -> Work:
     return Work("feed-forward", 1, each, f"{2 * matrices}BSHF")
 
 
-def _transformer(config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, shape: Shape) -> list[Work]:
+def _transformer(
+    config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, shape: Shape
+) -> list[Work]:
     crossing = [] if across is None else _cross(config.at(i), across)
     return [*_self_attention(config, i, own, shape, across is not None), *crossing, feed_forward(config, own)]
 
@@ -208,17 +222,27 @@ def _cross(config: ModelConfig, across: Reach) -> list[Work]:
     """Attention to the source, whose keys and values are projected once and have no position."""
     works = attention(config.cross_attention or config.attention, None, config.shape(causal=False), across)
     names = {"4BSHA + 4BSHG": "4BSHA + 4BRHG", "4BS²A": "4BSRA"}
-    return [work._replace(name=f"cross {work.name}", formula=names.get(work.formula, work.formula)) for work in works]
+    return [
+        work._replace(name=f"cross {work.name}", formula=names.get(work.formula, work.formula))
+        for work in works
+    ]
 
 
-def _conv(config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, shape: Shape) -> list[Work]:
+def _conv(
+    config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, shape: Shape
+) -> list[Work]:
     kernel = block.options["kernel"]
     each = 4 * kernel * own.rows * own.queries * config.d_model**2
-    return [Work("convolution", 1, each, f"{4 * kernel}BSH²"), *([] if across is None else _cross(config, across))]
+    return [
+        Work("convolution", 1, each, f"{4 * kernel}BSH²"),
+        *([] if across is None else _cross(config, across)),
+    ]
 
 
 def _recurrent(gates: int) -> Callable[..., list[Work]]:
-    def works(config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, shape: Shape) -> list[Work]:
+    def works(
+        config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, shape: Shape
+    ) -> list[Work]:
         C, units = config.d_model, block.options["units"] or config.d_model
         readers = 2 if block.options["bidirectional"] and not shape.causal else 1
         each = units // readers
@@ -227,7 +251,9 @@ def _recurrent(gates: int) -> Callable[..., list[Work]]:
         total += 2 * tokens * units * C if units != C else 0  # o_proj
         total += 0 if across is None or not across.fresh else 2 * own.rows * 2 * C * units  # start_proj
         found = [Work("recurrence", 1, total, f"{2 * gates}BSU(H + U)")]
-        return found + (_cross(config.at(i), across) if across is not None and block.options["attention"] else [])
+        return found + (
+            _cross(config.at(i), across) if across is not None and block.options["attention"] else []
+        )
 
     return works
 
@@ -248,7 +274,10 @@ def _ends(config: ModelConfig, load: Load) -> list[Work]:
     head = Work("head", 1, 2 * load.labels * C * V, "2BSHV" if load.asked is None else "2HV a label")
     if config.kind != "encoder":
         return [head]
-    return [Work("transform", 1, 2 * load.labels * C * C, "2BSH²" if load.asked is None else "2H² a label"), head]
+    return [
+        Work("transform", 1, 2 * load.labels * C * C, "2BSH²" if load.asked is None else "2H² a label"),
+        head,
+    ]
 
 
 def merged(works: Iterator[Work]) -> list[Work]:
@@ -277,5 +306,8 @@ BLOCKS = {
 GATHER = {"softmax": _softmax, "kernel": _kernel, "linear": _linear}
 POSITIONS = dict.fromkeys(("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw"))
 NORMS = dict.fromkeys(("layernorm", "rmsnorm", "batchnorm", "none"))
-PLAIN, GATED = ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1"), ("glu", "reglu", "geglu", "swiglu")
+PLAIN, GATED = (
+    ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1"),
+    ("glu", "reglu", "geglu", "swiglu"),
+)
 MATRICES = dict.fromkeys(PLAIN, 2) | dict.fromkeys(GATED, 3)

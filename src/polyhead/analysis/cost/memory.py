@@ -83,7 +83,10 @@ def _activations(model: nn.Module, config: ModelConfig, load: Load, precision: s
     if any(isinstance(part, nn.LSTM) for part in model.modules()):
         return None  # oneDNN keeps a workspace of its own, whose size is known when it is there
     try:
-        with Saved(model.train()) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with (
+            Saved(model.train()) as saved,
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        ):
             features_of(model, given(config, load))  # type: ignore[arg-type]
     except Exception:  # a part may be anybody's code; the plan says that this is not known
         return None

@@ -54,7 +54,9 @@ def counted(config: ModelConfig, load: Load) -> int:
             model = model_class(config)(config).eval()
             return flops_of(lambda: model(*given(config, load)))
         except Exception as error:
-            raise Unknown(f"a part that fails on tensors without numbers: {type(error).__name__}: {error}") from error
+            raise Unknown(
+                f"a part that fails on tensors without numbers: {type(error).__name__}: {error}"
+            ) from error
 
 
 def flops_of(run: Callable[[], object]) -> int:

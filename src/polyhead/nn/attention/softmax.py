@@ -107,7 +107,9 @@ class Attention(nn.Module):
         projected: Tensor = self.o_proj(self.mean(q, kv, mask, pos, watch))
         return projected
 
-    def mean(self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]) -> Tensor:
+    def mean(
+        self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]
+    ) -> Tensor:
         """What queries (B, H, T, D) at pos (B, T) take of the values that mask shows: (B, T, H * Dv)."""
         seen: list[Tensor] = []
         out = attend(

@@ -47,13 +47,21 @@ class Sinusoidal(Position):
         super().__init__(shape)
         if offset < 0:
             raise UserError(f"offset of sinusoidal is added to positions, 0 or more; here it is {offset}")
-        self.width, self.base, self.layout, self.endpoint, self.offset = shape.d_model, base, layout, endpoint, offset
+        self.width, self.base, self.layout, self.endpoint, self.offset = (
+            shape.d_model,
+            base,
+            layout,
+            endpoint,
+            offset,
+        )
         self.register_buffer("table", self._rows(shape.max_len), persistent=False)
         self.table: Tensor
 
     def _rows(self, length: int) -> Tensor:
         """Those of positions 0 to length - 1: (length, C)."""
-        return sinusoids(length + self.offset, self.width, self.base, self.layout, self.endpoint)[self.offset :]
+        return sinusoids(length + self.offset, self.width, self.base, self.layout, self.endpoint)[
+            self.offset :
+        ]
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which nobody sees."""
@@ -67,7 +75,9 @@ def sinusoids(
     length: int, width: int, base: float = 10000.0, layout: Layout = "interleaved", endpoint: bool = False
 ) -> Tensor:
     """The table (length, width), computed in float64; an odd width has one sine more than cosines."""
-    with torch.device("cpu"):  # even for a model that is built on the meta device: there arange costs two seconds
+    with torch.device(
+        "cpu"
+    ):  # even for a model that is built on the meta device: there arange costs two seconds
         steps = torch.arange(0, width, 2, dtype=torch.float64)
         rate = base ** (-steps / (max(2, 2 * len(steps) - 2) if endpoint else width))
         angle = torch.arange(length, dtype=torch.float64)[:, None] * rate

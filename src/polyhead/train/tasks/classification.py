@@ -74,7 +74,9 @@ class Classification:
         """Every file is there and has the columns, or a UserError says what is wrong."""
         dropped = recipe.task.options["token_dropout"]
         if not 0 <= dropped < 1:
-            raise UserError(f"token_dropout of task 'classification' is a share from 0 to below 1, not {dropped}")
+            raise UserError(
+                f"token_dropout of task 'classification' is a share from 0 to below 1, not {dropped}"
+            )
         if recipe.train.eval_bleu:
             raise UserError("train.eval_bleu: BLEU judges translations; a classifier has its accuracy")
         for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
@@ -160,7 +162,9 @@ class Classification:
         return tokens.masked_fill(hidden, self.tokenizer.mask_id)
 
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray]) -> dict[str, float]:
+    def _measured(
+        self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray]
+    ) -> dict[str, float]:
         nll, given, wanted = 0.0, [], []
         for rows in batches:
             texts, labels = store.batch(rows, self.tokenizer.pad_id)

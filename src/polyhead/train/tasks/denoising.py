@@ -108,10 +108,14 @@ class Denoising:
         if not 0 < share <= 1:
             raise UserError(f"share of task 'denoising' is above 0 and at most 1, not {share}")
         if not 0 < options["span"] <= recipe.data.max_len:
-            raise UserError(f"span of task 'denoising' is a number of tokens, above 0 and within data.max_len, not {options['span']}")
+            raise UserError(
+                f"span of task 'denoising' is a number of tokens, above 0 and within data.max_len, not {options['span']}"
+            )
         if options["noise"] == "spans":
             if options["permute"]:
-                raise UserError("permute of task 'denoising' goes with noise=infilling, where the whole text is written")
+                raise UserError(
+                    "permute of task 'denoising' goes with noise=infilling, where the whole text is written"
+                )
             if recipe.start is None:
                 _check_spans(recipe.data.max_len - 1, share, options["span"], recipe.tokenizer.sentinels)
         check_text(recipe, least=3)
@@ -186,7 +190,9 @@ class Denoising:
 
     def _damaged(self, store: TokenStore, chosen: Texts, key: list[int]) -> Batch:
         pairs = []
-        for row, start, length in zip(chosen.rows.tolist(), *(part.tolist() for part in chosen.pieces), strict=True):
+        for row, start, length in zip(
+            chosen.rows.tolist(), *(part.tolist() for part in chosen.pieces), strict=True
+        ):
             pairs.append(self._pair(store.ids[start : start + length].astype(np.int64), drawn([*key, row])))
         sources, targets = ([side.tolist() for side in sides] for sides in zip(*pairs, strict=True))
         return collate_pairs(sources, targets, self.tokenizer)

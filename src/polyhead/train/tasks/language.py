@@ -52,7 +52,9 @@ class LanguageModel:
                 f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
             )
         if len(valid) < 2:
-            raise UserError("the validation text is one token, and nothing that it could predict; give more of it")
+            raise UserError(
+                "the validation text is one token, and nothing that it could predict; give more of it"
+            )
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         self.plan(0)  # a text that is too short is told now
 

@@ -33,7 +33,9 @@ class Masked(NamedTuple):
     """A batch: rows of which some tokens are hidden."""
 
     tokens: Tensor  # (B, T) int64: as they are read
-    pos: Tensor | None  # (B, T) int64: from 0 in each piece of text, -1 at padding; None if every row is one whole piece
+    pos: (
+        Tensor | None
+    )  # (B, T) int64: from 0 in each piece of text, -1 at padding; None if every row is one whole piece
     labels: Tensor  # (B, T) int64: the tokens asked for, -100 elsewhere
 
 
@@ -76,7 +78,9 @@ class MaskedLanguage:
         self.width, self.rows = data.max_len, config.max_tokens // data.max_len
         self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         if not self.rows:
-            raise UserError(f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens")
+            raise UserError(
+                f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
+            )
         self.words = words_of(tokenizer) if whole_word else None
         self.special = np.zeros(tokenizer.vocab_size, dtype=bool)
         self.special[tokenizer.special_ids] = True
@@ -91,9 +95,13 @@ class MaskedLanguage:
         """Every file is there and is text, or a UserError says what is wrong."""
         share = recipe.task.options["mask"]
         if not 0 < share <= 1:
-            raise UserError(f"mask of task 'masked-lm' is a share above 0 and at most 1, not {share}; BERT has 0.15")
+            raise UserError(
+                f"mask of task 'masked-lm' is a share above 0 and at most 1, not {share}; BERT has 0.15"
+            )
         if not recipe.model.head:
-            raise UserError("model.head=false scores no tokens, and task 'masked-lm' asks for them: leave it out")
+            raise UserError(
+                "model.head=false scores no tokens, and task 'masked-lm' asks for them: leave it out"
+            )
         check_text(recipe, least=FRAME + 1)
 
     @classmethod
@@ -132,7 +140,9 @@ class MaskedLanguage:
     def loss(self, model: nn.Module, batch: Masked) -> Loss:
         """Cross-entropy as sums, of the tokens asked for; no other goes through the head."""
         assert isinstance(model, MaskedLM)
-        return cross_entropy(_features(model, batch), model.head, batch.labels[batch.labels != IGNORED], self.smoothing)
+        return cross_entropy(
+            _features(model, batch), model.head, batch.labels[batch.labels != IGNORED], self.smoothing
+        )
 
     def scores(self, model: nn.Module, batch: Masked) -> Scores:
         """Of the tokens asked for."""
@@ -155,9 +165,13 @@ class MaskedLanguage:
         labels = np.empty_like(tokens)
         for i, row in enumerate(packed.rows.tolist()):
             bits = drawn([*key, row])
-            tokens[i], labels[i] = mask_row(tokens[i], self.special, self.mask_id, self.mask, self.words, bits)
+            tokens[i], labels[i] = mask_row(
+                tokens[i], self.special, self.mask_id, self.mask, self.words, bits
+            )
         whole = bool((pos == np.arange(pos.shape[1])).all())
-        return Masked(torch.from_numpy(tokens), None if whole else torch.from_numpy(pos), torch.from_numpy(labels))
+        return Masked(
+            torch.from_numpy(tokens), None if whole else torch.from_numpy(pos), torch.from_numpy(labels)
+        )
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:

@@ -25,7 +25,9 @@ def text_of(recipe: Recipe, split: str) -> Text:
     share = (0.0, 1.0 - held) if split == "train" else (0.0, 1.0)
     if split == "valid" and not data.valid:
         if not held:
-            raise UserError("data.valid: give files to measure progress on, or data.valid_share=0.1 of the training text")
+            raise UserError(
+                "data.valid: give files to measure progress on, or data.valid_share=0.1 of the training text"
+            )
         split, share = "train", (1.0 - held, 1.0)
     return open_text(data.paths(split), data.documents, share, data.text, data.format)
 
@@ -35,7 +37,9 @@ def check_text(recipe: Recipe, least: int) -> None:
     if recipe.train.eval_bleu:
         raise UserError("train.eval_bleu: BLEU judges translations; this task has its loss and accuracy")
     if recipe.data.max_len < least:
-        raise UserError(f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {least} at least")
+        raise UserError(
+            f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {least} at least"
+        )
     if recipe.start is None:  # else the model is known later
         check_rows(recipe)
     for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
@@ -64,7 +68,9 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> tuple
     """The training and validation text as tokens, made or found."""
     check_rows(recipe)
     cache = recipe.data.cache or recipe.out / "data"
-    train, valid = (TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid"))
+    train, valid = (
+        TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid")
+    )
     for split, store in (("train", train), ("valid", valid)):
         report.say(f"{split}: {store.report}, {len(store):,} tokens")
     return train, valid

@@ -44,14 +44,21 @@ class Translation:
     use = "polyhead translate . input.txt"
 
     def __init__(
-        self, train: PairStore, valid: PairStore, tokenizer: Tokenizer, config: TrainConfig, measures: Sequence[Measure] = (),
+        self,
+        train: PairStore,
+        valid: PairStore,
+        tokenizer: Tokenizer,
+        config: TrainConfig,
+        measures: Sequence[Measure] = (),
         title: str = "A translator",
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.config, self.measures = config, measures
         self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
-        self.valid_batches = self._plan(valid, 0)  # made now, so that a pair that fits no batch is told at the start
+        self.valid_batches = self._plan(
+            valid, 0
+        )  # made now, so that a pair that fits no batch is told at the start
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -75,8 +82,18 @@ class Translation:
         ]
         for split, store in zip(("train", "valid"), stores, strict=True):
             report.say(f"{split}: {store.report}")
-        pair = " to ".join(filter(None, (recipe.data.source_lang, recipe.data.target_lang))) or "source to target"
-        task = cls(stores[0], stores[1], tokenizer, recipe.train, _measures(recipe, tokenizer), f"A translator, {pair}")
+        pair = (
+            " to ".join(filter(None, (recipe.data.source_lang, recipe.data.target_lang)))
+            or "source to target"
+        )
+        task = cls(
+            stores[0],
+            stores[1],
+            tokenizer,
+            recipe.train,
+            _measures(recipe, tokenizer),
+            f"A translator, {pair}",
+        )
         plan = task.plan(0)
         fill = fill_rate(plan, stores[0].source_lengths, stores[0].target_lengths)
         report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
@@ -129,7 +146,11 @@ class Translation:
 
     def _plan(self, store: PairStore, epoch: int) -> Sequence[np.ndarray]:
         return plan_epoch(
-            store.source_lengths, store.target_lengths, max_tokens=self.config.max_tokens, seed=self.config.seed, epoch=epoch
+            store.source_lengths,
+            store.target_lengths,
+            max_tokens=self.config.max_tokens,
+            seed=self.config.seed,
+            epoch=epoch,
         )
 
     def facts(self, run: Run) -> dict[str, str]:
