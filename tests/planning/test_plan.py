@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from polyhead.analysis.cost.communication import Layout
-from polyhead.analysis.cost.flops import TRAINING, Load, forward
+from polyhead.analysis.cost.flops import TRAINING, forward
+from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.models import build, preset

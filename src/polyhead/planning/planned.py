@@ -7,18 +7,20 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from polyhead.analysis import sizes
 from polyhead.analysis.cost import decoding as cost_of_decoding
-from polyhead.analysis.cost.communication import Layout, Traffic, traffic
-from polyhead.analysis.cost.flops import TRAINING, Load, Unknown, Work, forward
-from polyhead.analysis.cost.memory import Memory, literature, training_memory
+from polyhead.analysis.cost.communication import Layout, traffic
+from polyhead.analysis.cost.flops import TRAINING, forward
+from polyhead.analysis.cost.memory import literature, training_memory
 from polyhead.analysis.cost.weightless import counted
+from polyhead.analysis.cost.work import Load, Unknown, Work
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.planning import probe as probes
-from polyhead.planning.probe import Clock, Speed
+from polyhead.planning.answer import Decoding, Operations, Plan, Time
+from polyhead.planning.probe import Clock
 from polyhead.planning.subject import Subject, alone, opened, unread
 from polyhead.planning.texts import missing, open_texts
 from polyhead.recipe import Recipe, load_recipe
@@ -28,68 +30,6 @@ from polyhead.train.start import freeze, open_start, resolved
 
 SECONDS = 20.0  # that the probe of training may take, if three updates are not longer
 SPARE = 0.8  # of the machine's memory, that a probe may fill
-
-
-class Operations(NamedTuple):
-    """Floating-point operations. Padding counts; element-wise functions do not."""
-
-    parts: list[Work]  # of a forward pass over the largest batch
-    forward: int
-    unseen: int  # of these, of pairs that a mask hides
-    step: float  # a mean update of training
-    rule: float  # the same by 6 N a token
-    run: float | None
-
-
-class Decoding(NamedTuple):
-    """Going on from ``context`` tokens."""
-
-    context: int
-    source: int
-    token: int | None  # operations for one more token
-    rows: int
-    caches: list[cost_of_decoding.Held]  # of so many rows, the chosen one first
-    source_bytes: int  # kept of a source, for every row
-    heads: dict[int, int]  # bytes a token by n_kv_heads
-
-
-class Time(NamedTuple):
-    """Predicted from a probe: evaluations, checkpoints and the making of the tokenizer are left out."""
-
-    update: float
-    tokens_per_s: float  # labels
-    epoch: float | None
-    run: float | None
-    speeds: list[Speed]
-    probed: int  # updates that were timed
-
-
-class Plan(NamedTuple):
-    """What a design will cost."""
-
-    name: str
-    parameters: int
-    sizes: list[sizes.Part]
-    precision: str
-    largest: Load
-    mean: Load  # its numbers are rounded means
-    accumulate: int
-    optimizer: Choice
-    batches: float | None  # in an epoch
-    labels: float  # in a mean update
-    steps: int | None
-    text: dict[str, float]
-    operations: Operations
-    memory: Memory
-    memory_literature: float | None
-    decoding: Decoding | None
-    traffic: Traffic | None
-    time: Time | None  # without a probe: None
-    notes: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs: operations as they are, bytes, seconds."""
-        return _plain(self)
 
 
 def plan(
@@ -296,13 +236,3 @@ def _cpu() -> Any:
     import torch
 
     return torch.device("cpu")
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, Choice):
-        return x.written()
-    if isinstance(x, tuple) and hasattr(x, "_asdict"):
-        return {name: _plain(value) for name, value in x._asdict().items()}
-    if isinstance(x, dict):
-        return {str(name): _plain(value) for name, value in x.items()}
-    return [_plain(y) for y in x] if isinstance(x, list | tuple) else x

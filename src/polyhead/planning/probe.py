@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.cost.flops import Load
+from polyhead.analysis.cost.work import Load
 from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.fast.memory import tune_memory

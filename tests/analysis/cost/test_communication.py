@@ -13,7 +13,7 @@ from polyhead.analysis.cost.communication import (
     tensor_parallel,
     traffic,
 )
-from polyhead.analysis.cost.flops import Load
+from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.models import preset

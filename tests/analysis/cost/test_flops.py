@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from polyhead.analysis.cost import flops
-from polyhead.analysis.cost.flops import TRAINING, Load, Unknown, forward, pairs, token
+from polyhead.analysis.cost.flops import TRAINING, forward, pairs, token
 from polyhead.analysis.cost.weightless import counted, features_of, flops_of, given
+from polyhead.analysis.cost.work import Load, Unknown
 from polyhead.analysis.sizes import count, published
 from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig

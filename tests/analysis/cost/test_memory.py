@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyhead.analysis.cost.decoding import by_heads, cache_shape, held, source_bytes, token_flops
-from polyhead.analysis.cost.flops import Load
 from polyhead.analysis.cost.memory import activations, literature, training_memory
 from polyhead.analysis.cost.weightless import Saved, features_of, given
+from polyhead.analysis.cost.work import Load
 from polyhead.analysis.sizes import count
 from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from polyhead.analysis.cost.flops import Load
+from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from polyhead.analysis.cost.flops import Load
 from polyhead.analysis.cost.weightless import Saved, features_of, given, weightless
+from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.models.build import model_class
 from polyhead.nn.loss import CHUNK

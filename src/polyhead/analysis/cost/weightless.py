@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyhead.analysis.cost.flops import Load, Unknown
+from polyhead.analysis.cost.work import Load, Unknown
 from polyhead.config import ModelConfig
 from polyhead.models import Classifier, Embedder
 from polyhead.models.build import Model, model_class
