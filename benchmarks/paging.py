@@ -20,7 +20,7 @@ from torch import Tensor
 import polyhead as ph
 from polyhead.cache.base import Cache, CacheShape
 from polyhead.cache.make import make_cache
-from polyhead.cache.pages import block_for, waste
+from polyhead.cache.page_size import block_for, waste
 from polyhead.config import ModelConfig
 from polyhead.document import parse_part
 from polyhead.fast.memory import tune_memory

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.cache.base import CacheShape
+from polyhead.cache.page_size import block_for, waste
 from polyhead.cache.paged import PagedCache
-from polyhead.cache.pages import NoRoom, block_for, waste
+from polyhead.cache.pages import NoRoom
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.generate import engine as decoding

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import count
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
-from polyhead.cache.pages import NoRoom, PageTable, Span, Usage, block_for
-from polyhead.cache.stored import Pages, Stored, gathered
+from polyhead.cache.page_size import block_for
+from polyhead.cache.paged_layer import PagedLayer, Step
+from polyhead.cache.pages import NoRoom, PageTable, Span, Usage
 from polyhead.errors import UserError
-from polyhead.nn.kv import KV, Watcher, visible
+from polyhead.nn.kv import visible
 from polyhead.registry import CACHE
-
-
-class Step(NamedTuple):
-    """Where one step writes and what it reads, computed once for all layers."""
-
-    write: Tensor  # (B * K * T,): the slots of the new tokens in all heads; padding goes to page 0
-    read: Tensor  # (B * K * n,): the pages of the rows, head by head
-    pages: Tensor  # (B, n): the pages of the rows
-    pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
-    seen: Tensor  # (B, 1, T, S): which slots each new token may see
-    padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
 
 
 @CACHE.register("paged")
@@ -74,7 +61,7 @@ class PagedCache:
         self.rows = [self._empty() for _ in range(n_rows)]  # the sequence of each row
         self._dirty: set[int] = set()  # pages with numbers that are not finite
         self._index: tuple[tuple[object, ...], Tensor, Tensor] | None = None
-        self.layers = [PagedLayer(self, shape) for _ in range(shape.n_layers)]
+        self.layers = [PagedLayer(self.block, shape, self.soil) for _ in range(shape.n_layers)]
 
     @property
     def nbytes(self) -> int:
@@ -239,68 +226,3 @@ class PagedCache:
             read = (pages[:, None] * K + torch.arange(K, device=self.device)[:, None]).flatten()
             self._index = key, pages, read
         return self._index[1], self._index[2]
-
-
-class PagedLayer:
-    """The pages of one layer, (page, K, slot, D), finite from the beginning: a masked slot has weight 0, and 0 times NaN
-    is NaN. Page 0 belongs to nobody.
-    """
-
-    state: tuple[Tensor, ...] = ()
-
-    def __init__(self, cache: PagedCache, shape: CacheShape) -> None:
-        size = (1, shape.n_kv_heads, cache.block)
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
-        self.cache = cache
-        self.step: Step | None = None
-        self.watcher: Watcher | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page."""
-        return self.nbytes // self.k.size(0)
-
-    def update(self, kv: KV) -> KV:
-        """(B, K, T, D) in, (B, K, S, D) out: all slots of the rows' pages."""
-        assert self.step is not None, "begin() comes before update()"
-        step = self.step
-        new = [part.detach().to(self.k.dtype) for part in (kv.k, kv.v)]
-        if step.padding is not None:
-            new = [part.masked_fill(step.padding, 0) for part in new]
-        # another device would have to be waited for; there every page is cleared before it is used again
-        if self.k.device.type == "cpu" and not math.isfinite(new[0].sum() + new[1].sum()):
-            self.cache.soil(step.write)
-        for x, part in zip((self.k, self.v), new, strict=True):
-            x.flatten(0, 2).index_copy_(0, step.write, part.flatten(0, 2))
-        return Stored.of(
-            Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages))),
-            step.pos,
-            step.seen,
-        )
-
-    def copy(self, pages: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages, (from, to) each."""
-        if pages:
-            src, dst = (torch.tensor(side, device=self.k.device) + 1 for side in zip(*pages, strict=True))
-            for x in (self.k, self.v):
-                x.index_copy_(0, dst, x.index_select(0, src))
-
-    def clear(self, pages: Sequence[int]) -> None:
-        """Fill pages with 0."""
-        if pages:
-            for x in (self.k, self.v):
-                x.index_fill_(0, torch.tensor(pages, device=x.device) + 1, 0)
-
-    @torch.inference_mode(False)  # what is made here is written to later, perhaps outside of that mode
-    @torch.no_grad()
-    def grow(self, more: int) -> None:
-        """So many pages more."""
-        self.k, self.v = (torch.cat([x, x.new_zeros(more, *x.shape[1:])]) for x in (self.k, self.v))
-
-    def select(self, rows: Tensor) -> None:
-        raise AssertionError("rows of a paged cache are reordered in its tables: select on the cache")

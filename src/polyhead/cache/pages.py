@@ -16,9 +16,6 @@ from typing import NamedTuple
 
 from polyhead.errors import UserError
 
-WASTE = 0.04  # of the slots, at most, where the block is chosen here
-BLOCKS = (32, 16, 8, 4, 2)
-
 Content = tuple[int, tuple[int, ...]]
 """The name of the block before, 0 if there is none, and the token ids: equal contents have equal pasts."""
 
@@ -295,13 +292,3 @@ class PageTable:
         """Its content is about to change: nobody finds it any more."""
         _, content = self._named.pop(block)
         del self._found[content]
-
-
-def waste(block: int, length: float) -> float:
-    """The share of slots that stand empty: half a block less half a slot at the end of each row, on average."""
-    return (block - 1) / 2 / (length + (block - 1) / 2)
-
-
-def block_for(length: float) -> int:
-    """The largest block that wastes less than 4 % where rows have so many tokens."""
-    return next((block for block in BLOCKS if waste(block, length) < WASTE), 1)

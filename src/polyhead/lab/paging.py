@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from polyhead.analysis.charts import Curve
-from polyhead.cache.pages import block_for, waste
+from polyhead.cache.page_size import block_for, waste
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
 from polyhead.lab.clock import ratios

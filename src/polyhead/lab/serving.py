@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from polyhead.cache.pages import block_for
+from polyhead.cache.page_size import block_for
 from polyhead.errors import UserError
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
