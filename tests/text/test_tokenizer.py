@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
+from polyhead.text.files import MAX_FILE
 from polyhead.text.specials import SPECIALS
-from polyhead.text.tokenizer import MAX_FILE, Tokenizer, train_tokenizer
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 
 NAMES = TOKENIZER.names()
 LOSSLESS = train_tokenizer(["a small corpus of words, 你好"] * 3, Choice("bpe"), 280)

@@ -9,8 +9,9 @@ from typing import Any
 from polyhead.errors import UserError, show
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import inside, read_json
+from polyhead.text.files import roles_of
 from polyhead.text.specials import DECODERS
-from polyhead.text.tokenizer import Tokenizer, roles_of
+from polyhead.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

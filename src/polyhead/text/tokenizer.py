@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
@@ -16,14 +15,13 @@ from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
+from polyhead.text.files import read, read_roles, replace
 from polyhead.text.frame import Around, ruled, with_rules
 from polyhead.text.sides import Sides
-from polyhead.text.specials import DECODERS, INSTEAD, ROLES, sentinel
+from polyhead.text.specials import INSTEAD, ROLES, sentinel
 
-MAX_FILE = 64 * 1024 * 1024  # bytes of a tokenizer.json; larger ones are refused, not parsed
-MAX_TRAINING_CHARACTERS = (
-    20_000  # of one text; what follows teaches the vocabulary nothing and may be garbage
-)
+MAX_TRAINING_CHARACTERS = 20_000
+# of one text; what follows teaches the vocabulary nothing and may be garbage
 
 
 class Tokenizer:
@@ -191,8 +189,8 @@ class Tokenizer:
             config["additional_special_tokens"] = self.tokens(sentinels)
         if segments:
             config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        _replace(directory / "tokenizer.json", self._content())
-        _replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
+        replace(directory / "tokenizer.json", self._content())
+        replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], roles: Mapping[str, str] | None = None) -> Tokenizer:
@@ -201,7 +199,7 @@ class Tokenizer:
         Its tokenizer_config.json says which token plays which role, if they are not given.
         """
         directory = Path(directory)
-        content = _read(directory / "tokenizer.json")
+        content = read(directory / "tokenizer.json")
         try:
             inner = tokenizers.Tokenizer.from_str(content)
         except (KeyboardInterrupt, SystemExit):
@@ -211,7 +209,7 @@ class Tokenizer:
             raise UserError(
                 f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}"
             ) from None
-        return cls(inner, _roles(directory / "tokenizer_config.json") if roles is None else roles)
+        return cls(inner, read_roles(directory / "tokenizer_config.json") if roles is None else roles)
 
     def _content(self) -> bytes:
         return str(self._inner.to_str(pretty=True)).encode()
@@ -264,49 +262,3 @@ def has_lone_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def _read(path: Path) -> str:
-    if not path.is_file():
-        there = (
-            ", ".join(sorted(p.name for p in path.parent.iterdir())[:8])
-            if path.parent.is_dir()
-            else "no such folder"
-        )
-        raise UserError(f"no {path.name} in {path.parent} (there: {there or 'nothing'})")
-    size = path.stat().st_size
-    if size > MAX_FILE:
-        raise UserError(f"{path} has {size:,} bytes; a {path.name} of more than {MAX_FILE:,} is refused")
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _roles(path: Path) -> dict[str, str]:
-    """Which token plays which role, as a file says."""
-    try:
-        config: Any = json.loads(_read(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} must hold a JSON object, got {type(config).__name__}")
-    return roles_of(config)
-
-
-def roles_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Which token plays which role; Hugging Face writes a token as its text or as {"content": text}."""
-    found = {role: config.get(role) for role in (*ROLES, *INSTEAD.values(), *DECODERS)}
-    texts = {
-        role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()
-    }
-    return {role: text for role, text in texts.items() if isinstance(text, str)}
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
