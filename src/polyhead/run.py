@@ -17,7 +17,7 @@ from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, bleu, chrf
 from polyhead.analysis.perplexity import Perplexity, perplexity
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
-from polyhead.analysis.token_maps import display, pair_maps, self_maps
+from polyhead.analysis.token_maps import cross, display, maps
 from polyhead.analysis.vectors import embed
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
@@ -32,10 +32,9 @@ from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest_continuations
 from polyhead.models import Model
 from polyhead.models.build import ABLE
-from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import SPECULATE, Choice
-from polyhead.run_files import DIGEST, MODEL_TYPE, SPECIAL_IDS, weights_file, write_json
+from polyhead.run_files import describe, write_weights
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.files import replace_file
@@ -248,39 +247,16 @@ class Run:
         Row t shows where the decoder looked to predict target token t.
         """
         self._need("encoder-decoder")
-        found = self.attention_maps(source, target)
-        if "cross" not in found:
-            raise UserError(
-                f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}"
-            )
-        columns, rows, weights = found["cross"][:3]
-        return (
-            [token.replace(" ", "␣") for token in columns],
-            [token.replace(" ", "␣") for token in rows],
-            weights,
-        )
+        return cross(self.attention_maps(source, target))
 
     def attention_maps(self, source: str, target: str | None = None) -> dict[str, AttentionMap]:
         """Every kind of attention of a pair ("cross", "encoder", "decoder"), the run's own translation if not given.
 
         A model of one side has one kind, "self", and no target.
         """
-        (ids,) = self.tokenizer.encode([source])
-        self._check_length("text", ids)
-        if self.config.kind != "encoder-decoder":
-            if target is not None:
-                raise UserError("this model has one side only: give one text")
-            return self_maps(self.model, self.tokenizer, ids, source)
-        out = self.hypotheses([source])[0][0].tokens if target is None else self.tokenizer.encode([target])[0]
-        self._check_length("target", out)
-        return pair_maps(self._need("encoder-decoder"), self.tokenizer, ids, out, source)
-
-    def _check_length(self, name: str, tokens: list[int]) -> None:
-        most = self.config.max_len - (
-            self.tokenizer.sides.most if self.config.kind == "encoder-decoder" else 1
+        return maps(
+            self.model, self.tokenizer, source, target, lambda: self.hypotheses([source])[0][0].tokens
         )
-        if len(tokens) > most:
-            raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {most} at most")
 
     def display(self, token: int) -> str:
         """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
@@ -303,26 +279,10 @@ class Run:
         self.save_description(directory)
         if facts:
             replace_file(directory / "README.md", facts.encode())
-        tensors = {name: p.detach().contiguous() for name, p in weights(self.model).items()}
-        metadata = {"format": "pt", DIGEST: self.tokenizer.sha256}
-        replace_file(directory / "model.safetensors", weights_file(tensors, metadata))
+        write_weights(directory, self.model, self.tokenizer)
 
     def save_description(self, directory: Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
-        directory.mkdir(parents=True, exist_ok=True)
-        t = self.tokenizer
-        roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
-        ids = {name: t.ids[role] for name, role in roles if role in t.ids}
-        if self.config.kind == "encoder-decoder":
-            ids["decoder_start_token_id"] = t.sides.start
-        described = {
-            "model_type": MODEL_TYPE,
-            "architectures": [type(self.model).__name__],
-            "dtype": "float32",
-            **ids,
-        }
-        write_json(directory / "config.json", described | self.config.model_dump(mode="json"))
-        write_json(directory / "generation_config.json", ids | self.generation.model_dump(mode="json"))
-        t.save(directory)
+        describe(directory, self.model, self.tokenizer, self.generation)
         if self.recipe:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())

@@ -99,6 +99,26 @@ def put_weights(model: Model, directory: Path, tokenizer: Tokenizer) -> None:
             tensor.copy_(found[name])
 
 
+def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: GenerationConfig) -> None:
+    """Write config.json, generation_config.json and the tokenizer's files; the directory is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
+    ids = {name: tokenizer.ids[role] for name, role in roles if role in tokenizer.ids}
+    if model.config.kind == "encoder-decoder":
+        ids["decoder_start_token_id"] = tokenizer.sides.start
+    described = {"model_type": MODEL_TYPE, "architectures": [type(model).__name__], "dtype": "float32", **ids}
+    write_json(directory / "config.json", described | model.config.model_dump(mode="json"))
+    write_json(directory / "generation_config.json", ids | generation.model_dump(mode="json"))
+    tokenizer.save(directory)
+
+
+def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
+    """Write model.safetensors, which also says of which tokenizer these weights are."""
+    tensors = {name: p.detach().contiguous() for name, p in weights(model).items()}
+    content = weights_file(tensors, {"format": "pt", DIGEST: tokenizer.sha256})
+    replace_file(directory / "model.safetensors", content)
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}")

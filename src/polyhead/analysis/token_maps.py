@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.analysis.attention_maps import KINDS, pair_attention, self_attention
 from polyhead.analysis.heat_map import AttentionMap
+from polyhead.errors import UserError
+from polyhead.models import Model
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.text.tokenizer import Tokenizer
 
 BEGIN, END = "▶", "■"
+
+
+def maps(
+    model: Model, tokenizer: Tokenizer, text: str, target: str | None, said: Callable[[], list[int]]
+) -> dict[str, AttentionMap]:
+    """Every kind of attention of a text, and of its target where the model has two sides.
+
+    ``said`` gives the model's own output, used where no target is given. What the model cannot hold is a UserError.
+    """
+    (ids,) = tokenizer.encode([text])
+    _check_length(model, tokenizer, "text", ids)
+    if not isinstance(model, Seq2Seq):
+        if target is not None:
+            raise UserError("this model has one side only: give one text")
+        return self_maps(model, tokenizer, ids, text)
+    out = said() if target is None else tokenizer.encode([target])[0]
+    _check_length(model, tokenizer, "target", out)
+    return pair_maps(model, tokenizer, ids, out, text)
+
+
+def _check_length(model: Model, tokenizer: Tokenizer, name: str, tokens: list[int]) -> None:
+    most = model.config.max_len - (tokenizer.sides.most if isinstance(model, Seq2Seq) else 1)
+    if len(tokens) > most:
+        raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {most} at most")
+
+
+def cross(found: dict[str, AttentionMap]) -> tuple[list[str], list[str], Tensor]:
+    """The map of cross-attention alone: source tokens, target tokens, weights (layers, heads, T, S)."""
+    if "cross" not in found:
+        raise UserError(
+            f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}"
+        )
+    columns, rows, weights = found["cross"][:3]
+    return (*([token.replace(" ", "␣") for token in side] for side in (columns, rows)), weights)
 
 
 def pair_maps(
