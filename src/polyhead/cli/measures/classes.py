@@ -1,0 +1,71 @@
+"""How often a classifier is right."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyhead.analysis.classes import measure_classes
+from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.data.labelled import open_labelled, read_labelled
+from polyhead.errors import UserError
+from polyhead.models import Classifier
+from polyhead.run import Run
+from polyhead.train.tasks.classification import labelled_of
+
+
+def measure(
+    run: Run,
+    files: Sequence[str],
+    split: Split,
+    *,
+    batch_tokens: int = 4096,
+    limit: int | None = None,
+    output: Path | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+) -> None:
+    """The table of a classifier; ``text`` and ``label`` are columns, if not those that the recipe names."""
+    columns: dict[str, Any] = {"text": [column(one) for one in text]} if text else {}
+    columns |= {} if label is None else {"label": column(label)}
+    if files:
+        recipe = {"text": run.recipe.data.text, "label": run.recipe.data.label} if run.recipe else {}
+        given = open_labelled(files, **(recipe | columns))
+    elif columns:
+        raise UserError(
+            "--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN"
+        )
+    elif run.recipe is None or (split == "test" and not run.recipe.data.test):
+        raise no_files(split, "FILE", run)
+    else:
+        given = labelled_of(run.recipe, split)
+    assert isinstance(run.model, Classifier)
+    examples, report = read_labelled(given, run.config.labels, limit)
+    print(report, file=sys.stderr)
+    start = time.perf_counter()
+    found = measure_classes(run.model, run.tokenizer, examples, batch_tokens)
+    seconds = time.perf_counter() - start
+    if found.cut:
+        print(
+            f"polyhead: cut to {run.config.max_len} tokens: {found.cut:,} of {len(examples):,} texts",
+            file=sys.stderr,
+        )
+    if output is not None:
+        output.write_text("".join(f"{one}\n" for one in found.given), encoding="utf-8")
+    remarks = {
+        "loss": "nats of a text",
+        "accuracy": f"the share of {len(examples):,} texts whose class is right",
+        "f1": f"the mean F1 of {len(run.config.labels)} classes",
+        "mcc": "Matthews correlation",
+    }
+    for name, value in found.measures.items():
+        show(name, value, remarks.get(name, f"F1 of the class {name.removeprefix('f1_')}"))
+    show("speed", len(examples) / seconds, f"texts a second, in {seconds:,.1f} s with the tokenizer")
+
+
+def column(name: str) -> str | int:
+    """A column by name, or by number from 0."""
+    return int(name) if name.isdecimal() else name

@@ -1,0 +1,24 @@
+"""What all measurements say alike: a line of figures, and that there is nothing to measure on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from polyhead.errors import UserError
+from polyhead.run import Run
+
+Split = Literal["test", "valid"]
+
+
+def show(name: str, value: float, remark: str) -> None:
+    """One line of the table."""
+    print(f"{name:<11} {value:>9.3f}  {remark}", flush=True)
+
+
+def no_files(split: str, files: str, run: Run) -> UserError:
+    """There is nothing to measure on: what to type instead."""
+    if run.recipe is None:
+        return UserError(f"this run has no recipe that names files; give them: polyhead eval RUN {files}")
+    held = run.recipe.data.valid or run.recipe.data.valid_share
+    other = ", or take --split valid" if split == "test" and held else ""
+    return UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN {files}{other}")

@@ -1,0 +1,34 @@
+"""How well a model recovers what is hidden of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.registry import TASK
+from polyhead.run import Run
+from polyhead.train.reporting import Reporters
+
+
+def measure(run: Run, files: Sequence[str], split: Split) -> None:
+    """The table of a model that learned to recover what is hidden: always the same of it, so that models compare."""
+    recipe = run.recipe
+    assert recipe is not None
+    if split == "test" and not files and not recipe.data.test:
+        raise no_files(split, "FILE", run)
+    changed: dict[str, Any] = {}
+    if files:
+        changed = {"valid": [str(Path(file).absolute()) for file in files]}
+    elif split == "test":
+        changed = {"valid": recipe.data.test}
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changed)})
+    task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
+    remarks = {
+        "loss": "nats of a token asked for",
+        "ppl": "of a token asked for",
+        "accuracy": "the share of them that is right",
+    }
+    for name, value in task.evaluate(run.model).items():
+        show(name, value, remarks.get(name, ""))

@@ -1,0 +1,76 @@
+"""How good translations are, beside those of people."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyhead.cli.lines import Counter, one_line
+from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.data.corpus import open_corpus, read_pairs
+from polyhead.run import Run
+
+
+def measure(
+    run: Run,
+    files: Sequence[str],
+    split: Split,
+    *,
+    limit: int | None = None,
+    output: Path | None = None,
+    beam_size: int | None = None,
+    length_penalty: float | None = None,
+    batch_tokens: int | None = None,
+) -> None:
+    """The table of a translator; what is not given is as the run was trained to be used."""
+    sources, references = pairs(run, files, split, limit)
+    typed = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    changes: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
+    counter, start = Counter(), time.perf_counter()
+    lang = run.recipe.data.target_lang if run.recipe else ""
+    measured = run.evaluate(sources, references, lang=lang, progress=counter.at, **changes)
+    seconds = time.perf_counter() - start
+    counter.add(len(sources))
+    counter.close()
+    if output is not None:
+        output.write_text("".join(f"{one_line(text)}\n" for text in measured.outputs), encoding="utf-8")
+    for score in measured.scores:
+        show(score.name, score.value, score.signature)
+    exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
+    show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
+    show_perplexity(run, sources, references)
+    show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
+
+
+def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
+    """The line of the perplexity, over the pairs that the model can hold whole."""
+    sides = zip(run.tokenizer.encode(sources), run.tokenizer.encode(references), strict=True)
+    most = run.config.max_len - run.tokenizer.sides.most
+    fits = [max(map(len, pair)) <= most for pair in sides]
+    kept = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]
+    if long := len(fits) - len(kept):
+        print(
+            f"polyhead: {long:,} pairs have more than {most} tokens a side: translated from "
+            "their beginning, and left out of the perplexity",
+            file=sys.stderr,
+        )
+    if kept:
+        show("perplexity", run.perplexity([a for a, _ in kept], [b for _, b in kept]), "of a reference token")
+
+
+def pairs(run: Run, files: Sequence[str], split: str, limit: int | None) -> tuple[list[str], list[str]]:
+    """Sources and references of the files given, or of that split of the run's recipe."""
+    given: dict[str, Any] = {}
+    if run.recipe is not None:
+        data = run.recipe.data
+        given = {"format": data.format, "source": data.source, "target": data.target}
+        if not files:
+            files, given["root"] = getattr(data, split) or [], data.root
+    if not files:
+        raise no_files(split, "SOURCE TARGET", run)
+    sources, references, report = read_pairs(open_corpus(files, **given), limit)
+    print(report, file=sys.stderr)
+    return sources, references
