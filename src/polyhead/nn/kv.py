@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyhead.nn.certain import certain
+from polyhead.nn.rows import several_documents
+
 Watcher = Callable[[Tensor], None]
 """Is shown the weights (B, H, T, S) of every attention it watches."""
 
@@ -132,10 +135,9 @@ def within_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | None:
     """
     if mask is None or pos is None:
         return mask
-    begins = pos == 0
-    if int(begins.sum(1).max()) < 2:
+    if not several_documents(pos):
         return mask
-    document = begins.cumsum(1)[:, None]
+    document = (pos == 0).cumsum(1)[:, None]
     return mask & (document[..., :, None] == document[..., None, :])
 
 
@@ -185,7 +187,7 @@ def attend(
         products = products if softcap is None else products.div(softcap).tanh_().mul(softcap)
         products = products if scores is None else products.add_(scores)
         # a row that sees nothing gives 0, and its gradient is 0 as well; three more passes, so only where there is one
-        blind = mask is not None and not bool(mask.any(-1).all())
+        blind = mask is not None and not certain(mask.any(-1).all())
         weights = torch._safe_softmax(products, -1) if blind else products.softmax(-1)
         for see in watch:
             see(unfold(weights, n, group))
@@ -199,8 +201,10 @@ def _fused_is_slow(q: Tensor, kv: KV) -> bool:
     """Where two plain products beat the fused kernel of the CPU, as measured in benchmarks/attention.py.
 
     Training in bf16 its backward pass takes seven times as long on short rows; decoding, its cost a (row, head)
-    exceeds the arithmetic of a few queries.
+    exceeds the arithmetic of a few queries. An exported graph has no such kernel, and plain products are fewer nodes.
     """
+    if torch.compiler.is_exporting():
+        return True
     if q.device.type != "cpu":
         return False
     if q.requires_grad:

@@ -57,7 +57,7 @@ def first_token(x: Tensor, pos: Tensor | None) -> Tensor:
     """The vector of each row's position 0, wherever it stands: (B, T, C), (B, T) -> (B, C)."""
     if pos is None:
         return x[:, 0]
-    return x[torch.arange(len(x), device=x.device), (pos == 0).int().argmax(1)]
+    return x[torch.arange(x.size(0), device=x.device), (pos == 0).int().argmax(1)]
 
 
 def mean_token(x: Tensor, pos: Tensor | None) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polyhead.nn.certain import certain
+
 
 def without_padding(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | None) -> Tensor:
     """What ``layer``, (B, T, C) -> (B, T, X), makes of each row as if there were no padding: (B, T, X).
@@ -23,8 +25,8 @@ def without_padding(layer: Callable[[Tensor], Tensor], x: Tensor, pos: Tensor | 
 
 
 def several_documents(pos: Tensor) -> bool:
-    """Whether some row (B, T) holds more than one: position 0 begins a document."""
-    return int((pos == 0).sum(1).max()) > 1
+    """Whether some row (B, T) holds more than one: position 0 begins a document. Exported graphs are given one a row."""
+    return certain((pos == 0).sum(1).max() > 1)
 
 
 def documents_apart(layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, pos: Tensor) -> Tensor:

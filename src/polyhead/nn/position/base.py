@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from polyhead.config import Shape
+from polyhead.nn.certain import certain
 from polyhead.nn.kv import KV
 from polyhead.registry import POSITION
 
@@ -51,3 +52,8 @@ class Position(nn.Module):
         return None
 
     adds_values = False
+
+
+def beyond(x: Tensor, pos: Tensor | None, length: int) -> bool:
+    """Whether tokens (B, T, C) at pos (B, T) reach beyond a table of so many positions; an exported graph has no more."""
+    return x.size(1) > length if pos is None else pos.numel() > 0 and certain(pos.max() >= length)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.nn.certain import certain
 from polyhead.nn.kv import KV, whole
 
 
@@ -41,15 +42,15 @@ def agreed(pos: Tensor) -> Tensor:
     The rows of a padded batch do, and tables for one row are smaller by the size of the batch. Looking is a pass
     over pos; another device would have to be waited for, and is not asked.
     """
-    if pos.device.type != "cpu" or len(pos) < 2:
+    if pos.device.type != "cpu" or pos.size(0) < 2:  # len() would be fixed in an exported graph
         return pos
     common = pos.amax(0, keepdim=True)
-    return common if bool(((pos == common) | (pos < 0)).all()) else pos
+    return common if certain(((pos == common) | (pos < 0)).all()) else pos
 
 
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     """table[..., index] for each query: (1|B, H, 1|T, R), (1|B, 1|H, T, S) -> (1|B, H, T, S)."""
-    rows, heads = max(len(table), len(index)), table.size(1)
+    rows, heads = max(table.size(0), index.size(0)), table.size(1)
     return table.expand(rows, -1, index.size(2), -1).gather(-1, index.expand(rows, heads, -1, -1))
 
 

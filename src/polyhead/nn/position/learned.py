@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.position.base import Position
+from polyhead.nn.position.base import Position, beyond
 from polyhead.registry import POSITION
 
 
@@ -36,8 +36,8 @@ class Learned(Position):
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a position beyond the table is a UserError."""
-        longest = x.size(1) if pos is None else int(pos.max()) + 1 if pos.numel() else 0
         used = self.weight[self.offset :]
-        if longest > len(used):
+        if beyond(x, pos, len(used)):
+            longest = x.size(1) if pos is None else int(pos.max()) + 1
             raise UserError(f"{longest} positions, but this model learned only max_len={len(used)}")
         return x + (used[: x.size(1)] if pos is None else used[pos.clamp(min=0)])

@@ -94,9 +94,22 @@ class Rope(Position):
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, H, T, D), (B, T) -> (B, H, T, D)."""
+        if torch.compiler.is_exporting():
+            return self._written_out(x, pos)
         cos, sin = self._once(self._turns, pos, x.size(1), x.size(2), x.device)
         out: Tensor = _Turn.apply(x, cos, sin, self.layout)
         return out
+
+    def _written_out(self, x: Tensor, pos: Tensor | None) -> Tensor:
+        """The same for a graph that is exported, where nothing is written into what is there already."""
+        angle = (whole(x.size(2), x.device) if pos is None else pos)[:, None, :, None] * self.rate
+        cos, sin = (y * self.gain for y in (angle.cos(), angle.sin()))
+        turning, rest = x[..., : self.width].to(cos.dtype), x[..., self.width :]
+        half = self.layout == "half"
+        a, b = turning.chunk(2, -1) if half else turning.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = [a * cos - b * sin, b * cos + a * sin]
+        out = torch.cat(turned, -1) if half else torch.stack(turned, -1).flatten(-2)
+        return torch.cat([out.to(x.dtype), rest], -1) if rest.size(-1) else out.to(x.dtype)
 
     def _turns(
         self, pos: Tensor | None, heads: int, length: int, device: torch.device

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.position.base import Position
+from polyhead.nn.position.base import Position, beyond
 from polyhead.registry import POSITION
 
 Layout = Literal["interleaved", "halves"]
@@ -65,8 +65,8 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); padding gets the row of position 0, which nobody sees."""
-        longest = x.size(1) if pos is None else int(pos.max()) + 1 if pos.numel() else 0
-        if longest > len(self.table):  # a preset length is a guess, not a limit
+        if beyond(x, pos, len(self.table)):  # a preset length is a guess, not a limit
+            longest = x.size(1) if pos is None else int(pos.max()) + 1
             self.table = self._rows(max(longest, 2 * len(self.table))).to(self.table)
         return x + (self.table[: x.size(1)] if pos is None else self.table[pos.clamp(min=0)]).to(x.dtype)
 
