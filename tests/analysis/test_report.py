@@ -292,6 +292,6 @@ def test_a_browser_builds_the_interactive_maps_and_hostile_tokens_stay_inert(tex
 
 def test_a_directory_is_no_place_for_a_page(tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
-    with pytest.raises(UserError, match=r"pages is a directory; name a file in it, such as .*page\.html"):
+    with pytest.raises(UserError, match="pages is a directory; name a file in it"):
         write(tmp_path / "pages", "<p>")
     assert list(tmp_path.rglob("*")) == [tmp_path / "pages"]

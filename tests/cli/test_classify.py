@@ -130,7 +130,8 @@ def test_eval_measures_labelled_files(
     assert code == 2 and "no recipe that names files" in err
     for place, message in (
         (tmp_path, "is a directory"),
-        (tmp_path / "no/labels", f"there is no directory {tmp_path / 'no'}"),
+        (tmp_path / "a.tsv/labels", f"{tmp_path / 'a.tsv'} is a file, no directory"),
+        (tmp_path / "a.tsv", "is what is read here, and would be written over"),
     ):
         code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", place)
         assert (code, out) == (2, "") and message in err and "texts" not in err  # told before the work

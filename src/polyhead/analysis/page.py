@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.errors import UserError
+from polyhead.places import file_place, with_directory
 
 
 class Section(NamedTuple):
@@ -81,10 +81,7 @@ def asset(name: str) -> str:
 
 def write(path: Path | str, text: str) -> Path:
     """Write the file whole or not at all, and make its directory."""
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a directory; name a file in it, such as {path / 'page.html'}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = with_directory(file_place(Path(path), ""))
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8", newline="\n")
     os.replace(partial, path)

@@ -11,6 +11,7 @@ import typer
 
 from polyhead.cli.lines import one_line
 from polyhead.errors import UserError
+from polyhead.places import file_place, own_files
 
 MEAN = "mean"
 
@@ -56,6 +57,7 @@ def run(
     from polyhead.analysis.heat_map import attention_text
     from polyhead.loading import load
 
+    written = file_place(out or directory / "attention.html", inputs=own_files(directory))
     loaded = load(directory)
     maps = loaded.attention_maps(source, target)
     wanted: str = kind or next(iter(maps), "attention")
@@ -63,7 +65,6 @@ def run(
         raise UserError(f"this model has no {wanted} weights to show; it has: {', '.join(maps) or 'none'}")
     shown, n = maps[wanted], (len(maps[wanted].weights), len(maps[wanted].weights[0]))
     chosen = number("layer", str(n[0]) if layer is None else layer, n[0]), number("head", head, n[1])
-    written = out or directory / "attention.html"
     own = one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
     lead = "" if "self" in maps else f"Given: {target}" if own is None else f"Translated: {own}"
     attention_page(written, list(maps.values()), title=source, lead=lead)

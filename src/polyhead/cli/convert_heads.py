@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyhead.errors import UserError
+from polyhead.places import new_directory
 
 if TYPE_CHECKING:
     from polyhead.models import Model
@@ -38,8 +39,7 @@ def run(
     polyhead convert-heads runs/multi30k runs/multi30k-gqa --kv-heads 2
     polyhead train runs/multi30k-gqa/recipe.yaml --resume
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty; choose another place for the new run")
+    new_directory(out, "the new run")
     from polyhead.loading import load
     from polyhead.models.convert import pool_heads
     from polyhead.run import Run

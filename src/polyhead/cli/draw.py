@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from polyhead.errors import UserError
+from polyhead.places import file_place, own_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,7 @@ def run(
     from polyhead.analysis.page import write
     from polyhead.loading import load
 
+    place = file_place(out or directory / "draw.html", inputs=own_files(directory))
     loaded = load(directory)
     if loaded.config.position.name == "learned":
         positions = min(positions, loaded.config.max_len)
@@ -60,7 +62,7 @@ def run(
     chosen = frequent(loaded, tokens, side_of(loaded, side))
     lead = f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters, {loaded.tokenizer.vocab_size:,} tokens"
     text = draw_page(f"{name}: positions and embeddings", lead, loaded.model, chosen, positions, perplexity)
-    print(write(out or directory / "draw.html", text))
+    print(write(place, text))
 
 
 def side_of(run: Run, side: Side | None) -> Side:

@@ -12,6 +12,7 @@ import typer
 from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
 from polyhead.errors import UserError
+from polyhead.places import file_place, with_directory
 
 
 def run(
@@ -59,6 +60,8 @@ def run(
         raise UserError(f"--output {output}: wanted a name that ends with .npy or .jsonl")
     if output is not None and like is not None:
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
+    if output is not None:
+        file_place(output, "--output", [source])
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.analysis.vectors import cosine
     from polyhead.loading import load
@@ -88,8 +91,8 @@ def write(path: Path, rows: Sequence[tuple[str, Iterable[float]]]) -> None:
     if path.suffix == ".npy":
         import numpy as np
 
-        with path.open("wb") as file:
+        with with_directory(path).open("wb") as file:
             np.save(file, np.array([list(vector) for _, vector in rows], dtype=np.float32))
         return
     lines = [json.dumps({"text": text, "vector": list(vector)}, ensure_ascii=False) for text, vector in rows]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    with_directory(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

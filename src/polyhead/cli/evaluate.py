@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyhead.errors import UserError
+from polyhead.places import file_place
 
 OF_THE_RUN = "of the run"
 
@@ -77,7 +77,8 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    check_output(output)
+    if output is not None:
+        file_place(output, "--output", files or [])
     loaded = load(directory, dtype=dtype, fast=True)
     measure = measure_of(loaded)
     typed = {
@@ -90,13 +91,3 @@ def run(
         "label": label,
     }
     measure.show(loaded, files or [], split, **understood(measure, typed))
-
-
-def check_output(path: Path | None) -> None:
-    """A file that could not be written is told before the work and not after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"--output {path} is a directory; name a file in it")
-    if not path.parent.is_dir():
-        raise UserError(f"--output {path}: there is no directory {path.parent}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.errors import UserError
+from polyhead.places import new_directory
 
 
 def run(
@@ -30,8 +30,7 @@ def run(
     polyhead import openai-community/gpt2 runs/gpt2
     polyhead generate runs/gpt2 "The king of"
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty; choose another place for the new run")
+    new_directory(out, "the new run")
     from polyhead.loading import load
     from polyhead.train.files import whole_directory
 

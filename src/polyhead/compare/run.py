@@ -19,6 +19,7 @@ from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
+from polyhead.places import directory_place
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
@@ -246,8 +247,7 @@ def check_out(plan: Plan) -> None:
     """An output directory goes with one base recipe, budget and text; rows and seeds may be added."""
     if (plan.out / "checkpoints").is_dir() or (plan.out / "model.safetensors").is_file():
         raise UserError(f"{plan.out} is the directory of a run; choose another one with --out")
-    if plan.out.exists() and not plan.out.is_dir():
-        raise UserError(f"--out {plan.out} is a file; give a directory")
+    directory_place(plan.out)
     before, now = read_json(plan.out / files.COMPARISON), described(plan)
     if before is None:
         return

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 
 from polyhead.analysis.page import write
-from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.page import lab_page
 from polyhead.lab.result import Result
+from polyhead.places import directory_place
 
 
 class Finding(NamedTuple):
@@ -32,9 +32,7 @@ class Finding(NamedTuple):
 def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
     """Run one experiment and write OUT/NAME.html and OUT/NAME.json."""
     experiment = LAB.get(name)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; give a directory")
-    out.mkdir(parents=True, exist_ok=True)
+    directory_place(out).mkdir(parents=True, exist_ok=True)
     tune_memory()
     start, busy = time.perf_counter(), time.process_time()
     result = experiment(replace(bench, out=out))

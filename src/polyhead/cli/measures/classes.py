@@ -13,6 +13,7 @@ from polyhead.cli.measures.lines import Split, no_files, show
 from polyhead.data.labelled import open_labelled, read_labelled
 from polyhead.errors import UserError
 from polyhead.models import Classifier
+from polyhead.places import with_directory
 from polyhead.run import Run
 from polyhead.train.tasks.classification import labelled_of
 
@@ -54,7 +55,7 @@ def measure(
             file=sys.stderr,
         )
     if output is not None:
-        output.write_text("".join(f"{one}\n" for one in found.given), encoding="utf-8")
+        with_directory(output).write_text("".join(f"{one}\n" for one in found.given), encoding="utf-8")
     remarks = {
         "loss": "nats of a text",
         "accuracy": f"the share of {len(examples):,} texts whose class is right",

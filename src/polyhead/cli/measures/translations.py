@@ -11,6 +11,7 @@ from typing import Any
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, no_files, show
 from polyhead.data.corpus import open_corpus, read_pairs
+from polyhead.places import with_directory
 from polyhead.run import Run
 
 
@@ -36,7 +37,9 @@ def measure(
     counter.add(len(sources))
     counter.close()
     if output is not None:
-        output.write_text("".join(f"{one_line(text)}\n" for text in measured.outputs), encoding="utf-8")
+        with_directory(output).write_text(
+            "".join(f"{one_line(text)}\n" for text in measured.outputs), encoding="utf-8"
+        )
     for score in measured.scores:
         show(score.name, score.value, score.signature)
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))

@@ -1,0 +1,61 @@
+"""Where something may be written: asked before the work, so that nobody waits for hours to read that it has no place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from polyhead.errors import UserError
+
+
+def file_place(path: Path, option: str = "--out", inputs: Iterable[str | Path] = ()) -> Path:
+    """A file may be written there. Its directory need not be there yet (``with_directory``).
+
+    A UserError says that it is a directory, that it is one of the ``inputs``, which would be lost, or that no file can be
+    made there.
+    """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a directory; name a file in it".lstrip())
+    if path.exists() and any(Path(one).exists() and path.samefile(one) for one in inputs):
+        raise UserError(f"{option} {path} is what is read here, and would be written over; name another file")
+    _check_above(path, option)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserError(f"{option} {path} may not be written")
+    return path
+
+
+def own_files(directory: Path) -> list[Path]:
+    """The files of a run; the pages in it may be written again."""
+    return [one for one in directory.glob("*") if one.suffix != ".html"]
+
+
+def with_directory(path: Path) -> Path:
+    """The same path, with its directory made: called when it is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def directory_place(path: Path, option: str = "--out") -> Path:
+    """Files may be written into this directory, which need not be there yet."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{option} {path} is a file; give a directory")
+    _check_above(path / "any", option)
+    return path
+
+
+def new_directory(path: Path, what: str) -> Path:
+    """A directory may be made there: nothing is there, or an empty one. ``what`` will stand there: "the new run"."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} is not empty; choose another place for {what}")
+    _check_above(path, "")
+    return path
+
+
+def _check_above(path: Path, option: str) -> None:
+    """The nearest thing above that is there is a directory in which something may be made."""
+    above = next(one for one in path.absolute().parents if one.exists())
+    if not above.is_dir():
+        raise UserError(f"{option} {path}: {above} is a file, no directory".lstrip())
+    if not path.exists() and not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{option} {path}: nothing may be written in {above}".lstrip())

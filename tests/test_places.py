@@ -1,0 +1,82 @@
+"""Where something may be written, and what is said before the work where it may not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from polyhead.errors import UserError
+from polyhead.places import directory_place, file_place, new_directory, own_files, with_directory
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text("a")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/model.safetensors").write_text("w")
+    (tmp_path / "full/draw.html").write_text("p")
+    return tmp_path
+
+
+def test_a_file_may_be_new_or_written_again_and_its_directory_comes_with_it(place: Path) -> None:
+    for name in ("new.txt", "text.txt", "a/b/new.txt"):
+        assert file_place(place / name) == place / name
+    assert not (place / "a").exists()  # asking makes nothing
+    with_directory(place / "a/b/new.txt").write_text("x")
+    assert (place / "a/b/new.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("folder", "--output {place}/folder is a directory; name a file in it"),
+        ("text.txt", "--output {place}/text.txt is what is read here, and would be written over; name another file"),
+        ("folder/../text.txt", "--output {place}/folder/../text.txt is what is read here, and would be written over; "
+         "name another file"),
+        ("text.txt/out", "--output {place}/text.txt/out: {place}/text.txt is a file, no directory"),
+        ("text.txt/a/b", "--output {place}/text.txt/a/b: {place}/text.txt is a file, no directory"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_is_refused(place: Path, name: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        file_place(place / name, "--output", [place / "text.txt", "-", "no such file"])
+    assert str(refused.value) == said.format(place=place)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_what_may_not_be_written_is_refused(place: Path) -> None:
+    (place / "folder").chmod(0o500)
+    with pytest.raises(UserError, match="nothing may be written in"):
+        file_place(place / "folder/new.txt")
+    (place / "text.txt").chmod(0o400)
+    with pytest.raises(UserError, match="may not be written"):
+        file_place(place / "text.txt")
+
+
+def test_a_directory_is_none_that_is_a_file(place: Path) -> None:
+    for name in ("folder", "full", "new/deeper"):
+        assert directory_place(place / name) == place / name
+    for name, said in (
+        ("text.txt", "is a file; give a directory"),
+        ("text.txt/a", "is a file, no directory"),
+    ):
+        with pytest.raises(UserError, match=said):
+            directory_place(place / name)
+
+
+def test_a_new_directory_holds_nothing_yet(place: Path) -> None:
+    for name in ("folder", "new"):
+        assert new_directory(place / name, "the run") == place / name
+    for name in ("full", "text.txt"):
+        with pytest.raises(UserError, match=f"{name} is not empty; choose another place for the run"):
+            new_directory(place / name, "the run")
+
+
+def test_pages_of_a_run_may_be_written_again_and_its_weights_may_not(place: Path) -> None:
+    run = place / "full"
+    assert file_place(run / "draw.html", inputs=own_files(run)) == run / "draw.html"
+    with pytest.raises(UserError, match="would be written over"):
+        file_place(run / "model.safetensors", inputs=own_files(run))
