@@ -14,7 +14,7 @@ from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest, show
 from polyhead.presets import PRESETS
-from polyhead.registry import CACHE, OPTIMIZER, SCHEDULE, SPECULATE, TASK, TOKENIZER, Choice, Registry
+from polyhead.registry import CACHE, CHAT, OPTIMIZER, SCHEDULE, SPECULATE, TASK, TOKENIZER, Choice, Registry
 from polyhead.sections import DistillSection, Section, Start
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
@@ -185,10 +185,15 @@ class GenerationConfig(Section):
         None, description="language models: who guesses tokens, several a step; nobody if not given"
     )
 
-    @field_validator("cache", "speculate")
+    chat: Choice | None = Field(
+        None, description="language models: how conversations are written; none are held if not given"
+    )
+
+    @field_validator("cache", "speculate", "chat")
     @classmethod
     def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        registry: Registry[Any] = {"cache": CACHE, "speculate": SPECULATE}[str(info.field_name)]
+        known = {"cache": CACHE, "speculate": SPECULATE, "chat": CHAT}
+        registry: Registry[Any] = known[str(info.field_name)]
         return None if choice is None else registry.check(choice)
 
     @model_validator(mode="after")

@@ -164,6 +164,7 @@ POOLING: Registry[Any] = Registry("pooling", "polyhead.nn.pooling", "config")
 CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len")
 SPECULATE: Registry[Any] = Registry("speculate", "polyhead.speculate", "target")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers", "texts vocab_size")
+CHAT: Registry[Any] = Registry("chat", "polyhead.text.chat")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule", "d_model steps")
 TASK: Registry[Any] = Registry("task", "polyhead.train.tasks", "")
@@ -181,6 +182,7 @@ ALL: tuple[Registry[Any], ...] = (
     CACHE,
     SPECULATE,
     TOKENIZER,
+    CHAT,
     OPTIMIZER,
     SCHEDULE,
 )

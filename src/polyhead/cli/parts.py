@@ -16,6 +16,7 @@ from polyhead.errors import UserError, show, unknown
 from polyhead.registry import (
     ALL,
     CACHE,
+    CHAT,
     FEATURE_MAP,
     OPTIMIZER,
     SCHEDULE,
@@ -39,6 +40,7 @@ PLACES = {
     OPTIMIZER.kind: ["train.optimizer"],
     SCHEDULE.kind: ["train.schedule"],
     TOKENIZER.kind: ["tokenizer.kind"],
+    CHAT.kind: ["generation.chat"],
 }
 
 

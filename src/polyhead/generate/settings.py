@@ -12,7 +12,7 @@ from polyhead.recipe import GenerationConfig
 DRAWN = frozenset(
     ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
 )
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens"}
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens", "chat"}
 """Keys of generation that shape what a language model says, and those that shape translations."""
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
 """Keys that say how long a translation may be."""
@@ -24,6 +24,7 @@ def changed(
     config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str
 ) -> GenerationConfig:
     """The config with changes, of which none may be ``without`` effect on ``what`` is made."""
+    without |= {"chat"}
     for name in sorted(without & set(changes)):
         effective = ", ".join(sorted(set(GenerationConfig.model_fields) - without))
         raise UserError(f"{name} has no effect on {what}; these have: {effective}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
+
+GUARD = "\x1f"  # before a text that is not the first of its row: nothing merges with a control character
 
 
 class Around(NamedTuple):
@@ -40,3 +43,10 @@ def with_rules(inner: tokenizers.Tokenizer, begin: int, end: int) -> tokenizers.
         single=f"{a} $A {z}", pair=f"{a}:0 $A:0 {z}:0 $B:1 {z}:1", special_tokens=pair
     )
     return made
+
+
+def blank_once(rules: str) -> bool:
+    """Whether these rules put a blank before the first word of a row, and of no other text in it."""
+    cut = json.loads(rules).get("pre_tokenizer") or {}
+    parts = (cut, *cut.get("pretokenizers", ()))
+    return any(part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first" for part in parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 ROLES = {
     "pad_token": "<pad>",
@@ -17,6 +19,14 @@ DECODERS = ("decoder_start_token", "forced_bos_token")
 UNK = ROLES["unk_token"]
 # Every special token starts with it, so where it stands alone no text can spell one.
 OPENING = "<"
+
+
+class Special(NamedTuple):
+    """A token that no text is made of, and whether it takes the blanks before and behind it."""
+
+    id: int
+    lstrip: bool
+    rstrip: bool
 
 
 def sentinel(number: int) -> str:

@@ -16,9 +16,9 @@ from tokenizers.processors import TemplateProcessing
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
 from polyhead.text.files import read, read_roles, replace
-from polyhead.text.frame import Around, ruled, with_rules
+from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
 from polyhead.text.sides import Sides
-from polyhead.text.specials import INSTEAD, ROLES, sentinel
+from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
 
 MAX_TRAINING_CHARACTERS = 20_000
 # of one text; what follows teaches the vocabulary nothing and may be garbage
@@ -61,6 +61,28 @@ class Tokenizer:
             str(text)
             for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)
         ]
+
+    def located(self, text: str, behind: bool = False) -> tuple[list[int], list[int]]:
+        """The ids of a text as ``encode`` gives them, and the number of the character that each begins with.
+
+        ``behind`` a special token of the same row some vocabularies do not put a blank before the first word.
+        """
+        guard = GUARD if behind and self._blank_once else ""
+        self.encode([text])  # what is no text is told there
+        found = self._inner.encode(guard + text, add_special_tokens=False)
+        skipped = sum(end <= len(guard) for _, end in found.offsets) if guard else 0
+        return found.ids[skipped:], [max(0, at - len(guard)) for at, _ in found.offsets[skipped:]]
+
+    @cached_property
+    def specials(self) -> dict[str, Special]:
+        """The special tokens by name."""
+        added = self._inner.get_added_tokens_decoder()
+        found = ((i, added.get(i)) for i in self.special_ids)
+        return {self.tokens([i])[0]: Special(i, bool(a and a.lstrip), bool(a and a.rstrip)) for i, a in found}
+
+    @cached_property
+    def _blank_once(self) -> bool:
+        return blank_once(self.rules)
 
     @property
     def begin(self) -> list[int]:

@@ -68,12 +68,15 @@ class ChatML:
 
 def _told(content: str, recent: bool, last: bool) -> str:
     """An answer as a model that thinks reads it again."""
-    before, sep, after = content.rpartition("</think>")
-    after = after.lstrip("\n")
-    thought = content.partition("</think>")[0].rstrip("\n").rpartition("<think>")[2].strip("\n") if sep else ""
+    thought, sep, _ = content.partition("</think>")
+    if sep:
+        content = content.rpartition("</think>")[2].lstrip("\n")
+        thought = thought.rstrip("\n").rpartition("<think>")[2].strip("\n")
+    else:
+        thought = ""
     if recent and (last or thought):
-        return THOUGHT + thought + DONE + after
-    return after
+        return THOUGHT + thought + DONE + content.lstrip("\n")
+    return content
 
 
 _LAST = (
@@ -84,7 +87,7 @@ _THINKING = (
     "{% set content = message['content'] %}{% if message['role'] == 'assistant' %}{% set thought = '' %}"
     "{% if '</think>' in content %}"
     "{% set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].strip('\\n') %}"
-    "{% set content = content.split('</think>')[-1] %}{% endif %}{% set content = content.lstrip('\\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
     "{% if loop.index0 > ns.last and (loop.last or thought) %}"
-    "{% set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content %}{% endif %}{% endif %}"
+    "{% set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content.lstrip('\\n') %}{% endif %}{% endif %}"
 )

@@ -46,10 +46,14 @@ class Gemma:
 
     @property
     def template(self) -> str:
-        refuse = "{{ raise_exception('no place for a message of the system') }}" if self.system == "none" else ""
+        refuse = (
+            "{{ raise_exception('no place for a message of the system') }}" if self.system == "none" else ""
+        )
         return (
             APART + "{% if system is not none %}" + refuse + "{% endif %}{{ bos_token }}"
-            "{% for message in turns %}" + ALTERNATE + "{% set role = message['role'] | replace('assistant', 'model') %}"
+            "{% for message in turns %}"
+            + ALTERNATE
+            + "{% set role = message['role'] | replace('assistant', 'model') %}"
             "{% set before = system + '\\n\\n' if loop.first and system is not none else '' %}"
             "{{ '<start_of_turn>' + role + '\\n' + before + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"

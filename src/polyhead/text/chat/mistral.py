@@ -69,14 +69,20 @@ class Mistral:
             if system is not None and i == place:
                 content = f"{system}\n\n{content}"
             pieces += [Piece(style.before)] if style.before else []
-            pieces += [Piece("[INST]", "mark"), Piece(style.open + content + style.close), Piece("[/INST]", "mark")]
+            pieces += [
+                Piece("[INST]", "mark"),
+                Piece(style.open + content + style.close),
+                Piece("[/INST]", "mark"),
+            ]
         return pieces
 
     @property
     def template(self) -> str:
         style = STYLES[self.style]
         place = "0" if self.system == "first" else "(turns | length - 1) // 2 * 2"
-        refuse = "{{ raise_exception('no place for a message of the system') }}" if self.system == "none" else ""
+        refuse = (
+            "{{ raise_exception('no place for a message of the system') }}" if self.system == "none" else ""
+        )
         trim = " | trim" if self.style == "v3" else ""
         return (
             APART + "{% if system is not none %}" + refuse + "{% endif %}{{ bos_token }}"

@@ -33,7 +33,13 @@ class Phi3:
         pieces = [BOS] if self.bos else []
         for role, content in messages:
             own = role == "assistant"
-            pieces += [token(f"<|{role}|>"), Piece("\n"), Piece(content, learned=own), token(END, own), Piece("\n")]
+            pieces += [
+                token(f"<|{role}|>"),
+                Piece("\n"),
+                Piece(content, learned=own),
+                token(END, own),
+                Piece("\n"),
+            ]
         if answer:
             return [*pieces, token("<|assistant|>"), Piece("\n")]
         return pieces if self.bos else [*pieces, EOS]

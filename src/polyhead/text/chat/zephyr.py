@@ -61,7 +61,11 @@ class Plain:
         pieces = [EOS]
         for role, content in messages:
             words, own = f" {content.strip()}", role == "assistant"
-            pieces += [Piece(f"{role.capitalize()}:"), said(words) if own else Piece(words), ENDED if own else EOS]
+            pieces += [
+                Piece(f"{role.capitalize()}:"),
+                said(words) if own else Piece(words),
+                ENDED if own else EOS,
+            ]
         return [*pieces, Piece("Assistant:")] if answer else pieces
 
     @property
