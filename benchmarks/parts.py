@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from pydantic import ValidationError
 from timing import table
 from torch import nn
 
@@ -89,10 +88,9 @@ def measured(kind: str, options: argparse.Namespace, batches: list[Batch]) -> li
         if name == own.name:
             continue
         try:
-            designs[name] = ModelConfig.model_validate(base.model_dump() | {kind: choice})
-        except (ValidationError, ValueError) as error:
-            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            refused.append(f"{name}: {reason}")
+            designs[name] = ModelConfig(**(base.model_dump() | {kind: choice}))
+        except ValueError as error:
+            refused.append(f"{name}: {error}")
     steps = {name: step(config, batches, options.precision) for name, config in designs.items()}
     seconds = taken(steps, options.rounds, time.perf_counter if options.threads > 1 else time.process_time)
     gc.collect()

@@ -18,7 +18,18 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 # from low to high; a module may import from its own layer and those below
 LAYERS = [
-    {"errors", "presets", "foreign", "registry", "config", "document", "recipe", "sections", "places"},
+    {
+        "errors",
+        "presets",
+        "foreign",
+        "registry",
+        "config",
+        "document",
+        "recipe",
+        "sections",
+        "places",
+        "checked",
+    },
     {"nn", "cache", "text"},
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},

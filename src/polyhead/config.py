@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from polyhead.checked import Checked
 from polyhead.errors import UserError, bounded, unknown
 from polyhead.presets import PRESETS
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
@@ -57,10 +58,8 @@ class Shape(NamedTuple):
         return cls(d_model, n_heads, n_kv_heads or n_heads, head_dim, v_head_dim, max_len, causal)
 
 
-class LayerParts(BaseModel):
+class LayerParts(Checked):
     """What a layer has in place of the attention and positions of the others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     attention: Choice | None = None
     position: Choice | None = None
@@ -71,14 +70,12 @@ class LayerParts(BaseModel):
         return None if choice is None else PARTS[str(info.field_name)].check(choice)
 
 
-class ModelSection(BaseModel):
+class ModelSection(Checked):
     """Sizes and parts of one Transformer, all but its vocabulary: the `model` section of a recipe.
 
     Defaults are the base model of Vaswani et al. (2017), table 3. ``preset`` (tiny, base, bert-base, gpt2, ...; ``polyhead sizes``)
     gives those of another model of the literature in their place; what is given beside it still counts.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     kind: Kind = Field(
         "encoder-decoder", description="encoder-decoder, decoder (GPT-like) or encoder (BERT-like)"

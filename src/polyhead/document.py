@@ -6,7 +6,6 @@ The schema is YAML 1.2's: ``no`` is Norwegian and not false, ``1e-3`` is a numbe
 from __future__ import annotations
 
 import re
-import types
 import typing
 from collections.abc import Hashable, Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from polyhead.errors import UserError, nearest, show
+from polyhead.errors import UserError, nearest, section, show
 from polyhead.registry import Choice
 
 MAX_BYTES = 1_000_000
@@ -165,17 +164,6 @@ def assign(tree: Tree, keys: list[str], value: Any, root: type[BaseModel]) -> No
             raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is one value, it has no keys")
         tree = inner
     tree[keys[-1]] = value
-
-
-def section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key opens, be it always there or not; None for a key that is a value."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if typing.get_origin(annotation) is typing.Annotated:
-        return section(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return next((found for part in typing.get_args(annotation) if (found := section(part))), None)
-    return None
 
 
 def _home(key: str, root: type[BaseModel]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import types
+import typing
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,8 @@ class UserError(ValueError):
     """A mistake the user can mend. The command line prints the message alone and exits with 2."""
 
 
-MOST = (
-    2**31 - 1
-)  # what nothing here is counted beyond; larger numbers overflow deep inside of other libraries
+MOST = 2**31 - 1
+"""What nothing here is counted beyond: larger numbers overflow deep inside of other libraries."""
 
 
 def bounded(value: Any) -> Any:
@@ -105,7 +106,25 @@ def path(loc: Iterable[str | int]) -> str:
 def _fields(root: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
     """The keys allowed in the section at that place."""
     for part in loc:
-        section = root.model_fields[str(part)].annotation
-        assert isinstance(section, type), f"{part} is not a section"
-        root = section
+        if isinstance(part, str):  # a number is a place in a list of sections
+            found = section(root.model_fields[part].annotation, lists=True)
+            assert found is not None, f"{part} is not a section"
+            root = found
     return list(root.model_fields)
+
+
+def section(annotation: Any, lists: bool = False) -> type[BaseModel] | None:
+    """The section that a key opens, be it always there or not; None for a key that is a value.
+
+    With ``lists`` also the section that each entry of a list is.
+    """
+    from pydantic import BaseModel
+
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return section(inside[0], lists)
+    if origin in (typing.Union, types.UnionType) or (lists and origin in (list, tuple)):
+        return next((found for part in inside if (found := section(part, lists))), None)
+    return None

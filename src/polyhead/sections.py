@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from polyhead.checked import Checked
 from polyhead.errors import bounded
 
 
-class Section(BaseModel):
-    """A part of a recipe: fixed once read, and no key that is not named here."""
+class Section(Checked):
+    """A part of a recipe, whose numbers are finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod

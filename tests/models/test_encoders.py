@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
 from torch import nn
 
 from polyhead.config import ModelConfig
+from polyhead.errors import UserError
 from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, build
 
 SIZES = {
@@ -128,5 +128,5 @@ def test_layers_in_turn_have_attention_and_positions_of_their_own():
     ],
 )
 def test_what_makes_no_sense_is_refused_when_the_config_is_read(changes, said):
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(UserError, match=said):
         ModelConfig(**{**SIZES, **changes})

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from polyhead.config import ModelSection, Shape
+from polyhead.errors import UserError
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import KV
@@ -89,7 +89,7 @@ def test_sublayers_in_parallel_all_read_the_input():
 
 @pytest.mark.parametrize("wrong", [{}, {"norm_first": True, "sandwich_norm": True}])
 def test_a_block_in_parallel_wants_its_norms_first_and_alone(wrong):
-    with pytest.raises(ValidationError, match="block 'parallel' has one norm before each sub-layer"):
+    with pytest.raises(UserError, match="block 'parallel' has one norm before each sub-layer"):
         ModelSection(d_model=8, n_heads=2, block="parallel", **wrong)
 
 

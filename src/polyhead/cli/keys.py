@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from polyhead.cli.words import type_name, yaml_word
-from polyhead.document import section
+from polyhead.errors import section
 from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 
