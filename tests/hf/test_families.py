@@ -78,6 +78,22 @@ CASES = {
                              "tie_word_embeddings": True, "attention_bias": True}),
         Case("Qwen3Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 4, "num_hidden_layers": 1}),
     ],
+    "mixtral": [
+        Case("MixtralConfig", {**LLAMA, "num_local_experts": 4}),
+        Case("MixtralConfig", {**LLAMA, "hidden_size": 20, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6,
+                               "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 5, "hidden_act": "gelu",
+                               "tie_word_embeddings": True}),
+        Case("MixtralConfig", {**LLAMA, "num_local_experts": 3, "num_experts_per_tok": 3, "num_hidden_layers": 3}),
+    ],
+    "qwen3_moe": [
+        Case("Qwen3MoeConfig", {**LLAMA, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+                                "moe_intermediate_size": 12}),
+        Case("Qwen3MoeConfig", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
+                                "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True,
+                                "tie_word_embeddings": True, "attention_bias": True}),
+        Case("Qwen3MoeConfig", {**LLAMA, "num_key_value_heads": 4, "head_dim": 4, "num_experts": 6, "num_experts_per_tok": 1,
+                                "moe_intermediate_size": 8}),
+    ],
     "phi3": [
         Case("Phi3Config", LLAMA),
         Case("Phi3Config", {**LLAMA, "hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1,

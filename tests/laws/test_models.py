@@ -127,7 +127,10 @@ def test_rows_do_not_interact(model, pairs):
     other.source[1], other.source_pos[1] = 9, torch.arange(7)
     other.target[1], other.target_pos[1] = 8, torch.arange(9)
     after = model(*other)
-    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    if model.config.feed_forward.name == "experts":  # rows share products, so that their shapes differ
+        close(after[[0, 2]], before[[0, 2]])
+    else:
+        assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert not torch.equal(before[1], after[1])
     alone = model(*(part[2:, : 6 if "target" in name else 1] for name, part in pairs._asdict().items()))
     close(alone[0], before[2, :6])
@@ -137,7 +140,7 @@ def test_rows_do_not_interact(model, pairs):
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 def test_the_future_is_invisible(model, pairs, training, given):
     """The gradient of output t to input s is exactly 0 for s > t, and the present and the past are seen."""
-    if training and model.counts_tokens:
+    if training and model.config.norm.name == "batchnorm":
         pytest.skip("statistics of the batch show every token to every other while training")
     decoder = copy.deepcopy(model.decoder).train(training)
     pos = torch.arange(6)[None] if given else None

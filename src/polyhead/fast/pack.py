@@ -45,7 +45,7 @@ def can_pack() -> bool:
 
 def _pack(parent: nn.Module, product: Product) -> None:
     for name, layer in list(parent.named_children()):
-        if isinstance(layer, nn.Linear):
+        if type(layer) is nn.Linear:  # not a router, whose scores stay exact
             setattr(parent, name, product(layer.weight, layer.bias))
         elif isinstance(layer, Head):
             setattr(parent, name, PackedHead(layer, product))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ AnyStep = Step | Callable[[ModelConfig], Step]
 
 
 class Row(NamedTuple):
-    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer."""
+    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer, ``{e}`` that of an expert."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -75,10 +76,17 @@ def rows(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) 
     """The rows for a model with these weights, layer by layer; what it lacks, such as biases or a head, has none."""
     for row in filter(lambda row: row.where(config), table):
         step = row.step if isinstance(row.step, Step) else row.step(config)
-        for n in range(max(config.n_layers, config.decoder_layers)) if "{n}" in row.theirs else [0]:
-            names = tuple(name.replace("{n}", str(n)) for name in row.ours)
+        for theirs, *names in _numbered((row.theirs, *row.ours), config):
             if all(name in ours for name in names):
-                yield Held(row.theirs.replace("{n}", str(n)), names, step)
+                yield Held(theirs, tuple(names), step)
+
+
+def _numbered(names: tuple[str, ...], config: ModelConfig) -> Iterator[list[str]]:
+    """The names with every number of a layer in the place of {n} and every number of an expert in that of {e}."""
+    layers = range(max(config.n_layers, config.decoder_layers)) if "{n}" in names[0] else (0,)
+    experts = range(config.feed_forward.options.get("n_experts", 0)) if "{e}" in names[0] else (0,)
+    for n, e in itertools.product(layers, experts):
+        yield [name.replace("{n}", str(n)).replace("{e}", str(e)) for name in names]
 
 
 def joined(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

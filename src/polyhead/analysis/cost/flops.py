@@ -147,11 +147,16 @@ def _kernel(choice: Choice, position: Choice | None, shape: Shape, reach: Reach)
 
 
 def feed_forward(config: ModelConfig, reach: Reach) -> Work:
-    """Two matrices, or three where one gates another."""
-    matrices = known(MATRICES, config.feed_forward)
+    """Two matrices, or three where one gates another; of experts those that a token has, and a score for each."""
+    choice, scores = config.feed_forward, 0
+    if choice.name == "experts":
+        scores = choice.options["n_experts"]
+        matrices = choice.options["top_k"] * known(MATRICES, Choice(choice.options["each"]))
+    else:
+        matrices = known(MATRICES, choice)
     assert config.d_ff is not None
-    each = 2 * matrices * reach.rows * reach.queries * config.d_model * config.d_ff
-    return Work("feed-forward", 1, each, f"{2 * matrices}BSHF")
+    each = 2 * reach.rows * reach.queries * config.d_model * (matrices * config.d_ff + scores)
+    return Work("feed-forward", 1, each, f"{2 * matrices}BSHF" + (f" + {2 * scores}BSH" if scores else ""))
 
 
 def _transformer(

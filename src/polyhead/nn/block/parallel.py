@@ -26,7 +26,7 @@ class Parallel(Block):
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
         out = self.attn_residual.branch(x, lambda h: self.attn(h, pos, cache), pos)
-        out = out + self.ffn_residual.branch(x, self.ffn, pos)
+        out = out + self.ffn_residual.branch(x, lambda h: self.ffn(h, pos), pos)
         if memory is not None:
             out = out + self.cross_residual.branch(x, lambda h: self.cross(h, pos, memory=memory), pos)
         return x + out

@@ -57,7 +57,7 @@ class Block(nn.Module):
         x = self.attn_residual(x, lambda h: self.attn(h, pos, cache), pos)
         if memory is not None:
             x = self.cross_residual(x, lambda h: self.cross(h, pos, memory=memory), pos)
-        out: Tensor = self.ffn_residual(x, self.ffn, pos)
+        out: Tensor = self.ffn_residual(x, lambda h: self.ffn(h, pos), pos)
         return out
 
 

@@ -1,14 +1,4 @@
-"""Position-wise feed-forward layers: one activation between two linear maps, or a gated product of two.
-
-They act on each token alone, (B, T, C) -> (B, T, C), through ``model.d_ff`` inner units. Gated ones have three
-matrices instead of two, so for equal parameters give them two thirds of ``d_ff``.
-
-Equation: plain: g(x W₁ + b₁) W₂ + b₂                (Vaswani et al., 2017, eq. 2: the bias is inside g)
-          gated: (g(x W_gate) ⊙ x W_up) W_down       (Shazeer, 2020, eq. 5)
-Options:
-  bias: add a bias to the linear maps
-  dropout: probability, on the inner activations
-"""
+"""One activation between two linear maps, and a gated product of two."""
 
 from __future__ import annotations
 
@@ -34,7 +24,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation, self.dropout = activation, Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         out: Tensor = self.down_proj(self.dropout(self.activation(self.up_proj(x))))
         return out
@@ -52,7 +42,7 @@ class GatedFeedForward(nn.Module):
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation, self.dropout = activation, Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         out: Tensor = self.down_proj(self.dropout(self.activation(self.gate_proj(x)) * self.up_proj(x)))
         return out
@@ -224,7 +214,7 @@ class ConvFeedForward(nn.Module):
         self.down_proj = nn.Conv1d(d_ff, d_model, 1, bias=bias)
         self.activation, self.dropout = ACTIVATIONS[activation](), Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
         out: Tensor = self.down_proj(self.dropout(self.activation(self.up_proj(x.mT))))
         return out.mT
