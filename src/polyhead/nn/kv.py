@@ -28,9 +28,7 @@ class KV(NamedTuple):
     v: Tensor  # (B, K, S, D)
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): a slot may stand for many tokens
-    seen: Tensor | None = (
-        None  # (B, 1|K, T or 1, S): what visible() would say, from who computed it once a step
-    )
+    seen: Tensor | None = None  # (B, 1|K, T or 1, S): what visible() would say, where it is known already
 
     def select(self, rows: Tensor) -> KV:
         """The given batch rows, in that order."""
