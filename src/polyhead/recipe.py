@@ -128,6 +128,9 @@ class TrainConfig(Section):
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
     threads: int | None = Field(None, gt=0, le=1024, description="CPU threads; all cores if not given")
+    timeout: float = Field(
+        120.0, ge=1, le=86400, description="seconds that several processes wait for each other in a step"
+    )
 
     @field_validator("optimizer", "schedule")
     @classmethod

@@ -52,9 +52,14 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def stop(message: str, code: int) -> NoReturn:
     """Say why, and end with that exit code."""
+    raise typer.Exit(tell(message, code)) from None
+
+
+def tell(message: str, code: int) -> int:
+    """Say why; returns the exit code."""
     lines = message.splitlines() or ["stopped"]
     print("\n".join(f"polyhead: {line}" for line in lines), file=sys.stderr)
-    raise typer.Exit(code) from None
+    return code
 
 
 def said(error: Exception) -> tuple[str, int]:

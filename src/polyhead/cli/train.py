@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from polyhead.cli.guard import INTERRUPTED
+from polyhead.cli.guard import DONE, FAILED, INTERRUPTED, said, tell
 from polyhead.cli.keys import keys
-from polyhead.recipe import load_recipe
+from polyhead.recipe import Recipe, load_recipe
+from polyhead.train import launch
 
 
 def show_keys(wanted: bool) -> None:
@@ -28,6 +31,12 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on from the newest checkpoint of the run, bit for bit")
     ] = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="processes of this machine that train together, each with its share"
+        ),
+    ] = 1,
     listing: Annotated[
         bool,
         typer.Option("--keys", help="list every key of a recipe and end", callback=show_keys, is_eager=True),
@@ -41,10 +50,42 @@ def run(
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k model.position=rope train.steps=500 out=runs/rope
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --resume
+    polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --processes 4
     """
     read = load_recipe(recipe, changes)
+    if processes > 1:
+        typed = [str(recipe), *(changes or []), *(["--resume"] if resume else [])]
+        raise typer.Exit(launch.launch(typed, processes))
+    if launch.processes() > 1:
+        together(read, resume)
     from polyhead.train.pipeline import run_training
 
     _, outcome = run_training(read, resume=resume)
     if outcome.how == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def together(recipe: Recipe, resume: bool) -> NoReturn:
+    """The work of one of several processes. It leaves at once, without waiting for messages that are still under way."""
+    launch.end_with_launcher()
+    from polyhead.train.pipeline import run_training
+    from polyhead.train.several import Lost, joined
+
+    code = DONE
+    try:
+        with joined(recipe.train.timeout) as ranks:
+            restarted = launch.restarted() and (recipe.out / "recipe.yaml").is_file()
+            _, outcome = run_training(recipe, resume=resume or restarted, ranks=ranks)
+        if outcome.how == "interrupted":
+            code = INTERRUPTED
+    except Lost as error:
+        code = launch.LOST
+        if str(error):
+            code = tell(str(error), FAILED)
+    except KeyboardInterrupt:
+        code = tell("interrupted", INTERRUPTED)
+    except Exception as error:
+        code = tell(*said(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

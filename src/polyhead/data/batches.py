@@ -99,6 +99,11 @@ def share(rows: Ints, rank: int, world: int) -> Ints:
     return rows[rank::world]
 
 
+def deal(rows: Ints, n: int) -> list[Ints]:
+    """The rows of a batch dealt out to n processes in turn, so that lengths stay even; no part is empty."""
+    return [share(rows, rank, n) for rank in range(min(n, len(rows)))]
+
+
 def _bits(seed: int, epoch: int) -> np.random.BitGenerator:
     # raw bits, because numpy promises the same ones in every version, which it does not for permutations
     return np.random.Philox(np.random.SeedSequence([seed, epoch]))

@@ -33,6 +33,14 @@ class Pack(NamedTuple):
     pieces: Pieces  # those of the first row, then those of the second
     row: Ints  # (N,) from 0 to B - 1
 
+    def deal(self, n: int) -> list[Pack]:
+        """The rows dealt out to n processes in turn; no part is empty."""
+        kept = [self.row % n == i for i in range(min(n, len(self.rows)))]
+        return [
+            Pack(self.epoch, self.rows[i::n], self.pieces.of(mine), self.row[mine] // n)
+            for i, mine in enumerate(kept)
+        ]
+
 
 def documents(store: TokenStore, mark: int) -> Pieces:
     """The documents of a store, without the token ``mark`` between them, which no text is made of."""

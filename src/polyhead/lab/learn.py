@@ -134,6 +134,9 @@ class Generated:
     def hardest(self) -> int:
         return 0
 
+    def deal(self, rows: int, n: int) -> list[int]:
+        return [rows]
+
     def batch(self, rows: int) -> Batch:
         return self.problem.batch(self.seed, rows)
 

@@ -69,6 +69,9 @@ class Blank:
     def hardest(self) -> Any:
         return None
 
+    def deal(self, rows: Any, n: int) -> list[Any]:
+        return [rows]
+
     def count(self, batch: Any) -> int:
         return self.load.rows if self.config.labels else self.load.labels
 

@@ -42,6 +42,9 @@ class Distilled:
     def hardest(self) -> Any:
         return self.task.hardest()
 
+    def deal(self, rows: Any, n: int) -> list[Any]:
+        return self.task.deal(rows, n)
+
     def batch(self, rows: Any) -> Any:
         return self.task.batch(rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,6 +23,7 @@ from polyhead.train.files import remove
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve
 from polyhead.train.progress import Progress, Sums
+from polyhead.train.ranks import ALONE, Ranks
 from polyhead.train.reporting import Reporter
 from polyhead.train.training import Training, prune
 
@@ -33,17 +35,21 @@ class Task(Protocol):
 
     def plan(self, epoch: int) -> Sequence[Any]: ...
     def hardest(self) -> Any: ...
+    def deal(self, rows: Any, n: int) -> list[Any]: ...
     def batch(self, rows: Any) -> Any: ...
     def count(self, batch: Any) -> int: ...
     def loss(self, model: nn.Module, batch: Any) -> Loss: ...
     def evaluate(self, model: nn.Module) -> dict[str, float]: ...
 
 
+How = Literal["done", "stopped early", "interrupted"]
+
+
 @dataclass
 class Outcome:
     """How a training ended, and where."""
 
-    how: Literal["done", "stopped early", "interrupted"]
+    how: How
     step: int
     progress: Progress
 
@@ -56,9 +62,10 @@ def total_steps(task: Task, config: TrainConfig) -> int:
     return min(limits)
 
 
-def seed_of(seed: int, step: int) -> int:
+def seed_of(seed: int, step: int, rank: int = 0) -> int:
     """The seed of one step's dropout, mixed, because torch's CPU generator looks at the low 32 bits alone."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])
+    key = [seed, step, rank] if rank else [seed, step]
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
 
 
 def train(
@@ -69,11 +76,13 @@ def train(
     report: Reporter,
     stop: Callable[[], bool] = lambda: False,
     extra: dict[str, str] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Train until the steps are done, progress ends, or ``stop`` asks for it.
+    """Train until the steps are done, progress ends, or ``stop`` asks for it on any rank.
 
     Every step draws its dropout from (seed, step), and the order of the data is a function of (seed, epoch), so
-    a run that is killed and resumed ends with the same bits as one that never stopped.
+    a run that is killed and resumed ends with the same bits as one that never stopped. A batch is the same on any
+    number of ranks, which take its rows in turn; the first of them saves, measures and reports.
     """
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
@@ -81,14 +90,14 @@ def train(
     clock = Clock(progress)
     interrupted = False
     if start < steps:
-        rehearse(model, task, config)
+        rehearse(model, task, config, ranks)
     while progress.step < steps and not _exhausted(progress, config) and not interrupted:
         model.train()
         progress.step += 1
-        torch.manual_seed(seed_of(config.seed, progress.step))
-        batches = [task.batch(next(stream)) for _ in range(config.accumulate)]
-        if not update(training, task, batches, config):
-            _check_skips(progress, checkpoints, report)
+        torch.manual_seed(seed_of(config.seed, progress.step, ranks.rank))
+        parts = [part for _ in range(config.accumulate) for part in ranks.share(task, next(stream))]
+        if not update(training, task, [task.batch(part) for part in parts], config, ranks):
+            ranks.tell(lambda: _check_skips(progress, checkpoints, report))
         last = progress.step == steps
         if progress.step % config.log_every == 0 or last:
             rate = {"lr": training.schedule(progress.step) * config.lr, "epoch": progress.epoch}
@@ -96,29 +105,29 @@ def train(
             report.train({**progress.sums.means(), **clock.speed(), **rate, **counters})
             progress.sums = Sums()
         improved = (progress.step % config.eval_every == 0 or last) and _evaluate(
-            training, task, config, report
+            training, task, config, report, ranks
         )
-        interrupted = stop()
+        interrupted = any(ranks.sum(stop()))
         ends = last or interrupted or _exhausted(progress, config)
         due = progress.step % config.save_every == 0 and not progress.in_a_row
         if due or improved or ends:
-            _save(training, config, checkpoints, extra or {})
+            ranks.tell(lambda: _save(training, config, checkpoints, extra or {}))
     if interrupted:
         return Outcome("interrupted", progress.step, progress)
-    prune(training, config, checkpoints)
+    ranks.tell(lambda: prune(training, config, checkpoints))
     return Outcome("done" if progress.step >= steps else "stopped early", progress.step, progress)
 
 
-def rehearse(model: nn.Module, task: Task, config: TrainConfig) -> None:
+def rehearse(model: nn.Module, task: Task, config: TrainConfig, ranks: Ranks = ALONE) -> None:
     """Run the costliest batch once and learn nothing: what does not fit into memory fails now, not after hours."""
     device = next(model.parameters()).device
     before = {name: statistic.clone() for name, statistic in running(model).items()}
     try:
-        batch = task.batch(task.hardest())
-        with autocast(resolve(config.precision, device), device):
-            loss = task.loss(model.train(), batch)
-        if loss.count:
-            loss.total.backward()
+        for part in ranks.share(task, task.hardest()):
+            with autocast(resolve(config.precision, device), device):
+                loss = task.loss(model.train(), task.batch(part))
+            if loss.count:
+                loss.total.backward()
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(
             error
@@ -154,19 +163,28 @@ def _exhausted(progress: Progress, config: TrainConfig) -> bool:
     return config.patience is not None and progress.stale >= config.patience
 
 
-def update(training: Training, task: Task, batches: Sequence[Any], config: TrainConfig) -> bool:
-    """One step of the optimisers over some batches; False if there was nothing to learn, or nothing finite."""
+def update(
+    training: Training, task: Task, batches: Sequence[Any], config: TrainConfig, ranks: Ranks = ALONE
+) -> bool:
+    """One step of the optimisers over some batches; False if there was nothing to learn, or nothing finite.
+
+    Of several ranks each has its part of the batches, or none, and all make the same step.
+    """
     model, progress = training.model, training.progress
     device = next(model.parameters()).device
     precision = resolve(config.precision, device)
-    count = sum(task.count(batch) for batch in batches)
+    count = int(*ranks.sum(sum(task.count(batch) for batch in batches)))
     total = nll = 0.0
-    for batch in batches:
-        with autocast(precision, device):
-            loss = task.loss(model, batch)
-        if loss.count:
-            (loss.total / count).backward()
-            total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
+    # the gradients of the last batch are complete one by one, and travel while others are computed
+    for some, summing in ((batches[:-1], nullcontext()), (batches[-1:], ranks.summing(model))):
+        with summing:
+            for batch in some:
+                with autocast(precision, device):
+                    loss = task.loss(model, batch)
+                if loss.count:
+                    (loss.total / count).backward()
+                    total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
+    total, nll = ranks.sum(total, nll)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
     finite = math.isfinite(total + norm)
     if count and finite:
@@ -228,17 +246,18 @@ def _save(training: Training, config: TrainConfig, checkpoints: Path, extra: dic
     training.save(checkpoints, extra)
 
 
-def _evaluate(training: Training, task: Task, config: TrainConfig, report: Reporter) -> bool:
+def _evaluate(training: Training, task: Task, config: TrainConfig, report: Reporter, ranks: Ranks) -> bool:
     """Measure, with the averaged weights where there are any; True if it is the best so far."""
     model, progress = training.model, training.progress
     started = time.perf_counter()
     model.eval()
-    with torch.inference_mode():
-        if training.ema:
-            with training.ema.applied(model):
-                measured = task.evaluate(model)
-        else:
-            measured = task.evaluate(model)
+
+    @torch.inference_mode()
+    def measure() -> dict[str, float]:
+        with training.ema.applied(model) if training.ema else nullcontext():
+            return task.evaluate(model)
+
+    measured = ranks.tell(measure)
     best = progress.improved(measured[config.metric], config.metric != "loss")
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
     report.valid({**measured, **counters, "best": float(best)})

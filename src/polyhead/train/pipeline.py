@@ -7,6 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from polyhead.train import checkpoint
 from polyhead.train.distill import check_widths, distilled
 from polyhead.train.forecast import Timed
 from polyhead.train.lock import RunLock
-from polyhead.train.loop import Outcome, total_steps, train
+from polyhead.train.loop import How, Outcome, total_steps, train
+from polyhead.train.ranks import ALONE, Ranks
 from polyhead.train.reporting import (
     Metrics,
     Reporter,
@@ -34,6 +36,7 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, open_start, resolved
 from polyhead.train.tasks.base import RunTask, TaskPart
@@ -50,31 +53,34 @@ def run_training(
     report: Reporter | None = None,
     tokenizer: Tokenizer | None = None,
     judge: Judge | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Run, Outcome]:
     """Do all that a recipe says. A run that was interrupted goes on with ``resume`` as if it had not been.
 
     The lock on the directory keeps a second process out; Ctrl-C and SIGTERM save and end the run in good order.
-    A ``tokenizer`` that is given is not trained anew; ``judge`` measures the result in place of the task.
+    A ``tokenizer`` that is given is not trained anew; ``judge`` measures the result in place of the task. Of several
+    ``ranks`` (``polyhead.train.several.joined``) the first alone uses the directory, and returns the measured weights.
     """
     tune_memory()
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
-    out, checkpoints = recipe.out, recipe.out / "checkpoints"
-    origin = open_start(recipe)
+    ranks.use_threads(recipe.train.threads)
+    out, checkpoints, first = recipe.out, recipe.out / "checkpoints", not ranks.rank
+    origin = ranks.in_turn(lambda: open_start(recipe))
     recipe = resolved(recipe, origin)
-    before = check_directory(recipe, resume)
+    before = check_directory(recipe, resume) if first else None
     part: TaskPart = TASK.get(recipe.task.name)
-    part.check(recipe)  # a mistake in the files is told now, not at the end
-    with RunLock(out):
-        saved = checkpoint.newest(checkpoints) if resume else None
-        with reporters(recipe, saved.step if saved else 0, report) as several:
-            told = Timed(several, read_metrics(out / "metrics.jsonl"))
+    ranks.in_turn(lambda: part.check(recipe))  # a mistake in the files is told now, not at the end
+    with RunLock(out) if first else nullcontext():
+        saved = everywhere(checkpoint.newest(checkpoints) if resume and first else None, ranks)
+        with reporters(recipe, saved.step if saved else 0, report) if first else Reporters() as several:
+            told = Timed(several, read_metrics(out / "metrics.jsonl") if first else ())
             if origin and not resume:
                 tokenizer = origin.tokenizer
             elif tokenizer is None or resume:
-                tokenizer = _tokenizer(recipe, part, resume, told)
-            task = part.open(recipe, tokenizer, told)
-            known = read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
+                tokenizer = from_first(ranks, lambda: _tokenizer(recipe, part, resume, told))
+            task = ranks.in_turn(lambda: part.open(recipe, tokenizer, told))
+            known = ranks.tell(
+                lambda: read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
+            )
             config = recipe.model.with_vocabulary(
                 max(known, tokenizer.vocab_size), task.labels
             )  # published rows may be more
@@ -87,23 +93,33 @@ def run_training(
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
-            if saved and before:
-                check_same(saved, extra, out)
-                check_rates(recipe.train, config.d_model, saved.step, total_steps(task, before.train), steps)
+            check_alike(ranks, recipe, run.model, extra)
+            if saved:
+                if before:
+                    check_same(saved, extra, out)
+                    check_rates(
+                        recipe.train, config.d_model, saved.step, total_steps(task, before.train), steps
+                    )
                 training.restore(saved)
                 told.say(f"resumed at step {saved.step} of {steps}")
-            run.save_description(out)
+            if first:
+                run.save_description(out)
+            together = f" on {ranks.world} processes" if ranks.world > 1 else ""
             told.say(
-                f"{sum(p.numel() for p in run.model.parameters()):,} parameters, {steps:,} steps, to {out}"
+                f"{sum(p.numel() for p in run.model.parameters()):,} parameters, {steps:,} steps{together}, to {out}"
             )
             with stop_on_signal(told.say) as stopped:
-                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra)
-                if outcome.how != "interrupted":
+                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
+
+                def finish() -> How:
                     if took := told.compared(outcome.step):
                         told.say(took)
-                    _finish(run, recipe, task, outcome, training, told, judge)
+                    return _finish(run, recipe, task, outcome, training, told, judge)
+
+                if outcome.how != "interrupted":
+                    outcome.how = ranks.tell(finish)
             if outcome.how == "interrupted":
-                on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume"])
+                on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.again])
                 told.say(f"saved at step {outcome.step}; go on with: {on}")
             run.model.eval()
             return run, outcome
@@ -135,19 +151,18 @@ def _finish(
     training: Training,
     report: Reporter,
     judge: Judge | None,
-) -> None:
-    """Measure the final weights and write the run directory.
+) -> How:
+    """Measure the final weights and write the run directory; returns how the run has ended.
 
-    A signal while it measures makes the outcome "interrupted": all weights are saved, and --resume measures anew.
+    A signal while it measures makes that "interrupted": all weights are saved, and --resume measures anew.
     """
     try:
         with end_on_signal():
             origin = final_weights(training, recipe.train, recipe.out / "checkpoints")
             facts = _facts(run, task, origin, judge)
     except KeyboardInterrupt:
-        outcome.how = "interrupted"
         report.say("training is done, its final evaluation is not")
-        return
+        return "interrupted"
     run.save(recipe.out, card(task.title, task.use, facts))
     for name, value in facts.items():
         report.say(f"{name}: {value}")
@@ -156,6 +171,7 @@ def _finish(
         r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use
     )  # there it stands for the run
     report.say(f"finished{how} at step {outcome.step}; use it: {use}")
+    return outcome.how
 
 
 def _facts(run: Run, task: RunTask, origin: str, judge: Judge | None) -> dict[str, str]:

@@ -12,7 +12,17 @@ from polyhead.registry import SCHEDULE
 from polyhead.train import checkpoint
 
 # what a run may change when it goes on: none of it alters the weights of a step (steps and epochs: see check_rates)
-_CHANGEABLE = ("steps", "epochs", "log_every", "keep", "average", "patience", "tensorboard", "threads")
+_CHANGEABLE = (
+    "steps",
+    "epochs",
+    "log_every",
+    "keep",
+    "average",
+    "patience",
+    "tensorboard",
+    "threads",
+    "timeout",
+)
 DESCRIPTION = (
     "README.md",
     "config.json",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.analysis.class_metrics import class_measures
-from polyhead.data.batches import costliest, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
 from polyhead.data.labelled_store import LabelledStore
@@ -111,6 +111,10 @@ class Classification:
         """The rows of the batch that needs the most memory; no epoch has a larger one."""
         batches = self.plan(0)
         return batches[costliest(batches, self.train.lengths, self.train.lengths)]
+
+    def deal(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
+        """The rows of a batch in n parts, or fewer, for as many processes."""
+        return deal(rows, n)
 
     def batch(self, rows: np.ndarray) -> Examples:
         """Padded tensors of some training texts, some of their tokens hidden."""

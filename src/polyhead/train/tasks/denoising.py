@@ -47,6 +47,13 @@ class Texts(NamedTuple):
     rows: Ints  # (B,) their numbers in the epoch
     pieces: Pieces
 
+    def deal(self, n: int) -> list[Texts]:
+        """Dealt out to n processes in turn; no part is empty."""
+        some = range(min(n, len(self.rows)))
+        return [
+            Texts(self.epoch, self.rows[i::n], Pieces(*(part[i::n] for part in self.pieces))) for i in some
+        ]
+
 
 @TASK.register("denoising")
 class Denoising:
@@ -143,6 +150,10 @@ class Denoising:
         """The batch that needs the most memory."""
         plan, lengths = self.plan(0), self._lengths(self._pieces(0))
         return plan[costliest([batch.rows for batch in plan], *lengths)]
+
+    def deal(self, chosen: Texts, n: int) -> list[Texts]:
+        """The rows of a batch in n parts, or fewer, for as many processes."""
+        return chosen.deal(n)
 
     def batch(self, chosen: Texts) -> Batch:
         """Some texts of the training text, the damage drawn by (seed, epoch, text)."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from polyhead.analysis.perplexity import perplexity
+from polyhead.data.batches import deal
 from polyhead.data.rows import Ints, Rows, collate_rows, plan_rows
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
@@ -86,6 +87,10 @@ class LanguageModel:
     def hardest(self) -> Ints:
         """All full batches are alike."""
         return self.plan(0)[0]
+
+    def deal(self, starts: Ints, n: int) -> list[Ints]:
+        """The rows of a batch in n parts, or fewer, for as many processes."""
+        return deal(starts, n)
 
     def batch(self, starts: Ints) -> Rows:
         """Rows of the training text."""

@@ -129,6 +129,10 @@ class MaskedLanguage:
         """All full batches are alike."""
         return self.plan(0)[0]
 
+    def deal(self, packed: Pack, n: int) -> list[Pack]:
+        """The rows of a batch in n parts, or fewer, for as many processes."""
+        return packed.deal(n)
+
     def batch(self, packed: Pack) -> Masked:
         """Rows of the training text, the masks drawn by (seed, epoch, row)."""
         return self._masked(self.train, packed, [MASKS, self.config.seed, packed.epoch])

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from polyhead.analysis.metrics import bleu, chrf
-from polyhead.data.batches import costliest, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.collate import Batch, collate
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
@@ -107,6 +107,10 @@ class Translation:
         """The rows of the batch that needs the most memory; no epoch has a larger one."""
         batches = self.plan(0)
         return batches[costliest(batches, self.train.source_lengths, self.train.target_lengths)]
+
+    def deal(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
+        """The rows of a batch in n parts, or fewer, for as many processes."""
+        return deal(rows, n)
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Padded tensors of some training pairs."""

@@ -1,0 +1,93 @@
+"""The processes that make every update together, seen from one of them: alone here, several in ``several.py``.
+
+An update is the same on any number of ranks: its rows are dealt out, counts, losses and gradients are summed over all
+ranks before anything is divided. The first rank alone writes, measures and speaks; what it finds, all take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+class Deals(Protocol):
+    """What knows the parts of a batch: a task."""
+
+    def deal(self, rows: Any, n: int) -> list[Any]: ...
+
+
+class Ranks(Protocol):
+    """All that training asks of the others."""
+
+    rank: int
+    world: int
+    again: tuple[str, ...]  # options of ``polyhead train`` that start as many again
+
+    def use_threads(self, wanted: int | None) -> None:
+        """CPU threads: so many, or all, dealt out to the processes of this machine."""
+        ...
+
+    def share(self, task: Deals, rows: Any) -> list[Any]:
+        """The part of a batch that is this rank's; none where there are fewer rows than ranks."""
+        ...
+
+    def sum(self, *numbers: float) -> list[float]:
+        """Each number summed over all ranks; the same bits on each."""
+        ...
+
+    def summing(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Behind the context gradients are summed over all ranks; within it they begin to travel."""
+        ...
+
+    def tell(self, work: Callable[[], T]) -> T:
+        """What the work of the first rank gives, of JSON's types. The others wait, as long as it lives."""
+        ...
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Everyone's own work: the first rank's before all, then one on each machine, then the rest.
+
+        What is made once and then found is so made once, whether or not machines see the same files.
+        """
+        ...
+
+    def copy(self, tensors: Iterable[Tensor]) -> None:
+        """Fill tensors with those of the first rank."""
+        ...
+
+
+class Alone:
+    """One process."""
+
+    rank, world = 0, 1
+    again: tuple[str, ...] = ()
+
+    def use_threads(self, wanted: int | None) -> None:
+        if wanted:
+            torch.set_num_threads(wanted)
+
+    def share(self, task: Deals, rows: Any) -> list[Any]:
+        return [rows]
+
+    def sum(self, *numbers: float) -> list[float]:
+        return list(numbers)
+
+    def summing(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def tell(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def copy(self, tensors: Iterable[Tensor]) -> None:
+        pass
+
+
+ALONE = Alone()

@@ -1,0 +1,226 @@
+"""Several processes that train together on torch.distributed, gloo carrying what they sum; each wait has an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from polyhead.errors import UserError
+from polyhead.train.gradients import Gradients
+from polyhead.train.launch import LAUNCHED, LISTENING, processes
+from polyhead.train.pulse import PAUSE, Pulse
+from polyhead.train.ranks import ALONE, Deals, Ranks
+
+T = TypeVar("T")
+JOIN = 300.0  # seconds that ranks wait for the last one to start
+ANSWER = 10.0  # seconds in which a store answers that does not have to wait for anyone
+
+
+class Lost(RuntimeError):
+    """Another rank is gone, or does not answer; without a message where somebody else says why."""
+
+
+class Several:
+    """One of several processes, on gloo. Every wait ends: with an answer, or with ``Lost`` after ``timeout`` seconds.
+
+    While the first rank works and the others have nothing to do, what counts is not how long but whether it lives.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, timeout: float) -> None:
+        self.rank, self.world, self.timeout, self.store = rank, world, timeout, store
+        self.again: tuple[str, ...] = ("--processes", str(world)) if LAUNCHED in os.environ else ()
+        self.pulse = Pulse(store, rank)
+        self.leader = os.environ.get("LOCAL_RANK", "0") == "0"
+        self.store.set(f"leader/{rank}", str(int(self.leader)))
+        self.said = self.turns = 0
+        self.threads = torch.get_num_threads()
+        self.gradients: Gradients | None = None
+        others = [f"leader/{r}" for r in range(world)]
+        self._await(others, (), until=time.monotonic() + JOIN)
+        with self._heard():
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
+            )
+        store.set_timeout(timedelta(seconds=ANSWER))
+        self.leaders = {r for r in range(world) if store.get(f"leader/{r}") == b"1"}
+
+    def use_threads(self, wanted: int | None) -> None:
+        self.threads = wanted or torch.get_num_threads()
+        if wanted or "OMP_NUM_THREADS" not in os.environ:  # which is meant for a process
+            torch.set_num_threads(max(1, self.threads // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+    def share(self, task: Deals, rows: Any) -> list[Any]:
+        return task.deal(rows, self.world)[self.rank : self.rank + 1]
+
+    def sum(self, *numbers: float) -> list[float]:
+        summed = torch.tensor(numbers, dtype=torch.float64)
+        self._start(summed)()
+        found: list[float] = summed.tolist()
+        return found
+
+    def summing(self, model: nn.Module) -> AbstractContextManager[None]:
+        self.gradients = self.gradients or Gradients(model, self._start)
+        return self.gradients.summing()
+
+    def tell(self, work: Callable[[], T]) -> T:
+        self.said += 1
+        key = f"told/{self.said}"
+        if self.rank:
+            self._await([key], [0])
+        else:
+            with _threads(self.threads):  # those of the others as well, which wait
+                self.store.set(key, json.dumps(work()))
+        found: T = json.loads(self.store.get(key))
+        return found
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        self.turns += 1
+        before = set() if not self.rank else {0} if self.leader else {0} | self.leaders
+        self._await(self._turns(before), before)
+        found = work()
+        self.store.set(f"turn/{self.turns}/{self.rank}", "done")
+        every = set(range(self.world))
+        self._await(self._turns(every), every)
+        return found
+
+    def copy(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            with self._heard():
+                dist.broadcast(tensor.detach(), 0)
+
+    def leave(self, failed: bool) -> None:
+        """The end: in good order when all have come here, else with a note for the others."""
+        if failed:
+            with suppress(RuntimeError):
+                self.store.set("failed", str(self.rank))
+            self.pulse.stop()
+            return
+        self.store.set(f"left/{self.rank}", "done")
+        if not self.rank:  # which keeps the store
+            every = range(self.world)
+            self._await([f"left/{r}" for r in every], every)
+        self.pulse.stop()
+        dist.destroy_process_group()
+
+    def _turns(self, ranks: Iterable[int]) -> list[str]:
+        return [f"turn/{self.turns}/{rank}" for rank in ranks]
+
+    def _start(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to sum a tensor, in place; what is returned waits for the end of it."""
+        with self._heard():
+            work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> None:
+            with self._heard():
+                work.wait()
+
+        return wait
+
+    def _await(self, keys: list[str], whom: Iterable[int], until: float | None = None) -> None:
+        """Wait until others have written, as long as their pulses beat."""
+        try:
+            listening = self.pulse.listen(whom)
+            while not self.store.check(keys):
+                self._heed_failures()
+                silent = [rank for rank, since in listening().items() if since > self.timeout]
+                if silent:
+                    raise Lost(_no_answer(silent, self.timeout))
+                if until is not None and time.monotonic() > until:
+                    raise Lost(f"not all of the {self.world} processes have come within {JOIN:.0f} s")
+                time.sleep(PAUSE)
+        except Lost:
+            raise
+        except RuntimeError as error:  # the store is with the first rank, or with torchrun
+            raise Lost(self._gone(error)) from None
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """What goes wrong between ranks, said as it concerns a person."""
+        started = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            late = time.monotonic() - started > 0.9 * self.timeout
+            with suppress(RuntimeError):
+                self._heed_failures()
+                if late and (silent := self.pulse.silent(range(self.world))):
+                    raise Lost(_no_answer(silent, self.timeout)) from None
+            if late:
+                raise Lost(f"the other ranks have not answered for {self.timeout:.0f} s") from None
+            raise Lost(self._gone(error)) from None
+
+    def _heed_failures(self) -> None:
+        """A rank that failed has said so itself."""
+        if self.store.check(["failed"]):
+            raise Lost
+
+    def _gone(self, error: Exception) -> str:
+        """Who started the processes sees which of them ended, and says so."""
+        return "" if LAUNCHED in os.environ else f"the connection to another rank broke off ({_brief(error)})"
+
+
+@contextmanager
+def joined(timeout: float) -> Iterator[Ranks]:
+    """The ranks that the environment tells of (RANK, WORLD_SIZE, ... as torchrun gives them); alone without."""
+    if processes() == 1:
+        yield ALONE
+        return
+    rank, world = int(os.environ["RANK"]), processes()
+    ranks = Several(_store(rank, world), rank, world, timeout)
+    try:
+        yield ranks
+    except Lost:
+        ranks.leave(failed=True)
+        raise
+    except UserError as error:
+        ranks.leave(failed=True)
+        raise UserError(f"rank {rank}: {error}" if rank else str(error)) from error
+    except BaseException:
+        ranks.leave(failed=True)
+        raise
+    ranks.leave(failed=False)
+
+
+def _store(rank: int, world: int) -> Store:
+    """Where ranks find each other: at a socket that ``polyhead train`` listens on for them, or at torchrun's."""
+    if LISTENING in os.environ:
+        listener = int(os.environ[LISTENING]) if rank == 0 else None
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0
+        limit = timedelta(seconds=JOIN)
+        return TCPStore(*where, timeout=limit, wait_for_workers=False, master_listen_fd=listener)
+    store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=JOIN))))[0]
+    return store
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    """So many CPU threads within, as many as before behind it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _no_answer(ranks: list[int], seconds: float) -> str:
+    one = len(ranks) == 1
+    named = f"rank {ranks[0]}" if one else f"ranks {', '.join(map(str, ranks))}"
+    return f"{named} {'has' if one else 'have'} not answered for {seconds:.0f} s"
+
+
+def _brief(error: Exception) -> str:
+    """What the transport said, without its files and lines."""
+    words = str(error).split("] ", 1)[-1].split(". ")[0]
+    return " ".join(words.split())[:120]
