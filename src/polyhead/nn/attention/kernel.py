@@ -75,7 +75,7 @@ class KernelAttention(nn.Module):
         if cache is not None:
             kv = cache.update(kv)
             watch += [cache.watcher] if cache.watcher else []
-        n, group = len(q) // len(kv.k), q.size(1) // kv.k.size(1)
+        n, group = q.size(0) // kv.k.size(0), q.size(1) // kv.k.size(1)
         with exactly(x):
             similar = self.sim(fold(widened(q), n, group), widened(kv.k)).unflatten(2, (n, group, -1))
             mask = sight(pos, kv, x.size(1), self.causal)

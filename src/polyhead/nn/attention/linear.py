@@ -186,7 +186,7 @@ def total(k: Terms, v: Terms) -> Terms:
 
 def read(q: Terms, sums: Terms) -> Tensor:
     """phi(q) over sums that all queries see: (N, H, T, P), (B, K, P, X) -> (N, H, T, X); row i reads row i // (N / B)."""
-    n, group = len(q[0]) // len(sums[0]), q[0].size(1) // sums[0].size(1)
+    n, group = q[0].size(0) // sums[0].size(0), q[0].size(1) // sums[0].size(1)
     return torch.cat([unfold(fold(a, n, group) @ b, n, group) for a, b in zip(q, sums, strict=True)], -1)
 
 
