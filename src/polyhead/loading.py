@@ -16,11 +16,8 @@ from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
 from polyhead.text.tokenizer import Tokenizer
 
-DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "int8": torch.float32,
-}  # of what is not rounded further
+# of what is not rounded further
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 
 
 def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> Run:

@@ -59,9 +59,8 @@ def test_powers_of_ten_enclose_the_values():
     assert powers(0.03, 8) == [0.01, 0.1, 1, 10]
     assert powers(1e-7, 1e-3) == [1e-7, 1e-6, 1e-5, 1e-4, 1e-3]
     assert powers(0.1, 0.1) == [0.1, 1]
-    svg = line_chart(
-        [Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260
-    )  # 21 ticks of 1, 2 and 5 would not fit
+    # 21 ticks of 1, 2 and 5 would not fit
+    svg = line_chart([Curve("a", [(0, 1e-7), (1, 0.5)])], "x", "y", 380, 260)
     assert re.findall(r'tick end"[^>]*>([^<]*)<', svg) == [
         "1e-07",
         "1e-06",

@@ -12,10 +12,8 @@ from polyhead.cache.pages import NoRoom, PageTable, Span
 from polyhead.errors import UserError
 
 A, B = 0, 2**61 - 1  # two token ids that Python gives the same hash
-EXAMPLES, STEPS = (
-    1800,
-    100,
-)  # hypothesis ends a third of the steps early, now more, now fewer: over 100,000 remain
+# hypothesis ends a third of the steps early, now more, now fewer: over 100,000 remain
+EXAMPLES, STEPS = 1800, 100
 
 
 class Shadow:
@@ -340,9 +338,8 @@ def test_what_nobody_holds_is_kept_until_its_memory_is_needed_longest_unused_fir
     assert table.admit(2, [3, 3]) == 2  # used again: now the youngest
     table.release(2)
     table.admit(3)
-    table.write(
-        [Span(3, 0, 4)]
-    )  # the free block, and the oldest: the end of sequence 0, for its beginning is kept longer
+    # the free block, and the oldest: the end of sequence 0, for its beginning is kept longer
+    table.write([Span(3, 0, 4)])
     assert table.admit(4, [1, 1, 2, 2]) == 2
     assert table.admit(5, [3, 3]) == 2
     table.check()

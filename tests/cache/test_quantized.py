@@ -122,9 +122,8 @@ def test_bytes_are_those_of_groups_and_tails():
     fed = Fed(2, 4, 8)
     torch.manual_seed(0)
     token = 2 * (3 + 5) * 4
-    packed = 2 * (
-        8 * (3 + 5) // 2 + 2 * (3 + 8) * 4
-    )  # numbers; scales and zeros of 3 channels and of 8 tokens
+    # numbers; scales and zeros of 3 channels and of 8 tokens
+    packed = 2 * (8 * (3 + 5) // 2 + 2 * (3 + 8) * 4)
     assert fed.cache.memory()[:2] == (2 * 2 * 8 * token, 0)
     fed.step([0, 1], [17, 5])
     assert fed.cache.memory()[:2] == (

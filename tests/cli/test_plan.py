@@ -34,9 +34,8 @@ def test_a_preset_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     tree = json.loads(capsys.readouterr().out)
     assert tree["name"] == "gpt2"
     assert tree["largest"] == {"rows": 2, "length": 64, "source": 0, "asked": None}
-    assert (
-        tree["decoding"]["heads"]["4"] == 12 * 2 * 4 * 64 * 4
-    )  # layers, keys and values, heads, their width, bytes
+    # layers, keys and values, heads, their width, bytes
+    assert tree["decoding"]["heads"]["4"] == 12 * 2 * 4 * 64 * 4
 
 
 def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:

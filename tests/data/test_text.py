@@ -230,9 +230,8 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
     wanted = open_text([plain], "line")
     for file, column, broken in ((tsv, "sentence", 1), (tsv, 1, 1), (jsonl, "x.s", 1)):
         text = open_text([file], "file", columns=[column])
-        header = (
-            ["sentence"] if column == 1 else []
-        )  # a number names no header, so its line is text like others
+        # a number names no header, so its line is text like others
+        header = ["sentence"] if column == 1 else []
         report, reference = TextReport("x"), TextReport("x")
         assert [piece.text for piece in text.pieces(report)] == [
             *header,

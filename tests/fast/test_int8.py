@@ -64,10 +64,8 @@ def test_a_product_is_that_of_the_rounded_numbers(kind, rows, inputs, outputs):
 @KINDS
 def test_it_is_as_far_from_the_real_product_as_two_roundings(kind):
     x, weight = torch.randn(50, 300), torch.randn(70, 300)
-    a, b = (
-        x.abs().amax(1, keepdim=True) / 254,
-        weight.abs().amax(1, keepdim=True) / 254,
-    )  # half of a whole number
+    # half of a whole number
+    a, b = x.abs().amax(1, keepdim=True) / 254, weight.abs().amax(1, keepdim=True) / 254
     worst = a * weight.abs().sum(1) + x.abs().sum(1, keepdim=True) * b.T + 300 * a * b.T
     error = (kind(weight, None)(x) - x @ weight.T).abs()
     assert error.le(worst).all()

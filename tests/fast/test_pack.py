@@ -24,9 +24,8 @@ pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has 
     ("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"]
 )
 def test_a_packed_model_gives_the_logits_of_the_plain_one(dtype, near):
-    products = (
-        2 * 7 + 2 * 11 + 1 if kernels() is None else 2 * 5 + 2 * 7 + 1
-    )  # where queries, keys and values are one
+    # where queries, keys and values are one
+    products = 2 * 7 + 2 * 11 + 1 if kernels() is None else 2 * 5 + 2 * 7 + 1
     model, pos = build(CONFIG, seed=1).eval().to(dtype), torch.arange(9).repeat(3, 1)
     pos[1, 5:] = -1
     with torch.inference_mode():

@@ -32,9 +32,8 @@ def make(
     built = getattr(transformers, config)(**{"vocab_size": VOCABULARY, **ids, **sizes})
     model = getattr(transformers, auto).from_config(built, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in filter(
-            lambda parameter: parameter.requires_grad, model.parameters()
-        ):  # sinusoids stay
+        # sinusoids stay
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model = model.to(dtype)
     if model.can_generate():

@@ -451,9 +451,8 @@ def test_an_encoder_trained_here_is_opened_by_the_reference(
     theirs, info = getattr(transformers, auto).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
     run, tokenizer = ph.load(tmp_path / "run"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    given = tokenizer(
-        TEXTS[0], TEXTS[1], return_tensors="pt"
-    )  # the same tokens stand around texts there and here
+    # the same tokens stand around texts there and here
+    given = tokenizer(TEXTS[0], TEXTS[1], return_tensors="pt")
     encoded = run.tokenizer.encode(TEXTS[:2])
     assert given["input_ids"][0].tolist() == [1, *encoded[0], 2, *encoded[1], 2]
     segments = given.get("token_type_ids")

@@ -190,10 +190,8 @@ def test_roles_come_from_whichever_file_gives_them(gpt2: Path, caplog: pytest.Lo
     config = gpt2 / "tokenizer_config.json"
     config.write_text(json.dumps({"pad_token": "</s>"}))
     loaded = ph.load(gpt2)
-    assert loaded.tokenizer.ids == {
-        "bos_token": 1,
-        "eos_token": 2,
-    }  # ids of config.json; padding that ends is no role
+    # ids of config.json; padding that ends is no role
+    assert loaded.tokenizer.ids == {"bos_token": 1, "eos_token": 2}
     assert loaded.generate(["a dog", "two red dogs at sea"], max_new_tokens=4) == [
         loaded.generate([text], max_new_tokens=4)[0] for text in ("a dog", "two red dogs at sea")
     ]
@@ -221,11 +219,8 @@ def test_an_imported_run_without_roles_is_read_again(gpt2: Path, tmp_path: Path)
 def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
     edited("generation_config.json", do_sample=True, temperature=0.7, top_p=0.9)(gpt2)
     found = ph.load(gpt2).generation
-    assert (found.temperature, found.top_p, found.top_k) == (
-        0.7,
-        0.9,
-        50,
-    )  # 50 is theirs where nothing is said
+    # 50 is theirs where nothing is said
+    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 50)
     edited("generation_config.json", do_sample=False)(gpt2)
     assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
 

@@ -158,10 +158,8 @@ def test_padding_of_the_source_on_either_side_does_not_matter(case: Case, side: 
                 input_ids=source[row][real[row]][None], decoder_input_ids=target[row : row + 1]
             ).logits
             close(logits[row], wanted[0])
-        if side == "right" or case.config in (
-            "T5Config",
-            "M2M100Config",
-        ):  # the others count padding as positions
+        # the others count padding as positions
+        if side == "right" or case.config in ("T5Config", "M2M100Config"):
             padded = source.masked_fill(~real, PAD)
             close(
                 logits, theirs(input_ids=padded, attention_mask=real.long(), decoder_input_ids=target).logits

@@ -39,9 +39,8 @@ def test_what_is_no_size_is_a_user_error(text: str) -> None:
 
 
 def test_files_are_filled_in_order_up_to_the_size() -> None:
-    tensors = {
-        name: torch.zeros(n) for name, n in zip("abcdef", (3, 4, 3, 20, 1, 9), strict=True)
-    }  # 4 bytes a number
+    # 4 bytes a number
+    tensors = {name: torch.zeros(n) for name, n in zip("abcdef", (3, 4, 3, 20, 1, 9), strict=True)}
     parts = shards(tensors, 40)
     assert [list(part) for part in parts.values()] == [["a", "b", "c"], ["d"], ["e", "f"]]
     assert list(parts) == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]

@@ -191,12 +191,8 @@ def test_claims_follow_the_numbers():
         {"static": good, "window 1/4": bad, "window+sink 1/4": good},
         plain,
     )
-    assert [claim.held for claim in broken] == [
-        True,
-        True,
-        True,
-        True,
-    ]  # exact, breaks, sink better, sink keeps
+    # exact, breaks, sink better, sink keeps
+    assert [claim.held for claim in broken] == [True, True, True, True]
     intact = claims(
         [chosen[0]._replace(family="static"), *chosen[1:]],
         {"static": bad, "window 1/4": good, "window+sink 1/4": bad},
@@ -217,9 +213,8 @@ FRONT = Front("t", "KiB", "KL", {"a": [("a", 100.0, 1e-12), ("a 1/2", 50.0, 1e-3
 
 def test_the_front_has_those_that_no_other_one_beats():
     assert [dot.name for dot in best_of(FRONT)] == ["b <i> 1/4", "a 1/2", "a"]
-    equal = Front(
-        "t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]}
-    )  # both no more than rounding
+    # both no more than rounding
+    equal = Front("t", "x", "y", {"a": [("a", 2.0, 1e-12)], "b": [("b", 1.0, 1e-9)]})
     assert [dot.name for dot in best_of(equal)] == ["b"]
 
 
@@ -287,9 +282,8 @@ def test_a_translator_has_bleu_against_references(tmp_path):
     lines = TEXT.splitlines()[:12]
     run = str(the_run(tmp_path / "run", "encoder-decoder"))
     outputs = load(run).translate(lines, beam_size=1)
-    references = [
-        f"{output} {line}" for output, line in zip(outputs, lines, strict=True)
-    ]  # so that some of it is right
+    # so that some of it is right
+    references = [f"{output} {line}" for output, line in zip(outputs, lines, strict=True)]
     for name, texts in (("a", lines), ("b", references)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in texts))
     texts = ["--text", str(tmp_path / "a"), "--text", str(tmp_path / "b")]

@@ -107,11 +107,8 @@ def steps_of(rows: int) -> int:
 def test_texts_at_work_in_a_step_are_those_of_a_count_by_hand():
     model = the_run().model
     memory = memory_of(WISHES, 2)
-    assert (memory.longest, memory.block, memory.blocks) == (
-        10,
-        1,
-        20,
-    )  # 6.4 tokens on average: 1 of 2 would waste 7 %
+    # 6.4 tokens on average: 1 of 2 would waste 7 %
+    assert (memory.longest, memory.block, memory.blocks) == (10, 1, 20)
 
     def rows(how: str, together: int) -> float:
         return through(Engine(model, max_len=10, **settings(how, memory)), WISHES, together)
@@ -119,9 +116,8 @@ def test_texts_at_work_in_a_step_are_those_of_a_count_by_hand():
     assert rows(BATCHES, 2) == TOKENS / (9 + 5 + 7 + 8)  # the longest of each pair
     assert rows(RESERVED, 7) == TOKENS / steps_of(2)
     plenty = memory._replace(rows=7)
-    assert (
-        through(Engine(model, max_len=10, **settings(PAGES, plenty)), WISHES, 7) == TOKENS / 9
-    )  # all at once
+    # all at once
+    assert through(Engine(model, max_len=10, **settings(PAGES, plenty)), WISHES, 7) == TOKENS / 9
     assert rows(RESERVED, 7) < rows(PAGES, 7) <= TOKENS / 9
 
 

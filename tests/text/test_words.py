@@ -41,9 +41,8 @@ def checked(tokenizer: Tokenizer, text: str) -> tuple[int, list[tuple[str, bool,
     wanted, done = [], 0
     for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
         blank = token.startswith(("▁", "Ġ")) or start == end
-        wanted.append(
-            (blank or heads(text)[min(start, len(text) - 1)]) and start >= done
-        )  # not in a character
+        # not in a character
+        wanted.append((blank or heads(text)[min(start, len(text) - 1)]) and start >= done)
         done = end
     rows = zip(encoding.tokens, starts.tolist(), wanted, strict=True)
     return len(ids), [row for row in rows if row[1] != row[2]]
@@ -54,9 +53,8 @@ def checked(tokenizer: Tokenizer, text: str) -> tuple[int, list[tuple[str, bool,
 def test_words_begin_where_the_text_says(name: str, text: str, trained: Trained) -> None:
     text = text.replace("\n", " ") if name == "wordpiece" else text  # which does not know the end of a line
     n, wrong = checked(trained(name), text)
-    assert (
-        n > 10 and [row for row in wrong if row[0] != "<unk>"] == []
-    )  # what nobody knows is a word by itself
+    # what nobody knows is a word by itself
+    assert n > 10 and [row for row in wrong if row[0] != "<unk>"] == []
 
 
 def test_a_piece_of_several_marks_is_one(trained: Trained) -> None:

@@ -85,9 +85,8 @@ def test_a_run_that_goes_on_goes_on_counting() -> None:
     first, clock = Notes(), Hands()
     learn(Timed(first, clock=clock), clock, range(1, 47))
     clock.now += 5000.0  # a night
-    kept = [
-        row for row in first.rows if row["step"] <= 40
-    ]  # killed, and resumed at the checkpoint of step 40
+    # killed, and resumed at the checkpoint of step 40
+    kept = [row for row in first.rows if row["step"] <= 40]
     again = Notes()
     second = Timed(again, kept, clock)
     clock.now += 100.0

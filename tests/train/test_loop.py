@@ -187,18 +187,8 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(tmp_path: P
     training, outcome, notes = run(tmp_path, Sick({3, 7}), config(save_every=1, keep=50, ema=0.9))
     assert (outcome.how, training.progress.skipped) == ("done", 2)
     assert [line.partition(":")[0] for line in notes.said] == ["step 3", "step 7"]
-    assert checkpoint.steps(tmp_path) == [
-        1,
-        2,
-        4,
-        5,
-        6,
-        8,
-        9,
-        10,
-        11,
-        12,
-    ]  # none while it is unknown whether it heals
+    # none while it is unknown whether it heals
+    assert checkpoint.steps(tmp_path) == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]
     before, after = (toy_training(config(ema=0.9)) for _ in range(2))
     before.restore(checkpoint.load(tmp_path / "step-2"))
     run(tmp_path / "to-3", Sick({3}), config(ema=0.9), stop_at=3)

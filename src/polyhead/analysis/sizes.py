@@ -56,9 +56,8 @@ def parts(config: ModelConfig) -> list[Part]:
     for name, size in sizes.items():
         times = depth.get(name, 1)
         if size % times:
-            raise AssertionError(
-                f"the layers of {name} are not alike"
-            )  # parts of a pattern with weights of their own
+            # parts of a pattern with weights of their own
+            raise AssertionError(f"the layers of {name} are not alike")
         found.append(Part(name, times, size // times, formula(config, name, size // times)))
     return sorted(found, key=lambda part: next(i for i, word in enumerate(FIRST) if word in part.name))
 

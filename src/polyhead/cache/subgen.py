@@ -136,11 +136,8 @@ class SubGenLayer(RowLayer):
             return
         k, v, pos, count = held
         rows, C = torch.arange(len(k), device=k.device), self.clusters
-        key, value, at = (
-            k[rows, :, slot],
-            v[rows, :, slot],
-            pos[rows, :, slot],
-        )  # (B, K, D), (B, K, Dv), (B, K)
+        # (B, K, D), (B, K, Dv), (B, K)
+        key, value, at = k[rows, :, slot], v[rows, :, slot], pos[rows, :, slot]
         begun = count[:, :, :C] > 0
         far = (k[:, :, :C].float() - key[:, :, None].float()).square().sum(-1).masked_fill(~begun, torch.inf)
         distance, nearest = far.min(-1)

@@ -103,9 +103,8 @@ def run(
     tune_memory()
     model = load(directory, dtype=dtype, fast=True)
     if n == len(prompts) == 1:
-        for i, new in enumerate(
-            model.stream(prompts, **changes)
-        ):  # a mistake in them is told before the prompt is shown
+        # a mistake in them is told before the prompt is shown
+        for i, new in enumerate(model.stream(prompts, **changes)):
             print(new.text if i else prompt + new.text, end="", flush=True)
         print()
         return

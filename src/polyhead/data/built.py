@@ -48,9 +48,8 @@ def _build(directory: Path, names: list[str], kind: type[R], write: Callable[[Pa
         try:
             os.rename(temporary, directory)
         except OSError:
-            if (
-                _verified(directory, names, kind) is None
-            ):  # else another process was faster with the same content
+            # else another process was faster with the same content
+            if _verified(directory, names, kind) is None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -92,9 +92,8 @@ def _fill(
     width = int(lengths.max(initial=0)) + shift + len(after)
     out = np.full((len(lengths), width), padding, dtype=np.int64)
     columns = np.arange(width) - shift
-    out[(columns >= 0) & (columns < lengths[:, None])] = (
-        ids  # cells in row order, which is the order of the ids
-    )
+    # cells in row order, which is the order of the ids
+    out[(columns >= 0) & (columns < lengths[:, None])] = ids
     out[:, :shift] = before
     for place, token in enumerate(after, shift):
         out[np.arange(len(lengths)), lengths + place] = token

@@ -16,12 +16,10 @@ from polyhead.data.files import is_text, lines
 from polyhead.errors import UserError, unknown
 
 Column = str | int
-Wanted = Mapping[
-    str, Column
-]  # what each column is for, in recipes and messages: {"source": 0, "target": "de"}
-Row = (
-    tuple[Any, ...] | str
-)  # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
+# what each column is for, in recipes and messages: {"source": 0, "target": "de"}
+Wanted = Mapping[str, Column]
+# the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
+Row = tuple[Any, ...] | str
 SAMPLE_LINES = 100  # looked at to check columns and keys
 
 

@@ -171,9 +171,8 @@ class _Document:
         if self.held:
             text = "".join(self.held)
             self.report.documents += 1
-            if self.kind != "file" and not text.endswith(
-                "\n"
-            ):  # the end of the file is the end of its last line
+            # the end of the file is the end of its last line
+            if self.kind != "file" and not text.endswith("\n"):
                 self.report.count("\n")
             yield Piece(text if self.kind == "file" else text.removesuffix("\n"), True)
         self.held, self.size, self.open = [], 0, False

@@ -15,9 +15,8 @@ from polyhead.fast.native import SUFFIX, Sizes, kernels
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
 
-SQUARE = (
-    2**17
-)  # queries times slots of a head at most: more scores do not stay near, and torch, which keeps none, is faster
+# queries times slots of a head at most: more scores do not stay near, and torch, which keeps none, is faster
+SQUARE = 2**17
 LANES = 16  # a head's width is a multiple of it
 
 

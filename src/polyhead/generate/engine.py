@@ -176,9 +176,8 @@ class Engine:
         """The most tokens for which a new request ever takes room: whole pages of what all rows share, the rest for each."""
         grain, search, begun = self._empty.cache.grain, request.search, len(request.prompt)
         length, most = begun + search.most - 1, 0
-        shared = begun - (
-            len(search.rows) > 1
-        )  # rows that are there from the beginning write its last token each
+        # rows that are there from the beginning write its last token each
+        shared = begun - (len(search.rows) > 1)
         while True:
             once, longest = shared // grain * grain, min(length, self.max_len)
             rows = search.width if longest > shared else 1
@@ -246,9 +245,8 @@ class Engine:
             for member in group:
                 if member.request.end is None:
                     self._tell(member.request)
-                if (
-                    member.held and member.held[0] >= self.max_len
-                ):  # before it may have to give way to another group
+                # before it may have to give way to another group
+                if member.held and member.held[0] >= self.max_len:
                     self._forget_half(batch, member)
 
     def _go_on(self, batch: Batch, group: list[Member]) -> list[Member]:

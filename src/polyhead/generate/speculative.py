@@ -196,9 +196,8 @@ def judge(
             tokens[i] = given.token
         else:
             left = (p - q).clamp(min=0)
-            rest[i] = (
-                left.log() if bool(left.any()) else rest[i]
-            )  # nothing is left where p and q differ by rounding
+            # nothing is left where p and q differ by rounding
+            rest[i] = left.log() if bool(left.any()) else rest[i]
     drawn = [i for i in range(len(offers)) if i not in tokens]
     if drawn:
         tokens |= zip(drawn, chance.draw(rest[drawn], [streams[i] for i in drawn]), strict=True)

@@ -13,9 +13,8 @@ from polyhead.hf.table import both, one
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    given.passed(
-        "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"
-    )  # the table of positions is in the file
+    # the table of positions is in the file
+    given.passed("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds")
     given.passed("tie_weights_", "output_past")
     given.only("pruned_heads", {})
     fields = top(given, model_of(given, "DistilBert"), pooled={"name": "first", "activation": "relu"})

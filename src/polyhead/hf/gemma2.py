@@ -16,9 +16,8 @@ WINDOW, WHOLE = "sliding_attention", "full_attention"
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Without a word on the layers every second one has a window, the first too."""
-    given.passed(
-        "cache_implementation", "sliding_window_size", "hidden_act"
-    )  # the reference reads others in their place
+    # the reference reads others in their place
+    given.passed("cache_implementation", "sliding_window_size", "hidden_act")
     given.only("use_bidirectional_attention", False)
     fields = common(given, kv_heads=4, head_dim=256, max_len=8192)
     asked = given.number("query_pre_attn_scalar", 256)

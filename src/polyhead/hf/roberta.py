@@ -31,9 +31,8 @@ def read(given: Given, stem: str = "Roberta") -> dict[str, Any]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
-    offset = (
-        config.position.options.get("offset") or 1
-    )  # positions count from one after padding, so one at least
+    # positions count from one after padding, so one at least
+    offset = config.position.options.get("offset") or 1
     return said(config) | {"max_position_embeddings": config.max_len + offset, "pad_token_id": offset - 1}
 
 

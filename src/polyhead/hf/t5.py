@@ -119,7 +119,8 @@ TABLE = (
     *stack("decoder", {"0": ("SelfAttention", "attn"), "1": ("EncDecAttention", "cross")}),
     *one("lm_head.weight", HEAD),
 )
-BUFFERS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # of old files, never read
+# of old files, never read
+BUFFERS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 TIED = dict.fromkeys(
     ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
 )

@@ -21,9 +21,8 @@ class Bench:
     seed: int = 1
     quick: bool = False
     say: Callable[[str], None] = field(default=lambda line: None, repr=False)
-    run: Path | None = (
-        None  # a trained run, for experiments on one's own model; without it they train a small one
-    )
+    # a trained run, for experiments on one's own model; without it they train a small one
+    run: Path | None = None
     text: tuple[Path, ...] = ()  # files for it
     limit: int | None = None  # of its texts, the first ones
     out: Path | None = None  # where what is worth keeping besides the page may be left

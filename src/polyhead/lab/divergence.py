@@ -28,13 +28,11 @@ class Found:
 
     kl: list[float] = field(default_factory=list)  # nats a token, mean over the text
     nll: list[float] = field(default_factory=list)  # nats a token that was to be said
-    same: list[float] = field(
-        default_factory=list
-    )  # share of tokens where the likeliest one is that of no cache
+    # share of tokens where the likeliest one is that of no cache
+    same: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    by_place: Tensor = field(
-        default_factory=lambda: torch.zeros(0)
-    )  # mean KL of the texts that reach there, (T,)
+    # mean KL of the texts that reach there, (T,)
+    by_place: Tensor = field(default_factory=lambda: torch.zeros(0))
     memory: Memory | None = None  # of the batch that held most
     tokens: list[int] = field(default_factory=list)  # of each text
 
@@ -79,9 +77,8 @@ def _lead(model: Any, chosen: Sequence[Policy], batch: Rows, found: dict[str, Fo
     caches: dict[str, Cache] = {
         policy.name: make_cache(policy.choice, model.cache_shape, n, length) for policy in chosen
     }
-    sums = {
-        name: torch.zeros(3, n, dtype=torch.double) for name in caches
-    }  # KL, negative log-likelihood, same
+    # KL, negative log-likelihood, same
+    sums = {name: torch.zeros(3, n, dtype=torch.double) for name in caches}
     own, order = torch.zeros(n, dtype=torch.double), list(caches)
     taken, clock = dict.fromkeys(caches, 0.0), quiet_clock()
     for t in range(length):

@@ -56,9 +56,8 @@ def build_stack(
     """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross)."""
     choice = config.decoder_block if cross and config.decoder_block else config.block
     shape, turns = config.shape(causal), len(config.pattern) or 1
-    positions = [
-        config.position_of(i, position, causal) for i in range(turns)
-    ]  # layers of one turn share theirs
+    # layers of one turn share theirs
+    positions = [config.position_of(i, position, causal) for i in range(turns)]
     blocks = [BLOCK.build(choice, config.at(i), shape, positions[i % turns], cross) for i in range(n_layers)]
     if config.embedding_norm == "first":
         blocks[0].attn_residual.norm = NORM.build(Choice("none"), config.d_model)

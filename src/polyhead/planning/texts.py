@@ -58,9 +58,8 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     The tokenizer is that of ``origin``, or trained on what was read; with a sample it knows a little less than it will.
     """
     part: TaskPart = TASK.get(recipe.task.name)
-    untested = recipe.data.model_copy(
-        update={"test": None}
-    )  # what is measured at the end costs nothing before
+    # what is measured at the end costs nothing before
+    untested = recipe.data.model_copy(update={"test": None})
     part.check(recipe.model_copy(update={"data": untested}))
     names, lines, kept = _sampled(recipe, recipe.data.train, folder / "train")
     valid = _sampled(recipe, recipe.data.valid, folder / "valid")[0] if recipe.data.valid else None

@@ -18,7 +18,8 @@ from polyhead.serve.app import App
 from polyhead.serve.service import Service
 from polyhead.serve.wire import protocol
 
-TURN = 0.0005  # seconds a thread keeps Python from the other; with the usual 5 ms a stream of a small model is three times as slow
+# seconds a thread keeps Python from the other; with the usual 5 ms a stream of a small model is three times as slow
+TURN = 0.0005
 
 
 class Server(uvicorn.Server):
@@ -63,9 +64,8 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """A socket at that address; a UserError says why there can be none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(
-        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # only where it says TCP does asyncio send small pieces at once
+    # only where it says TCP does asyncio send small pieces at once
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))

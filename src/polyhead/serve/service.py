@@ -60,9 +60,8 @@ class Service:
     def start(self) -> None:
         """Begin to work, for the event loop that runs."""
         loop = asyncio.get_running_loop()
-        together = (
-            0 if self.deterministic else self.limits.batch
-        )  # sums in a batch are rounded as the batch is composed
+        # sums in a batch are rounded as the batch is composed
+        together = 0 if self.deterministic else self.limits.batch
         self.driver = driver = Driver(self.engine, loop, self.limits.stall, together)
         driver.start()
         self.meters.gauge("requests_running", "texts that the model is at", lambda: driver.running)

@@ -12,9 +12,8 @@ from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.strict import dump
 
-UNREAD = (
-    2**16
-)  # bytes that the system keeps for a client who does not read; without a bound it would be megabytes
+# bytes that the system keeps for a client who does not read; without a bound it would be megabytes
+UNREAD = 2**16
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:

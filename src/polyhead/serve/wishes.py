@@ -14,11 +14,8 @@ from polyhead.serve.service import Service
 from polyhead.text.sides import between
 
 SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beam_size", "length_penalty")
-OTHERWISE = {
-    "min_new_tokens": "min_tokens",
-    "max_new_tokens": "max_tokens",
-    "n_best": "n",
-}  # names in a message
+# names in a message
+OTHERWISE = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}
 
 
 def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **languages: str) -> list[Asked]:

@@ -98,17 +98,15 @@ class Drafting:
         self, logits: Tensor, texts: Sequence[Sequence[int]], streams: Sequence[int]
     ) -> tuple[Tensor, list[int]]:
         """What plain sampling would draw of this model, and the probabilities (N, V) it draws from; greedily, the logits."""
-        if (
-            logits.size(1) != self.draft.vocab_size
-        ):  # rows beyond the tokenizer's tokens: some models have more of them
+        # rows beyond the tokenizer's tokens: some models have more of them
+        if logits.size(1) != self.draft.vocab_size:
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
         allowed = self.terms.sampling.apply(logits, texts)
         greedy = self.terms.sampling.temperature == 0
         tokens = allowed.argmax(-1).tolist() if greedy else self.terms.chance.draw(allowed, streams)
         q = allowed if greedy else allowed.double().softmax(-1)
-        to_host(
-            q.gather(1, torch.tensor(tokens, device=q.device)[:, None])
-        )  # of a draft that is broken too, all is told
+        # of a draft that is broken too, all is told
+        to_host(q.gather(1, torch.tensor(tokens, device=q.device)[:, None]))
         return q, tokens
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -87,9 +87,8 @@ def char(
         counts.update(text.lower() if lowercase else text)
     ranked = sorted((c for c in counts if counts[c] >= min_frequency), key=lambda c: (-counts[c], c))
     vocab = {token: i for i, token in enumerate([*SPECIALS, *ranked[: vocab_size - len(SPECIALS)]])}
-    tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=[], unk_token=UNK)
-    )  # without merges: characters
+    # without merges: characters
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=UNK))
     tokenizer.decoder = decoders.Fuse()
     return _with_specials(_normalized(tokenizer, lowercase))
 

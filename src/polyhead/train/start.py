@@ -20,9 +20,8 @@ from polyhead.recipe import Recipe
 from polyhead.run import Run
 
 LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
-INSIDE = re.compile(
-    r".*(embedding\.(token|position)|\.layers\.\d+)\..*"
-)  # what may not be new in a model that was begun with
+# what may not be new in a model that was begun with
+INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")
 
 
 def open_start(recipe: Recipe) -> Run | None:

@@ -18,11 +18,8 @@ from polyhead.nn.kv import KV
 from polyhead.registry import CACHE, Choice
 
 LARGE = 1 << 23  # numbers of a layer, from which on one of its heads is weighed
-BOUNDS = {
-    "window": ("window", "sink"),
-    "h2o": ("budget",),
-    "subgen": ("budget",),
-}  # options that bound what a query sees
+# options that bound what a query sees
+BOUNDS = {"window": ("window", "sink"), "h2o": ("budget",), "subgen": ("budget",)}
 
 
 class Held(NamedTuple):
