@@ -23,6 +23,7 @@ from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
+from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import continued, in_order, search
@@ -103,11 +104,8 @@ class Run:
         **changes: Any,
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, most, stop = (
-            self._need("decoder"),
-            self.config.max_len,
-            [stop] if isinstance(stop, str) else stop,
-        )
+        model, most = self._need("decoder"), self.config.max_len
+        stop = [stop] if isinstance(stop, str) else stop
         if "beam_size" not in changes:
             config = changed(self.generation, changes, SEARCHED, "drawn text")
             read, guesses = self._read(prompts), self._proposer(config.speculate)
@@ -126,11 +124,25 @@ class Run:
         ``options`` are those of ``polyhead.generate.engine.Engine``.
         """
         goes_on = self.config.kind == "decoder"
-        model, about = (
-            self._need("decoder" if goes_on else "encoder-decoder"),
-            self._frame if goes_on else None,
-        )
+        model = self._need("decoder" if goes_on else "encoder-decoder")
+        about = self._frame if goes_on else None
         return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
+
+    def chat(self, messages: Sequence[Any], **changes: Any) -> str:
+        """What the assistant says after messages such as {"role": "user", "content": "Hello"}.
+
+        ``chat`` names the format if the run does not say it; ``stop``, ``seed`` and the rest are as in ``generate``.
+        """
+        return "".join(self.stream_chat(messages, **changes))
+
+    def stream_chat(self, messages: Sequence[Any], *, chat: Any = None, **changes: Any) -> Iterator[str]:
+        """As ``chat``, piece by piece."""
+        return self.talker(chat).answer(conversation(messages), **changes)
+
+    def talker(self, chat: Any = None, **options: Any) -> Chat:
+        """For conversations that go on: what was read is not read again. ``options`` are those of the engine."""
+        self._need("decoder")
+        return Chat(self.engine(**options), Choice.read(chat) if chat else self.generation.chat)
 
     def _proposer(self, choice: Choice | None) -> Proposer | None:
         """Who guesses tokens; kept, for it may be a model that had to be opened."""

@@ -50,7 +50,7 @@ def run(
         write_json(place / "config.json", content.config)
         if content.generation:
             write_json(place / "generation_config.json", content.generation)
-        tokenizer.save(place, segments=made.config.segments > 1)
+        tokenizer.save(place, segments=made.config.segments > 1, template=content.template)
         for name, tensors in parts.items():
             replace_file(place / name, weights_file(tensors, {"format": "pt"}))
         if len(parts) > 1:

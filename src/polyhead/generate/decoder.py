@@ -48,6 +48,9 @@ class Hypothesis(NamedTuple):
     log_prob: float
 
 
+Ranked = tuple[tuple[int, float], ...]  # tokens with their log-probabilities, the likeliest first
+
+
 class Token(NamedTuple):
     """One new token of one sequence, with its log-probability under the model, and whether the sequence ends with it."""
 
@@ -55,6 +58,7 @@ class Token(NamedTuple):
     id: int
     log_prob: float
     last: bool
+    top: Ranked = ()  # the likeliest tokens of that place, where they were asked for
 
 
 def normalised(log_prob: float, length: int, length_penalty: float) -> float:

@@ -8,16 +8,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from polyhead.generate.decoder import NOT_A_NUMBER, Hypothesis, Token
+from polyhead.generate.decoder import NOT_A_NUMBER, Hypothesis, Ranked, Token
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Chance, Sampling, pick
 
 
 class Drawing:
-    """The rule: how logits are shaped before a token is drawn, and which token ends a sequence."""
+    """The rule: how logits are shaped before a token is drawn, and which tokens end a sequence."""
 
-    def __init__(self, sampling: Sampling, eos_id: int) -> None:
-        self.sampling, self.eos_id = sampling, eos_id
+    def __init__(self, sampling: Sampling, *ends: int) -> None:
+        self.sampling, self.ends = sampling, ends
 
     def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
         """One token more for each row of each search."""
@@ -35,21 +35,38 @@ class Drawing:
                 allowed, [number for search in drawn for number in search.chance.uniform(search.numbers)]
             )
         chosen = torch.tensor(tokens, device=logits.device)[:, None]
-        log_probs = logits.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0].tolist()
+        all_probs = logits.log_softmax(-1, dtype=torch.float32)
+        log_probs = all_probs.gather(1, chosen)[:, 0].tolist()
         first = 0
         for search in drawn:
             last = first + len(search.rows)
-            search.take(tokens[first:last], log_probs[first:last], self.eos_id)
+            top = ranked(all_probs[first:last], search.top) if search.top else []
+            search.take(tokens[first:last], log_probs[first:last], self.ends, top)
             first = last
+
+
+def ranked(log_probs: Tensor, k: int) -> list[Ranked]:
+    """The k likeliest tokens of each row of (N, V), with their log-probabilities."""
+    values, ids = log_probs.topk(min(k, log_probs.size(1)))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return [tuple(zip(*pair, strict=True)) for pair in pairs]
 
 
 class Drawn:
     """``n`` sequences after one prompt. What each draws depends on (seed, its number) alone."""
 
     def __init__(
-        self, rule: Drawing, prompt: Sequence[int], limit: int, n: int = 1, seed: int = 0, first: int = 0
+        self,
+        rule: Drawing,
+        prompt: Sequence[int],
+        limit: int,
+        n: int = 1,
+        seed: int = 0,
+        first: int = 0,
+        top: int = 0,
     ) -> None:
         self.rule, self.prompt, self.limit, self.first = rule, list(prompt), limit, first
+        self.top = top  # how many of the likeliest tokens are told with each
         self.chance = Chance(seed, n, first)
         self.numbers = list(range(n))  # of the rows
         self.rows: list[list[int]] = [[] for _ in range(n)]
@@ -66,7 +83,9 @@ class Drawn:
     def most(self) -> int:
         return self.limit
 
-    def take(self, tokens: list[int], log_probs: list[float], eos_id: int) -> None:
+    def take(
+        self, tokens: list[int], log_probs: list[float], ends: Sequence[int], top: Sequence[Ranked]
+    ) -> None:
         """The next token of each row; those that end with it leave."""
         going = []
         for i, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
@@ -75,9 +94,9 @@ class Drawn:
                 return
             row, number = self.rows[i], self.numbers[i]
             row.append(token)
-            last = token == eos_id or len(row) == self.limit
-            self.found[number] = (row[:-1] if token == eos_id else row, self.found[number][1] + log_prob)
-            self.said.append(Token(self.first + number, token, log_prob, last))
+            last = token in ends or len(row) == self.limit
+            self.found[number] = (row[:-1] if token in ends else row, self.found[number][1] + log_prob)
+            self.said.append(Token(self.first + number, token, log_prob, last, top[i] if top else ()))
             if not last:
                 going.append(i)
         self._keep(going)

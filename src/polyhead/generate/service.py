@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from polyhead.errors import UserError
 from polyhead.generate.beam import Beaming, Beams, Wish
-from polyhead.generate.decoder import Decoder
+from polyhead.generate.decoder import Decoder, Ranked
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.frame import Frame
@@ -36,15 +36,16 @@ class Stream:
     """
 
     def __init__(
-        self, request: Request, voices: list[TextStream], eos_id: int, opening: tuple[int, ...]
+        self, request: Request, voices: list[TextStream], ends: Sequence[int], opening: tuple[int, ...]
     ) -> None:
-        self.request, self.voices, self.eos_id, self.opening = request, voices, eos_id, opening
+        self.request, self.voices, self.ends, self.opening = request, voices, ends, opening
         self.tokens: list[list[int]] = [
             [] for _ in voices
         ]  # of each sequence so far, its end included where it said one
         self.log_probs: list[list[float]] = [
             [] for _ in voices
         ]  # of these tokens; beams have one score for all
+        self.tops: list[list[Ranked]] = [[] for _ in voices]  # the likeliest where each of them stands
         self._reasons: list[Reason | None] = [None for _ in voices]
         self._said = ["" for _ in voices]
 
@@ -74,7 +75,7 @@ class Stream:
         """The pieces that are there and nobody has fetched yet; the engine is driven by somebody else."""
         while self.request.events:
             token = self.request.events.popleft()
-            voice, ended = self.voices[token.row], token.id == self.eos_id
+            voice, ended = self.voices[token.row], token.id in self.ends
             text = voice.end() if ended else voice.feed(token.id, token.last)
             if voice.stopped and not token.last:
                 self.request.stop(token.row)
@@ -82,6 +83,7 @@ class Stream:
                 self._reasons[token.row] = "stop" if ended or voice.stopped else "length"
             self.tokens[token.row].append(token.id)
             self.log_probs[token.row].append(token.log_prob)
+            self.tops[token.row].append(token.top)
             yield self._note(token.row, text, token.last or voice.stopped)
         if isinstance(self.request.search, Beams):
             yield from self._found(self.request.search)
@@ -103,7 +105,7 @@ class Stream:
             if self._reasons[row] is None:
                 self._reasons[row] = "length" if len(hypothesis.tokens) >= search.most else "stop"
                 tokens, voice = hypothesis.tokens, self.voices[row]
-                self.tokens[row] = [*tokens, self.eos_id] if self._reasons[row] == "stop" else tokens
+                self.tokens[row] = [*tokens, self.ends[0]] if self._reasons[row] == "stop" else tokens
                 n = len(self.opening) if tuple(tokens[: len(self.opening)]) == self.opening else 0
                 yield self._note(row, "".join(map(voice.feed, tokens[n:])) + voice.end(), True)
 
@@ -121,8 +123,9 @@ class Asked(NamedTuple):
     before: list[int]  # tokens of the text that is gone on from
     n: int
     stops: list[str]
-    eos_id: int
+    ends: tuple[int, ...]  # tokens of which any ends it
     opening: tuple[int, ...] = ()
+    trim: bool = False  # whether blanks at both ends are no part of the text
 
 
 class TextEngine:
@@ -148,8 +151,8 @@ class TextEngine:
             choice = Choice("paged")
         self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)
         # a rule is kept as long as a request follows it: settings come from outside, and there is no end of them
-        self._drawing: WeakValueDictionary[Sampling, Drawing] = WeakValueDictionary()
-        self._beaming: WeakValueDictionary[str, Beaming] = WeakValueDictionary()
+        self._drawing: WeakValueDictionary[tuple[Sampling, tuple[int, ...]], Drawing] = WeakValueDictionary()
+        self._beaming: WeakValueDictionary[tuple[str, int], Beaming] = WeakValueDictionary()
 
     def submit(self, text: str | Sequence[int], **wishes: Any) -> Stream:
         """Go on from a text, or translate it, as ``read`` says."""
@@ -167,6 +170,9 @@ class TextEngine:
         n: int = 1,
         seed: int = 0,
         stop: str | Sequence[str] = (),
+        top: int = 0,
+        ends: Sequence[int] = (),
+        trim: bool = False,
         source_lang: str | None = None,
         target_lang: str | None = None,
         **changes: Any,
@@ -175,6 +181,8 @@ class TextEngine:
 
         A language model draws ``n`` sequences, or with ``beam_size`` finds the n likeliest. An encoder-decoder searches;
         with ``temperature`` (0 is the likeliest token), top_k, top_p or min_p it draws, and its words come one by one.
+        With each token that is drawn the ``top`` likeliest are told. Any token of ``ends`` ends it, if they are given.
+        ``trim`` takes the blanks at both ends away.
         The text may be given as tokens, such as ``tokens`` gives. A UserError says why the request cannot be served.
         """
         for name in sorted(ENGINE & set(changes)):
@@ -190,30 +198,36 @@ class TextEngine:
         else:
             drawn = "beam_size" not in changes
             without, what = (SEARCHED, "drawn text") if drawn else (UNSEARCHED, "the likeliest texts")
+        if top and (translates or not drawn):
+            raise UserError(
+                "the likeliest tokens of a place are told of drawn text of a language model alone"
+            )
         config = changed(self.config, changes if drawn else changes | {"n_best": n}, without, what)
         ids = self.tokens(text) if isinstance(text, str) else list(text)
         if translates:
             return self._translate(
                 ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang)
             )
-        eos_id = self.tokenizer.eos_id
+        last = tuple(ends) or (self.tokenizer.eos_id,)
         if drawn:
-            search: Search = Drawn(self._draw(config, eos_id), ids, config.max_new_tokens, n, seed)
+            search: Search = Drawn(self._draw(config, last), ids, config.max_new_tokens, n, seed, top=top)
         else:
             search = Beams(
-                self._beam(config, eos_id),
+                self._beam(config, last[0]),
                 Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1))),
             )
-        return Asked(ids, search, None, ids, n, stops, eos_id)
+        return Asked(ids, search, None, ids, n, stops, last, trim=trim)
 
     def begin(self, asked: Asked) -> Stream:
         """Give the engine what was read; a UserError says why it can never be served."""
         voices = [
-            TextStream(lambda ids: self.tokenizer.decode([ids])[0], asked.stops, asked.before)
+            TextStream(
+                lambda ids: self.tokenizer.decode([ids])[0], asked.stops, asked.before, trim=asked.trim
+            )
             for _ in range(asked.n)
         ]
         request = self.engine.submit(asked.prompt, asked.search, source=asked.source)
-        return Stream(request, voices, asked.eos_id, asked.opening)
+        return Stream(request, voices, asked.ends, asked.opening)
 
     def _translate(
         self,
@@ -237,18 +251,20 @@ class TextEngine:
         most = min(self.max_len, max(limit(len(ids), config), len(told) + 1))
         if drawn:
             begin = [sides.start, *told]
-            search = Drawn(self._draw(config, sides.end), begin, max(1, most - len(told)), n, seed)
-            return Asked(begin, search, source, [], n, stops, sides.end)
+            search = Drawn(self._draw(config, (sides.end,)), begin, max(1, most - len(told)), n, seed)
+            return Asked(begin, search, source, [], n, stops, (sides.end,))
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
         beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told)))
-        return Asked([sides.start], beams, source, [], n, stops, sides.end, sides.opening)
+        return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
 
-    def _draw(self, config: GenerationConfig, eos_id: int) -> Drawing:
+    def _draw(self, config: GenerationConfig, ends: tuple[int, ...]) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
         sampling = Sampling(
             config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty
         )
-        return self._drawing.setdefault(sampling, Drawing(sampling, eos_id))
+        return self._drawing.setdefault((sampling, ends), Drawing(sampling, *ends))
 
     def _beam(self, config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:
-        return self._beaming.setdefault(config.model_dump_json(), beaming(config, eos_id, forbidden))
+        return self._beaming.setdefault(
+            (config.model_dump_json(), eos_id), beaming(config, eos_id, forbidden)
+        )

@@ -14,11 +14,16 @@ class TextStream:
     """The text of one growing sequence after ``before``. ``stop`` strings end it and are not part of it.
 
     Of several stop strings the one that is complete first counts, however the text is cut into tokens. Only the last
-    tokens are decoded again with a new one, so that a long text costs what its length costs, not its square.
+    tokens are decoded again with a new one, so that a long text costs what its length costs, not its square. With ``trim``
+    blanks at both ends are not part of it either.
     """
 
     def __init__(
-        self, decode: Callable[[list[int]], str], stop: Sequence[str] = (), before: Sequence[int] = ()
+        self,
+        decode: Callable[[list[int]], str],
+        stop: Sequence[str] = (),
+        before: Sequence[int] = (),
+        trim: bool = False,
     ) -> None:
         if "" in stop:
             raise UserError("a stop string is empty; it would end every text before it begins")
@@ -27,6 +32,7 @@ class TextStream:
         self.known = len(decode(self.tail))  # characters of the tail's text that are sure
         self.held = ""  # text that is sure, but may be the beginning of a stop string
         self.stopped = False
+        self.trim, self.begun = trim, False
 
     def feed(self, token: int, last: bool = False) -> str:
         """The text that is sure with this token; with ``last`` all that is left. After a stop string there is none."""
@@ -45,12 +51,16 @@ class TextStream:
         self.known += len(new)
         if len(self.tail) > 2 * TAIL and self.known == len(text):
             self._shorten(text)
-        self.held += new
+        self.held = self.held + new if self.begun or not self.trim else (self.held + new).lstrip()
+        self.begun = self.begun or bool(self.held)
         ends = [(at + len(word), at) for word in self.stop if (at := self.held.find(word)) >= 0]
         if ends:
             self.stopped = True
-            return self.held[: min(ends)[1]]
+            shown = self.held[: min(ends)[1]]
+            return shown.rstrip() if self.trim else shown
         sure = len(self.held) - (0 if last else self._beginning())
+        if self.trim:
+            sure = len(self.held[:sure].rstrip())
         shown, self.held = self.held[:sure], self.held[sure:]
         return shown
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, show
+from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import DTYPES, Entry, entries, read_json
 from polyhead.hf.given import Given
@@ -55,7 +56,8 @@ def open_checkpoint(directory: Path) -> Opened:
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
-    return Opened(model, tokenizer, decoding(generation, where))
+    settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory)})
+    return Opened(model, tokenizer, settings)
 
 
 def open_model(directory: Path) -> Model:

@@ -16,7 +16,9 @@ from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
-from polyhead.registry import POOLING, Choice
+from polyhead.registry import CHAT, POOLING, Choice
+from polyhead.text.chat.recognise import template_of
+from polyhead.text.chat.tokens import ends
 from polyhead.text.tokenizer import Tokenizer
 
 # what counts in training alone, or is compared layer by layer
@@ -46,6 +48,7 @@ class Published(NamedTuple):
     config: dict[str, Any]
     generation: dict[str, Any]
     tensors: dict[str, Tensor]
+    template: str  # of its conversations; empty where it holds none
 
 
 def published(
@@ -62,6 +65,7 @@ def published(
     chosen: Family = FAMILY.get(name)
     said, ids = described(model.config, name), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
     ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
+    stops = {"eos_token_id": chat_ends(generation, tokenizer)} if generation.chat else {}
     if model.config.kind == "encoder-decoder":
         ids["decoder_start_token_id"] = tokenizer.sides.start
     for key in said.keys() & ids.keys():
@@ -78,12 +82,19 @@ def published(
     return Published(
         name,
         said | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
-        _decoding(model.config, generation, tokenizer) | ids,
+        _decoding(model.config, generation, tokenizer) | ids | stops,
         {
             name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()
             for name, tensor in tensors.items()
         },
+        template_of(generation.chat) if generation.chat else "",
     )
+
+
+def chat_ends(generation: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
+    """All tokens that end a text or an answer, the end of a text first."""
+    assert generation.chat is not None
+    return list(dict.fromkeys([tokenizer.eos_id, *ends(CHAT.build(generation.chat), tokenizer)]))
 
 
 def fitting(config: ModelConfig, family: str | None = None) -> str:

@@ -194,10 +194,10 @@ class Tokenizer:
         """SHA-256 of the tokenizer.json that ``save`` writes: two tokenizers with the same one are the same."""
         return hashlib.sha256(self._content()).hexdigest()
 
-    def save(self, directory: str | os.PathLike[str], segments: bool = False) -> None:
+    def save(self, directory: str | os.PathLike[str], segments: bool = False, template: str = "") -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
 
-        ``segments`` tells them that the model wants to know which text a token is of.
+        ``segments`` tells them that the model wants to know which text a token is of, ``template`` how it converses.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -211,6 +211,8 @@ class Tokenizer:
             config["additional_special_tokens"] = self.tokens(sentinels)
         if segments:
             config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+        if template:
+            config["chat_template"] = template
         replace(directory / "tokenizer.json", self._content())
         replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 

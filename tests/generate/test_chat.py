@@ -1,0 +1,149 @@
+"""Answers are the continuations of the written conversation, up to the end of the turn; long conversations lose their beginning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyhead import Choice, ModelConfig, build
+from polyhead.errors import UserError
+from polyhead.generate.chat import Chat, conversation
+from polyhead.generate.stream import TextStream
+from polyhead.recipe import GenerationConfig
+from polyhead.registry import CHAT
+from polyhead.run import Run
+from polyhead.text.chat.base import Message
+from polyhead.text.chat.tokens import ends, written
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+
+HELLO = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello 犬"}]
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    tokens = train_tokenizer(["hello you", "be kind 犬", "User: Assistant: System:"] * 5, Choice("bpe"), 300)
+    tokens._inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokens = Tokenizer(tokens._inner)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 96}
+    model = build(ModelConfig(kind="decoder", vocab_size=tokens.vocab_size, **sizes), seed=1)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return Run(model, tokens, GenerationConfig(chat=Choice("chatml"), max_new_tokens=12))
+
+
+def greedy(run, ids, last, most):
+    """The naive loop: the likeliest token, again and again."""
+    new = []
+    while len(new) < most:
+        with torch.inference_mode():
+            token = int(run.model(torch.tensor([ids + new]))[0, -1].argmax())
+        if token in last:
+            break
+        new.append(token)
+    return new
+
+
+@pytest.mark.parametrize("name", ["chatml", "plain", "llama2"])
+def test_an_answer_goes_on_from_the_written_conversation(run, name):
+    part = CHAT.build(Choice(name))
+    prompt = written(part, run.tokenizer, conversation(HELLO), answer=True).ids
+    new = greedy(run, prompt, ends(part, run.tokenizer), 12)
+    wanted = run.tokenizer.decode([prompt + new])[0][len(run.tokenizer.decode([prompt])[0]) :]
+    said = run.chat(HELLO, chat=name, temperature=0)
+    assert said == (wanted.strip() if part.trims else wanted)
+    assert "".join(run.stream_chat(HELLO, chat=name, temperature=0)) == said
+    assert run.chat(HELLO, chat=name, seed=4) == run.chat(HELLO, chat=name, seed=4) != said
+
+
+def test_any_end_of_the_turn_ends_it(run):
+    """Whatever token the model is made to say first, an answer is empty where it is one of the ends, and only there."""
+    free, close, eos = (run.tokenizer.id_of(name) for name in ("<s>", "<|im_end|>", "</s>"))
+    head = run.model.head
+    for token, ended in ((close, True), (eos, True), (free, False)):
+        asked = run.talker().read(conversation(HELLO), temperature=0)
+        logits = torch.full((1, run.config.vocab_size), 0.0)
+        logits[0, token] = 9.0
+        asked.search.rule.advance([asked.search], logits)
+        assert (not asked.search.rows) is ended, run.tokenizer.tokens([token])
+    assert head is run.model.head
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_questions(run):
+    talker = run.talker()
+    turns = [Message("user", f"hello {i}") if i % 2 == 0 else Message("assistant", "you") for i in range(9)]
+    talk = [Message("system", "be kind"), *turns]
+    room = len(talker.prompt([talk[0], *turns[4:]]))
+    assert talker.fitting(talk, room) == [talk[0], *turns[4:]]
+    assert talker.fitting(talk, room - 1) == [talk[0], *turns[6:]]
+    assert talker.fitting(talk, 10**6) == talk
+    with pytest.raises(UserError, match=r"the conversation has \d+ tokens and room for 3"):
+        talker.fitting(talk, 3)
+    assert isinstance(run.chat(talk * 1 + [Message("assistant", "x"), Message("user", "y")], seed=1), str)
+    asked = talker.read(talk)
+    assert len(asked.prompt) + asked.search.most <= run.config.max_len + 1
+
+
+def test_a_run_that_says_no_format_is_refused_in_one_line(run):
+    bare = Run(run.model, run.tokenizer, GenerationConfig())
+    with pytest.raises(UserError, match=r"name it with --chat or chat=: chatml, gemma") as refused:
+        bare.chat(HELLO)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="did you mean 'chatml'"):
+        bare.chat(HELLO, chat="chatlm")
+    with pytest.raises(UserError, match="needs the token"):
+        bare.chat(HELLO, chat="llama3")
+    with pytest.raises(UserError, match="chat has no effect on drawn text"):
+        bare.generate(["x"], chat="plain")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("hello", "a conversation is a list of messages"),
+        ({"role": "user", "content": "x"}, "a conversation is a list of messages"),
+        ([1], "message 0 is 1, wanted a role and a content"),
+        ([{"role": "user"}], "message 0 has no text as its content"),
+        ([{"role": 1, "content": ""}], "message 0 has no text as its role"),
+        ([{"role": "user", "content": "", "contents": ""}], "did you mean 'content'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(run, given, said):
+    with pytest.raises(UserError, match=said):
+        run.chat(given)
+
+
+@pytest.mark.acceptance("C7", "C8")
+def test_blanks_about_an_answer_are_taken_away_piece_by_piece():
+    pieces = [" ", "\n", " he", "l", "l ", " ", "o\n", "  ", "y", " ", "u", " \n", ""]
+    for stop, wanted in (((), "hell  o\n  y u"), (("o\n ",), "hell"), (("y",), "hell  o")):
+        stream = TextStream(lambda ids: "".join(pieces[i] for i in ids), stop, trim=True)
+        said = ""
+        for i in range(len(pieces)):
+            new = stream.feed(i, i == len(pieces) - 1)
+            said += new
+            assert wanted.startswith(said) and not (
+                said and said != wanted and said[-1].isspace() and not new.strip()
+            )
+        assert said == wanted
+
+
+def test_what_was_read_is_not_read_again(run):
+    """The second question of a conversation costs what is new in it."""
+    talker = run.talker(cache=Choice("paged", block=4))
+    counted = []
+    read = run.model.read
+    run.model.read = lambda tokens, *rest: counted.append(tokens.numel()) or read(tokens, *rest)
+    try:
+        first = "".join(talker.answer(conversation(HELLO), temperature=0, max_new_tokens=4))
+        once = sum(counted)
+        counted.clear()
+        talk = [*conversation(HELLO), Message("assistant", first), Message("user", "you")]
+        new = len(talker.prompt(talk)) - len(talker.prompt(conversation(HELLO)))
+        again = "".join(talker.answer(talk, temperature=0, max_new_tokens=4))
+    finally:
+        del run.model.read
+    assert sum(counted) <= new + 8 < once + new
+    assert again == run.chat(talk, temperature=0, max_new_tokens=4)
+    assert isinstance(talker, Chat)
