@@ -53,7 +53,7 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module, start: Start, size: int = BUCKET) -> None:
-        self.start, self.sent, self.nbytes = start, 0, 0
+        self.model, self.start, self.sent, self.nbytes = model, start, 0, 0
         learning = [p for p in model.parameters() if p.requires_grad][::-1]
         self.buckets = [Bucket(group) for group in _groups(learning, size)]
         self.of = {p: bucket for bucket in self.buckets for p in bucket.parameters}

@@ -70,7 +70,8 @@ class Several:
         return found
 
     def summing(self, model: nn.Module) -> AbstractContextManager[None]:
-        self.gradients = self.gradients or Gradients(model, self._start)
+        if self.gradients is None or self.gradients.model is not model:
+            self.gradients = Gradients(model, self._start)
         return self.gradients.summing()
 
     def tell(self, work: Callable[[], T]) -> T:
@@ -103,7 +104,7 @@ class Several:
         """The end: in good order when all have come here, else with a note for the others."""
         if failed:
             with suppress(RuntimeError):
-                self.store.set("failed", str(self.rank))
+                self.store.add("failed", 1)  # which waits for the answer, as set does not
             self.pulse.stop()
             return
         self.store.set(f"left/{self.rank}", "done")
@@ -130,19 +131,19 @@ class Several:
     def _await(self, keys: list[str], whom: Iterable[int], until: float | None = None) -> None:
         """Wait until others have written, as long as their pulses beat."""
         try:
-            listening = self.pulse.listen(whom)
+            silence = self.pulse.listen(whom)
             while not self.store.check(keys):
-                self._heed_failures()
-                silent = [rank for rank, since in listening().items() if since > self.timeout]
-                if silent:
+                if self.store.check(["failed"]):
+                    raise Lost
+                if silent := [rank for rank, seconds in silence().items() if seconds > self.timeout]:
                     raise Lost(_no_answer(silent, self.timeout))
                 if until is not None and time.monotonic() > until:
                     raise Lost(f"not all of the {self.world} processes have come within {JOIN:.0f} s")
                 time.sleep(PAUSE)
         except Lost:
             raise
-        except RuntimeError as error:  # the store is with the first rank, or with torchrun
-            raise Lost(self._gone(error)) from None
+        except RuntimeError as error:
+            raise self._lost(error, late=False) from None
 
     @contextmanager
     def _heard(self) -> Iterator[None]:
@@ -152,22 +153,20 @@ class Several:
             yield
         except RuntimeError as error:
             late = time.monotonic() - started > 0.9 * self.timeout
-            with suppress(RuntimeError):
-                self._heed_failures()
-                if late and (silent := self.pulse.silent(range(self.world))):
-                    raise Lost(_no_answer(silent, self.timeout)) from None
-            if late:
-                raise Lost(f"the other ranks have not answered for {self.timeout:.0f} s") from None
-            raise Lost(self._gone(error)) from None
+            raise self._lost(error, late) from None
 
-    def _heed_failures(self) -> None:
-        """A rank that failed has said so itself."""
-        if self.store.check(["failed"]):
-            raise Lost
-
-    def _gone(self, error: Exception) -> str:
-        """Who started the processes sees which of them ended, and says so."""
-        return "" if LAUNCHED in os.environ else f"the connection to another rank broke off ({_brief(error)})"
+    def _lost(self, error: RuntimeError, late: bool) -> Lost:
+        """What to say of it: nothing where a rank that failed has spoken, or who started the processes will."""
+        try:
+            if self.store.check(["failed"]):
+                return Lost()
+            silent = self.pulse.silent(range(self.world)) if late else []
+        except RuntimeError:  # the store is with the first rank, or with torchrun
+            silent = []
+        if late:
+            return Lost(_no_answer(silent, self.timeout))
+        known = LAUNCHED in os.environ
+        return Lost() if known else Lost(f"the connection to another rank broke off ({_brief(error)})")
 
 
 @contextmanager
@@ -215,9 +214,8 @@ def _threads(n: int) -> Iterator[None]:
 
 
 def _no_answer(ranks: list[int], seconds: float) -> str:
-    one = len(ranks) == 1
-    named = f"rank {ranks[0]}" if one else f"ranks {', '.join(map(str, ranks))}"
-    return f"{named} {'has' if one else 'have'} not answered for {seconds:.0f} s"
+    named = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+    return f"{named if ranks else 'the other ranks have'} not answered for {seconds:g} s"
 
 
 def _brief(error: Exception) -> str:

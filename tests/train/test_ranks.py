@@ -1,0 +1,380 @@
+"""World 2 equals world 1: the same losses, weights and files on any number of processes, and a resume on another."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.train.conftest import Notes, small_recipe, write_corpus
+from tests.train.several import together
+from torch import Tensor, nn
+
+from polyhead.data.batches import deal
+from polyhead.data.packing import Pack, Pieces
+from polyhead.nn.feed_forward.mixture import Experts
+from polyhead.recipe import Recipe
+from polyhead.train import checkpoint
+from polyhead.train.gradients import Gradients
+from polyhead.train.loop import seed_of
+from polyhead.train.pipeline import run_training
+from polyhead.train.ranks import Ranks
+from polyhead.train.reporting import read_metrics
+
+pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
+STEPS = 8
+EXACT = {"dropout": 0.0}
+SAME = {"split", "step", "skipped", "epoch", "lr", "best"}
+
+
+@pytest.fixture(scope="module")
+def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ranks")
+    write_corpus(directory)
+    labelled = [
+        f"{line}\t{'many' if len(line) > 18 else 'few'}"
+        for line in (directory / "train.en").read_text().split("\n")[:-1]
+    ]
+    (directory / "labelled.tsv").write_text("\n".join(["text\tlabel", *labelled]) + "\n")
+    return directory
+
+
+def recipe_of(place: Path, kind: str, out: str, **train: Any) -> Recipe:
+    """A recipe of that task without anything random in its model."""
+    # an eps that is large beside rounding, or Adam would make steps of gradients that are 0 but for it
+    train = {"steps": STEPS, "log_every": 1, "eval_every": 4, "save_every": 4, "optimizer": {"name": "adamw", "eps": 1e-3},
+             "schedule": {"name": "constant"}} | train  # fmt: skip
+    recipe = small_recipe(place, out, model=EXACT | train.pop("model", {}), **train).model_dump(mode="json")
+    if kind != "translation":
+        recipe["task"] = {"name": kind}
+        recipe["data"] |= {"train": ["train.en"], "valid": ["valid.en"], "documents": "line", "max_len": 16}
+        recipe["model"]["kind"] = {"language-model": "decoder", "denoising": "encoder-decoder"}.get(
+            kind, "encoder"
+        )
+        recipe["train"]["label_smoothing"] = None
+    if kind == "classification":
+        recipe["data"] |= {"train": ["labelled.tsv"], "valid": ["labelled.tsv"], "documents": "file"}
+    return Recipe.model_validate(recipe)
+
+
+def trained(recipe: Recipe, world: int, resume: bool = False) -> dict[str, Any]:
+    """What comes of it: metrics, and weights."""
+
+    def work(ranks: Ranks) -> None:
+        run_training(recipe, resume=resume, report=Notes(), ranks=ranks)
+
+    if world == 1:
+        run_training(recipe, resume=resume, report=Notes())
+    else:
+        ends = together(world, work)
+        assert [end.code for end in ends] == [0] * world, ends
+    steps = checkpoint.steps(recipe.out / "checkpoints")
+    return {
+        "metrics": read_metrics(recipe.out / "metrics.jsonl"),
+        "final": load_file(recipe.out / "model.safetensors"),
+        "last": checkpoint.load(recipe.out / "checkpoints" / f"step-{steps[-1]}"),
+    }
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Equal within rounding: what was measured, the weights, the state of the optimiser and the average."""
+    assert len(one["metrics"]) == len(other["metrics"]) > STEPS
+    for a, b in zip(one["metrics"], other["metrics"], strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"tokens_per_s", "ms_per_step", "seconds", "steps"}:
+            assert (
+                a[name] == b[name] if name in SAME else a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-7)
+            ), name
+    assert_close(one["final"], other["final"])
+    assert one["last"].tensors.keys() == other["last"].tensors.keys() == {"model", "optimizer_0", "ema"}
+    for group, tensors in one["last"].tensors.items():
+        assert_close(tensors, other["last"].tensors[group])
+    counters = [
+        {name: value for name, value in run["last"].state["progress"].items() if name not in ("sums", "best")}
+        for run in (one, other)
+    ]
+    assert counters[0] == counters[1]
+    assert one["last"].state["optimizers"] == other["last"].state["optimizers"]
+    assert one["last"].extra == other["last"].extra
+
+
+def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+KINDS = ["translation", "language-model", "masked-lm", "denoising", "classification"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_processes_learns_the_same(kind: str, place: Path) -> None:
+    alone = trained(recipe_of(place, kind, f"{kind}-1"), 1)
+    for world in (2, 3):
+        assert_same(alone, trained(recipe_of(place, kind, f"{kind}-{world}"), world))
+
+
+@pytest.mark.acceptance("G2")
+def test_a_rank_without_rows_takes_part_with_nothing(place: Path) -> None:
+    """Batches of two rows at most on three ranks, one batch an update: the third never has any."""
+    changes = {"max_tokens": 26, "accumulate": 1}
+    alone = trained(recipe_of(place, "translation", "few-1", **changes), 1)
+    assert_same(alone, trained(recipe_of(place, "translation", "few-3", **changes), 3))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "near"),
+    [
+        ({"name": "adamw", "eps": 1e-3}, 1e-5),
+        ({"name": "adafactor"}, 1e-4),
+        ({"name": "muon"}, 1e-2),  # which computes in bf16
+    ],
+    ids=["adamw", "adafactor", "muon"],
+)
+def test_optimizers_step_alike_on_all_ranks(optimizer: dict[str, Any], near: float, place: Path) -> None:
+    """Also with parts that are frozen, rates of parts, and gradients that are cut short."""
+    changes = {
+        "optimizer": optimizer, "freeze": ["encoder_embedding"], "lr_factors": {"decoder": 2.0}, "clip_norm": 0.1,
+        "lr": 1e-3, "ema": None,
+    }  # fmt: skip
+    name = optimizer["name"]
+    a, b = (trained(recipe_of(place, "translation", f"{name}-{n}", **changes), n) for n in (1, 2))
+    for measure in ("loss", "grad_norm"):
+        ours, theirs = ([row[measure] for row in run["metrics"] if measure in row] for run in (a, b))
+        assert ours == pytest.approx(theirs, rel=near), measure
+        assert min(ours) > 0.1  # gradients were cut
+    frozen = [w for w in a["final"] if w.startswith("encoder_embedding.")]
+    assert frozen
+    assert all(torch.equal(a["final"][w], b["final"][w]) for w in frozen)
+
+
+@pytest.mark.acceptance("G6")
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 3), (3, 2)])
+def test_a_run_goes_on_with_another_number_of_processes(first: int, then: int, place: Path) -> None:
+    name = f"on-{first}-{then}"
+    whole = trained(recipe_of(place, "translation", f"{name}-whole"), 1)
+    trained(recipe_of(place, "translation", name, steps=4), first)
+    assert_same(whole, trained(recipe_of(place, "translation", name), then, resume=True))
+
+
+@pytest.mark.acceptance("R1", "R12")
+def test_two_processes_repeat_themselves_to_the_bit_also_over_a_resume(place: Path) -> None:
+    """With dropout, which is drawn anew on every rank."""
+    model = {"dropout": 0.2}
+    whole = trained(recipe_of(place, "translation", "bits-whole", model=model), 2)
+    again = trained(recipe_of(place, "translation", "bits-again", model=model), 2)
+    trained(recipe_of(place, "translation", "bits-cut", model=model, steps=4), 2)
+    on = trained(recipe_of(place, "translation", "bits-cut", model=model), 2, resume=True)
+    for other in (again, on):
+        assert all(torch.equal(w, other["final"][name]) for name, w in whole["final"].items())
+        for group, tensors in whole["last"].tensors.items():
+            assert all(torch.equal(t, other["last"].tensors[group][name]) for name, t in tensors.items()), (
+                group
+            )
+    alone = trained(recipe_of(place, "translation", "bits-alone", model=model), 1)
+    assert not all(torch.equal(w, alone["final"][name]) for name, w in whole["final"].items())
+
+
+def test_ranks_draw_their_own_dropout() -> None:
+    assert len({seed_of(7, step, rank) for step in range(50) for rank in range(8)}) == 400
+    assert seed_of(7, 3, 0) == seed_of(7, 3)
+
+
+def test_machines_need_not_see_the_same_files(place: Path, tmp_path: Path) -> None:
+    """Each of two machines tokenizes the text for itself; the other has nothing of the first one's directory."""
+    recipe = recipe_of(place, "translation", "machines-1")
+    whole = trained(recipe, 1)
+
+    def work(ranks: Ranks) -> list[str]:
+        home = tmp_path / f"machine-{ranks.rank // 2}"
+        home.mkdir(exist_ok=True)
+        os.chdir(home)
+        data = recipe.data.model_copy(update={"cache": None})
+        own = recipe.model_copy(update={"out": Path("run"), "data": data})
+        train = own.train.model_copy(update={"steps": 4})
+        run_training(own.model_copy(update={"train": train}), report=Notes(), ranks=ranks)
+        run_training(own, report=Notes(), ranks=ranks, resume=True)
+        return sorted(path.name for path in Path("run").iterdir())
+
+    ends = together(4, work, machines=2)
+    assert [end.code for end in ends] == [0] * 4, ends
+    assert "model.safetensors" in ends[0].said
+    assert ends[2].said == ends[3].said == ["data"]
+    assert_close(whole["final"], load_file(tmp_path / "machine-0" / "run" / "model.safetensors"))
+
+
+# what is dealt out
+
+
+def test_parts_hold_every_row_once_in_even_lengths() -> None:
+    rows = np.arange(11)
+    parts = deal(rows, 4)
+    assert [part.tolist() for part in parts] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7]]
+    assert [part.tolist() for part in deal(rows[:2], 4)] == [[0], [1]]
+
+
+def test_packed_rows_keep_their_numbers_and_pieces() -> None:
+    pieces = Pieces(np.arange(7) * 10, np.arange(7) + 1)
+    packed = Pack(3, np.array([5, 6, 7]), pieces, np.array([0, 0, 1, 2, 2, 2, 2]))
+    first, second = packed.deal(2)
+    assert (first.epoch, first.rows.tolist(), first.row.tolist()) == (3, [5, 7], [0, 0, 1, 1, 1, 1])
+    assert first.pieces.starts.tolist() == [0, 10, 30, 40, 50, 60]
+    assert (second.rows.tolist(), second.row.tolist(), second.pieces.lengths.tolist()) == ([6], [0], [3])
+    assert len(packed.deal(5)) == 3
+
+
+# gradients
+
+
+def two_halves(tensor: Tensor) -> Callable[[], None]:
+    """As if another rank had the same."""
+    tensor *= 2
+    return lambda: None
+
+
+@pytest.mark.parametrize("size", [1, 200, 10**6])
+def test_gradients_travel_in_buckets_and_those_that_are_nowhere_stay_so(size: int) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 5), "unused": nn.Linear(3, 3), "frozen": nn.Linear(5, 2)})
+    model["frozen"].requires_grad_(False)
+    gradients = Gradients(model, two_halves, size)
+    assert sum(len(bucket.parameters) for bucket in gradients.buckets) == 4
+    assert len(gradients.buckets) == {1: 4, 200: 1, 10**6: 1}[size]
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        with gradients.summing():
+            model["frozen"](model["used"](x)).sum().backward()
+        wanted = torch.autograd.grad(
+            model["frozen"](model["used"](x)).sum(), list(model["used"].parameters())
+        )
+        for p, grad in zip(model["used"].parameters(), wanted, strict=True):
+            torch.testing.assert_close(p.grad, 2 * grad)
+        assert all(p.grad is None for name in ("unused", "frozen") for p in model[name].parameters())
+    assert gradients.nbytes == 2 * 4 * (
+        25 + 12 + 4
+    )  # two updates of 37 numbers and a flag for each of four tensors
+
+
+def test_gradients_leave_while_others_are_computed() -> None:
+    """The last layer's are on their way before the first layer's exist."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    first: nn.Linear = model[0]  # type: ignore[assignment]
+    seen: list[bool] = []
+
+    def start(tensor: Tensor) -> Callable[[], None]:
+        seen.append(first.weight.grad is not None)
+        return lambda: None
+
+    gradients = Gradients(model, start, 80)
+    with gradients.summing():
+        model(torch.randn(2, 4)).sum().backward()
+    assert seen == [False, False, True]
+
+
+@pytest.mark.acceptance("G2")
+def test_ranks_that_have_computed_different_parts_send_the_same_buckets() -> None:
+    """Experts that a rank's tokens did not pick have no gradient there, and have one elsewhere, or nowhere."""
+
+    def layer() -> Experts:
+        torch.manual_seed(0)
+        return Experts(8, 16, n_experts=6, top_k=1, normalize=False)
+
+    tokens = torch.randn(6, 8, generator=torch.Generator().manual_seed(4))[None]
+
+    def work(ranks: Ranks) -> dict[str, Any]:
+        experts = layer()
+        with ranks.summing(experts):
+            for i in range(ranks.rank, 6, 4):  # two ranks have two tokens, two have one
+                experts(tokens[:, i : i + 1]).square().sum().backward()
+        return {name: None if p.grad is None else p.grad.tolist() for name, p in experts.named_parameters()}
+
+    ends = together(4, work)
+    alone = layer()
+    for i in range(6):
+        alone(tokens[:, i : i + 1]).square().sum().backward()
+    missing = 0
+    for name, p in alone.named_parameters():
+        assert ends[0].said[name] == ends[1].said[name] == ends[3].said[name]
+        missing += p.grad is None
+        if p.grad is None:
+            assert ends[0].said[name] is None, name
+        else:
+            torch.testing.assert_close(torch.tensor(ends[0].said[name]), p.grad, rtol=1e-5, atol=1e-6)
+    assert missing
+
+
+# what is refused
+
+
+def refused(place: Path, name: str, change: Callable[[Recipe], Recipe]) -> tuple[str, Any]:
+    """What rank 1 says when its recipe is another one, and what rank 0 says."""
+    recipe = recipe_of(place, "translation", name)
+
+    def work(ranks: Ranks) -> None:
+        run_training(change(recipe) if ranks.rank else recipe, report=Notes(), ranks=ranks)
+
+    first, other = together(2, work)
+    assert (first.code, other.code) == (69, 2), (first, other)
+    assert not checkpoint.steps(recipe.out / "checkpoints")
+    assert not (recipe.out / "run.lock").exists()
+    return str(other.said), first.said
+
+
+def test_another_text_on_a_rank_is_refused(place: Path, tmp_path: Path) -> None:
+    write_corpus(tmp_path, n=41)
+    change = {"root": tmp_path}
+    said, heard = refused(
+        place, "other-text", lambda r: r.model_copy(update={"data": r.data.model_copy(update=change)})
+    )
+    assert said.startswith("rank 1: the training text, the validation text: not the same as on rank 0; all")
+    assert heard == ""  # it has been said already
+
+
+def test_another_recipe_on_a_rank_is_refused(place: Path) -> None:
+    change = {"lr": 1e-4}
+    said, _ = refused(
+        place, "other-recipe", lambda r: r.model_copy(update={"train": r.train.model_copy(update=change)})
+    )
+    assert said.startswith("rank 1: the recipe: not the same as on rank 0")
+
+
+def test_missing_files_on_a_rank_are_told_by_it(place: Path, tmp_path: Path) -> None:
+    change = {"root": tmp_path}
+    said, _ = refused(
+        place, "no-text", lambda r: r.model_copy(update={"data": r.data.model_copy(update=change)})
+    )
+    assert said.startswith("rank 1: data.train: no file 'train.de'")
+
+
+def test_norms_over_the_batch_are_refused_on_several_processes(place: Path) -> None:
+    recipe = recipe_of(place, "translation", "batchnorm", model={"norm": "batchnorm"})
+    ends = together(2, lambda ranks: run_training(recipe, report=Notes(), ranks=ranks))
+    assert sorted(end.code for end in ends) in ([2, 2], [2, 69])
+    assert any("running_mean follows the statistics of whole batches" in str(end.said) for end in ends)
+    run_training(recipe.model_copy(update={"out": place / "batchnorm-alone"}), report=Notes())
+
+
+def test_what_is_told_is_json_and_reaches_all() -> None:
+    def work(ranks: Ranks) -> Any:
+        number = ranks.tell(lambda: {"loss": 0.1 + 0.2, "bad": float("nan"), "rank": ranks.rank})
+        tensor = torch.full((3,), float(ranks.rank + 5))
+        ranks.copy([tensor])
+        order = ranks.in_turn(lambda: ranks.rank)
+        return [json.dumps(number), tensor.tolist(), order, ranks.sum(1, 0.1 * ranks.rank)]
+
+    ends = together(3, work)
+    for rank, end in enumerate(ends):
+        told, tensor, order, sums = end.said
+        assert (told, tensor, order) == (
+            '{"loss": 0.30000000000000004, "bad": NaN, "rank": 0}',
+            [5.0] * 3,
+            rank,
+        )
+        assert sums == pytest.approx([3, 0.3])
+        assert sums == ends[0].said[3]
