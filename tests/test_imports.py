@@ -34,7 +34,7 @@ LAYERS = [
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},
     {"train", "serve", "run", "run_files", "loading", "speculate"},
-    {"compare", "lab", "planning"},
+    {"compare", "lab", "planning", "export"},
     {"cli", "demo"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

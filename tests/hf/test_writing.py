@@ -165,7 +165,7 @@ def test_the_nearest_family_is_named_where_none_fits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "onnx"], "unknown format 'onnx'"),
+        (["--to", "onxn"], "unknown format 'onxn'; did you mean 'onnx'?"),
         (["--family", "gpt3"], "unknown family 'gpt3'; did you mean 'gpt2'?"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
     ],

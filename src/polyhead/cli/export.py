@@ -2,51 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polyhead.errors import UserError, unknown
 
-FORMATS = ("hf",)
+if TYPE_CHECKING:
+    from polyhead.run import Run
+
+LARGEST = "5GB"
+Fill = Callable[[Path], str]
+"""Fills a directory, and says what is in it; what cannot be written at all was refused before."""
 
 
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the checkpoint")],
-    to: Annotated[str, typer.Option(help="hf: what from_pretrained of transformers opens")] = "hf",
+    to: Annotated[
+        str, typer.Option(help="hf: what from_pretrained of transformers opens; onnx: graphs for onnxruntime")
+    ] = "hf",
     family: Annotated[
-        str | None, typer.Option(help="model_type to write, e.g. gpt2", show_default="the first that fits")
+        str | None,
+        typer.Option(help="hf: model_type to write, e.g. gpt2", show_default="the first that fits"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="of the weights: fp32, bf16 or fp16")] = "fp32",
-    shard_size: Annotated[str, typer.Option(help="most of the weights in one file, e.g. 500MB")] = "5GB",
+    dtype: Annotated[
+        str, typer.Option(help="of the weights. hf: fp32, bf16, fp16; onnx: fp32, fp16, int8")
+    ] = "fp32",
+    shard_size: Annotated[
+        str | None, typer.Option(help="hf: most of the weights in one file, e.g. 500MB", show_default=LARGEST)
+    ] = None,
 ) -> None:
-    """Write a model as a Hugging Face checkpoint: config, weights, tokenizer and settings of decoding.
+    """Write a model for other tools: weights, config, tokenizer and settings of decoding.
 
-    A run whose parts no published family has is refused, and the message names the part in the way.
+    hf: a Hugging Face checkpoint. A run whose parts no published family has is refused, and the message names the part
+    in the way. onnx: model.onnx, or encoder_model.onnx and decoder_model.onnx (pip install 'polyhead[export]'; docs/export.md).
 
     \b
     polyhead export runs/shakespeare shakespeare-hf --to hf
     polyhead export runs/large large-hf --dtype bf16 --shard-size 2GB
+    polyhead export runs/shakespeare shakespeare-onnx --to onnx --dtype int8
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
+    of_hf = {"--family": family, "--shard-size": shard_size}
+    given = {name: value for name, value in of_hf.items() if value is not None}
+    if to != "hf" and given:
+        raise UserError(f"{' and '.join(given)} belong to --to hf, not to {to}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; choose another place for the checkpoint")
+    from polyhead.loading import load
+    from polyhead.train.files import whole_directory
+
+    made = load(directory)
+    fill = FORMATS[to](made, dtype, **({"family": family, "shard_size": shard_size} if to == "hf" else {}))
+    with whole_directory(out) as place:
+        said = fill(place)
+    print(f"{out}: {said}")
+
+
+def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:
     from polyhead.hf.files import INDEX
     from polyhead.hf.shards import bytes_of, index_of, shards
     from polyhead.hf.writing import published
-    from polyhead.loading import load
     from polyhead.run_files import weights_file, write_json
-    from polyhead.train.files import replace_file, whole_directory
+    from polyhead.train.files import replace_file
 
-    most = bytes_of(shard_size)
-    made = load(directory)
+    most = bytes_of(shard_size or LARGEST)
     content = published(made.model, made.tokenizer, made.generation, family, dtype)
     tokenizer = made.tokenizer.for_encoders() if made.config.kind == "encoder" else made.tokenizer
     parts = shards(content.tensors, most)
-    with whole_directory(out) as place:
+
+    def fill(place: Path) -> str:
         write_json(place / "config.json", content.config)
         if content.generation:
             write_json(place / "generation_config.json", content.generation)
@@ -55,5 +84,23 @@ def run(
             replace_file(place / name, weights_file(tensors, {"format": "pt"}))
         if len(parts) > 1:
             write_json(place / INDEX, index_of(parts))
-    files = f" in {len(parts)} files" if len(parts) > 1 else ""
-    print(f"{out}: a checkpoint of the family {content.family!r}{files}")
+        files = f" in {len(parts)} files" if len(parts) > 1 else ""
+        return f"a checkpoint of the family {content.family!r}{files}"
+
+    return fill
+
+
+def _onnx(made: Run, dtype: str) -> Fill:
+    from polyhead.export.description import describe
+    from polyhead.export.onnx import check, write
+
+    check(made.model, dtype)
+
+    def fill(place: Path) -> str:
+        describe(made, place)
+        return f"{' and '.join(write(made.model, place, dtype))} in {dtype}"
+
+    return fill
+
+
+FORMATS: dict[str, Callable[..., Fill]] = {"hf": _hf, "onnx": _onnx}

@@ -1,0 +1,24 @@
+"""What stands beside exported weights: configuration, settings of decoding and tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polyhead.errors import UserError
+from polyhead.hf.writing import published
+from polyhead.run import Run
+from polyhead.run_files import write_json
+
+
+def describe(run: Run, directory: Path) -> None:
+    """Write them in the words of a published family where one has these parts, else as a run directory has them."""
+    try:
+        content = published(run.model, run.tokenizer, run.generation)
+    except UserError:
+        run.save_description(directory)
+    else:
+        write_json(directory / "config.json", content.config)
+        if content.generation:
+            write_json(directory / "generation_config.json", content.generation)
+    tokenizer = run.tokenizer.for_encoders() if run.config.kind == "encoder" else run.tokenizer
+    tokenizer.save(directory, segments=run.config.segments > 1)

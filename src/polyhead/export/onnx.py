@@ -1,0 +1,191 @@
+"""A model as ONNX graphs, which onnxruntime and others run without PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import onnxscript  # noqa: F401  torch writes graphs with it; where it is missing the user is told so before any work
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from polyhead.errors import UserError, unknown
+from polyhead.export.graphs import ALL, Graph, Sizes, graphs
+from polyhead.models import CausalLM, Model, Seq2Seq
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32}
+CLOSE = {torch.float32: 1e-3, torch.float16: 3e-2}
+LARGEST = (
+    2**31 - 2**24
+)  # bytes of weights in the file of a graph; the format ends at 2 GB, others are in a file beside it
+TRACED, PROVED = Sizes(2, 3, 5, 4), (Sizes(1, 6, 4, 0), Sizes(3, 1, 2, 7))
+STEPWISE = "it reads one token after the other"
+UNWRITTEN = {
+    "lstm": STEPWISE,
+    "gru": STEPWISE,
+    "experts": "it deals out tokens by what its router says, and a graph is the same for all",
+}
+TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir", "root")
+
+
+def write(model: Model, directory: Path, dtype: str = "fp32") -> list[str]:
+    """Write the graphs of a model into a directory; the names of their files. The model itself takes on the dtype.
+
+    With "int8" the weights of linear maps are rounded, and what they are multiplied with at run time.
+    """
+    check(model, dtype)
+    model = model.to(DTYPES[dtype]).eval()
+    found = graphs(model, TRACED)
+    for i, graph in enumerate(found):
+        path = directory / f"{graph.file}.onnx"
+        _save(traced(graph), path)
+        for sizes in PROVED:
+            _prove(graphs(model, sizes)[i], path)
+        if dtype == "int8":
+            _round(path)
+    return [f"{graph.file}.onnx" for graph in found]
+
+
+def check(model: Model, dtype: str) -> None:
+    """A UserError names a part that is no graph of tensors, or a dtype that is none."""
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    config = model.config
+    for field in ("block", "decoder_block", "feed_forward"):
+        choice = getattr(config, field)
+        if choice is not None and choice.name in UNWRITTEN:
+            raise UserError(f"{field} {choice.name!r} cannot be written to ONNX: {UNWRITTEN[choice.name]}")
+    if config.kind == "encoder":
+        return
+    assert isinstance(model, Seq2Seq | CausalLM)
+    if model.cache_shape.state is not None:
+        raise UserError(
+            f"{_keeping(model)} cannot be written to ONNX: it keeps a state, and a decoder is given keys and values there"
+        )
+    cross = config.cross_attention or config.attention
+    if isinstance(model, Seq2Seq) and cross.name == "linear":
+        raise UserError(
+            "cross_attention 'linear' cannot be written to ONNX: it reads sums, and a decoder is given keys and values there"
+        )
+
+
+def _keeping(model: Model) -> str:
+    """The part of a decoder that keeps a state."""
+    config, crossing = model.config, isinstance(model, Seq2Seq)
+    name, block = (
+        ("decoder_block", config.decoder_block)
+        if crossing and config.decoder_block
+        else ("block", config.block)
+    )
+    if block.name not in ("transformer", "parallel"):
+        return f"{name} {block.name!r}"
+    own = (config.decoder_attention if crossing else None) or config.attention
+    return f"attention {own.name!r}"
+
+
+def traced(graph: Graph) -> Any:
+    """The graph as ``torch.onnx`` writes it, for any batch and any lengths."""
+    dims: dict[str, Any] = {
+        axis: torch.export.Dim.DYNAMIC if axis == ALL else torch.export.Dim(axis)
+        for given in graph.inputs
+        for axis in given.axes.values()
+    }
+    shapes = [{at: dims[axis] for at, axis in given.axes.items()} for given in graph.inputs]
+    try:
+        with torch.no_grad(), _silence():
+            made = torch.onnx.export(
+                graph.module,
+                graph.arguments([given.example for given in graph.inputs]),
+                input_names=[given.name for given in graph.inputs],
+                output_names=graph.outputs,
+                dynamic_shapes=graph.arguments(shapes),
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise UserError(f"this model cannot be written to ONNX; torch says: {_said(error)}") from error
+    assert made is not None
+    _plain(made.model, graph)
+    return made
+
+
+def _said(error: BaseException) -> str:
+    """The first line of what was wrong at the bottom of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def _plain(model: Any, graph: Graph) -> None:
+    """Without what tracing leaves behind, which names files of the machine; the axes of inputs by their names."""
+    for part in (model, model.graph, *model.functions.values()):
+        part.metadata_props.clear()
+    for part in (model.graph, *model.functions.values()):
+        for node in part.all_nodes():
+            for holder in (node, *node.outputs):
+                holder.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    for value, given in zip(model.graph.inputs, graph.inputs, strict=True):
+        sizes = [given.axes.get(at, size) for at, size in enumerate(given.example.shape)]
+        value.shape = type(value.shape)(sizes)
+
+
+def _save(made: Any, path: Path) -> None:
+    size = sum(tensor.const_value.nbytes for tensor in made.model.graph.initializers.values())
+    made.save(path, external_data=size > LARGEST)
+
+
+def _prove(graph: Graph, path: Path) -> None:
+    """Run what was written on other sizes than it was traced with; a UserError where it says anything else."""
+    with torch.no_grad():
+        wanted = graph.module(*graph.arguments([given.example for given in graph.inputs]))
+    flat = torch.utils._pytree.tree_leaves(wanted)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    there = {given.name for given in session.get_inputs()}
+    found = session.run(
+        None, {given.name: given.example.numpy() for given in graph.inputs if given.name in there}
+    )
+    for name, ours, theirs in zip(graph.outputs, flat, found, strict=True):
+        close = CLOSE[next(graph.module.parameters()).dtype]
+        if not torch.allclose(ours.float(), torch.from_numpy(theirs).float(), rtol=close, atol=close):
+            raise UserError(
+                f"this model cannot be written to ONNX: {name} of {path.name} is not what the model itself says"
+            )
+
+
+def _round(path: Path) -> None:
+    """Weights of linear maps in 8 bits, a scale for each output; what meets them is rounded as it comes."""
+    whole = path.with_suffix(".fp32")
+    path.rename(whole)
+    with _silence():
+        quantize_dynamic(
+            whole,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    whole.unlink()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Libraries that talk of their own matters do not meanwhile."""
+    logs = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [log.level for log in logs]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for log in logs:
+                log.setLevel(logging.ERROR)
+            yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

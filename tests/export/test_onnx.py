@@ -1,0 +1,370 @@
+"""ONNX graphs in onnxruntime against the model itself: logits, padding, steps, greedy texts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from tests.export.conftest import TEXTS, Session, kept, made, padded
+from torch import Tensor
+
+import polyhead.export.onnx as writing
+from polyhead.cli import main
+from polyhead.run import Run
+
+Make = Callable[..., tuple[Run, Path]]
+Exported = tuple[Run, Path]
+
+LLAMA = {
+    "kind": "decoder", "position": "rope", "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu",
+    "n_kv_heads": 2, "attention": {"name": "softmax", "bias": False}, "scale_embedding": False,
+}  # fmt: skip
+BERT = {
+    "kind": "encoder",
+    "position": "learned",
+    "feed_forward": "gelu",
+    "segments": 2,
+    "embedding_norm": True,
+}
+
+
+@pytest.fixture(scope="module")
+def language(make: Make) -> Exported:
+    return make("--to", "onnx", **LLAMA)
+
+
+@pytest.fixture(scope="module")
+def encoder(make: Make) -> Exported:
+    return make("--to", "onnx", **BERT)
+
+
+@pytest.fixture(scope="module")
+def translator(make: Make) -> Exported:
+    return make("--to", "onnx", n_kv_heads=2, v_head_dim=5)
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def reads_like_the_model(run: Run, out: Path) -> None:
+    """An encoder or classifier, with padding on either side."""
+    (tokens, mask, pos), session = padded(), Session(out / "model.onnx")
+    feed, segments = {"input_ids": tokens, "attention_mask": mask}, None
+    if run.config.segments:
+        segments = feed["token_type_ids"] = tokens % 2
+    assert feed.keys() == session.inputs.keys()
+    found, wanted = session(**feed), run.model(tokens, pos, segments)
+    first = next(iter(found.values()))
+    close(first, wanted) if wanted.dim() == 2 else close(first[mask == 1], wanted[mask == 1])
+    if "pooler_output" in found:
+        close(found["pooler_output"], run.model.pooler(wanted, pos))
+    # alone and without padding a row says the same
+    feed = {name: x[1:2, 2:] for name, x in feed.items()}
+    alone = next(iter(session(**feed).values()))
+    close(alone, first[1:2] if wanted.dim() == 2 else first[1:2, 2:])
+
+
+@torch.no_grad()
+def goes_on_like_the_model(run: Run, out: Path) -> None:
+    """A language model: all at once, and in steps of several lengths, with padding on either side."""
+    (tokens, mask, pos), session = padded(), Session(out / "model.onnx")
+    wanted = run.model(tokens, pos)
+    for cuts in ([0, 7], [0, 1, 2, 5, 7]):
+        past = session.empty(3)
+        for begin, end in itertools.pairwise(cuts):
+            given = {"input_ids": tokens[:, begin:end], "position_ids": pos[:, begin:end].clamp(min=0)}
+            found = session(**given, attention_mask=mask[:, :end], **past)
+            past, real = kept(found), mask[:, begin:end] == 1
+            assert not found["logits"].isnan().any()
+            close(found["logits"][real], wanted[:, begin:end][real])
+
+
+@torch.no_grad()
+def translates_like_the_model(run: Run, out: Path) -> None:
+    """An encoder-decoder, its decoder in steps of several lengths, with padding in the source."""
+    (source, mask, pos), target = padded(), padded(length=8)[0]
+    encoder, decoder = (Session(out / f"{side}_model.onnx") for side in ("encoder", "decoder"))
+    wanted = run.model(source, target, pos)
+    read = encoder(input_ids=source, attention_mask=mask)
+    feed = kept(read) | decoder.empty(3, "decoder")
+    for begin, end in ((0, 1), (1, 2), (2, 6), (6, 8)):
+        found = decoder(input_ids=target[:, begin:end], encoder_attention_mask=mask, **feed)
+        feed |= kept(found)
+        close(found["logits"], wanted[:, begin:end])
+
+
+def greedy(session: Session, feed: dict[str, Tensor], first: Tensor, end: int, steps: int) -> list[int]:
+    """The likeliest tokens until the end; ``feed`` is what does not change and what is remembered."""
+    said: list[int] = []
+    tokens, mask = first, torch.ones_like(first)
+    while len(said) < steps:
+        given = {"input_ids": tokens} | ({} if "encoder_attention_mask" in feed else {
+            "attention_mask": mask, "position_ids": mask.cumsum(1)[:, -tokens.size(1):] - 1})  # fmt: skip
+        found = session(**given, **feed)
+        feed = feed | kept(found)
+        tokens = found["logits"][:, -1:].argmax(-1)
+        if int(tokens) == end:
+            break
+        said, mask = [*said, int(tokens)], torch.cat([mask, torch.ones_like(tokens)], 1)
+    return said
+
+
+def test_an_encoder_reads_like_the_model(encoder: Exported) -> None:
+    reads_like_the_model(*encoder)
+
+
+def test_a_language_model_goes_on_like_the_model(language: Exported) -> None:
+    goes_on_like_the_model(*language)
+
+
+def test_a_translator_translates_like_the_model(translator: Exported) -> None:
+    translates_like_the_model(*translator)
+
+
+def test_greedy_continuations_are_those_of_the_run(language: Exported) -> None:
+    run, out = language
+    session, tokenizer = (
+        Session(out / "model.onnx"),
+        tokenizers.Tokenizer.from_file(str(out / "tokenizer.json")),
+    )
+    for text in TEXTS:
+        prompt = torch.tensor([run.tokenizer.encode([text])[0]])
+        said = greedy(session, session.empty(1), prompt, run.tokenizer.eos_id, 10)
+        assert len(said) == 10
+        assert tokenizer.decode(said) == run.generate([text])[0]
+
+
+def test_greedy_translations_are_those_of_the_run(translator: Exported) -> None:
+    run, out = translator
+    encoder, decoder = (Session(out / f"{side}_model.onnx") for side in ("encoder", "decoder"))
+    sides = run.tokenizer.sides
+    for text, (best,) in zip(
+        TEXTS, run.hypotheses(TEXTS, max_length_ratio=0, max_length_extra=12), strict=True
+    ):
+        source = torch.tensor([sides.source(run.tokenizer.encode([text])[0])])
+        mask = torch.ones_like(source)
+        feed = kept(encoder(input_ids=source, attention_mask=mask)) | decoder.empty(1, "decoder")
+        feed["encoder_attention_mask"] = mask
+        assert greedy(decoder, feed, torch.tensor([[sides.start]]), sides.end, 12) == best.tokens
+        assert len(best.tokens) > 5
+
+
+def test_inputs_and_outputs_have_the_names_that_users_know(language: Exported, translator: Exported) -> None:
+    session = Session(language[1] / "model.onnx")
+    everything = "past_sequence_length + sequence_length"
+    assert session.inputs == {
+        "input_ids": ["batch_size", "sequence_length"],
+        "attention_mask": ["batch_size", everything],
+        "position_ids": ["batch_size", "sequence_length"],
+        "past_key_values.0.key": ["batch_size", 2, "past_sequence_length", 6],
+        "past_key_values.0.value": ["batch_size", 2, "past_sequence_length", 6],
+    }
+    assert session.outputs == {
+        "logits": ["batch_size", "sequence_length", 290],
+        "present.0.key": ["batch_size", 2, everything, 6],
+        "present.0.value": ["batch_size", 2, everything, 6],
+    }
+    sides = [Session(translator[1] / f"{side}_model.onnx") for side in ("encoder", "decoder")]
+    assert list(sides[0].inputs) == ["input_ids", "attention_mask"]
+    pairs = ["0.{}.key", "0.{}.value"]
+    assert list(sides[0].outputs) == ["last_hidden_state", *(f"present.{x.format('encoder')}" for x in pairs)]
+    past = [f"past_key_values.{x.format(side)}" for side in ("decoder", "encoder") for x in pairs]
+    assert list(sides[1].inputs) == ["input_ids", "encoder_attention_mask", *past]
+    assert list(sides[1].outputs) == ["logits", *(f"present.{x.format('decoder')}" for x in pairs)]
+    assert sides[1].inputs["past_key_values.0.encoder.value"] == [
+        "batch_size",
+        2,
+        "encoder_sequence_length",
+        5,
+    ]
+
+
+def test_config_and_tokenizer_stand_beside_the_graphs(language: Exported, translator: Exported) -> None:
+    run, out = language
+    assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
+    assert json.loads((out / "generation_config.json").read_text())["do_sample"] is False
+    there = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    assert [there.encode(text, add_special_tokens=False).ids for text in TEXTS] == run.tokenizer.encode(TEXTS)
+    # no published family has values of another width, so these are the run's own
+    own = json.loads((translator[1] / "config.json").read_text())
+    assert (own["model_type"], own["v_head_dim"]) == ("polyhead", 5)
+
+
+def test_a_graph_names_no_file_of_this_machine(language: Exported) -> None:
+    content = (language[1] / "model.onnx").read_bytes()
+    assert b".py" not in content and b"polyhead" not in content
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kind": "decoder", "attention": "linear"}, "attention 'linear' cannot be written to ONNX: it keeps a state"),
+        ({"kind": "decoder", "block": "conv", "position": "none"}, "block 'conv' cannot be written to ONNX: it keeps a"),
+        ({"kind": "encoder", "block": "gru", "position": "none"}, "block 'gru' cannot be written to ONNX: it reads one"),
+        ({"decoder_block": "lstm"}, "decoder_block 'lstm' cannot be written to ONNX: it reads one token after the"),
+        ({"decoder_attention": "linear"}, "attention 'linear' cannot be written to ONNX: it keeps a state"),
+        ({"cross_attention": "linear"}, "cross_attention 'linear' cannot be written to ONNX: it reads sums"),
+        ({"feed_forward": "experts"}, "feed_forward 'experts' cannot be written to ONNX: it deals out tokens"),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_no_graph_is_named(
+    config: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(**config).save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "new" / "out"), "--to", "onnx"]) == 2
+    assert capsys.readouterr().err.startswith(f"polyhead: {message}")
+    assert [x.name for x in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype", "bf16"], "unknown dtype 'bf16'; did you mean 'fp16'? Known: fp16, fp32, int8"),
+        (["--family", "gpt2"], "--family belong to --to hf, not to onnx"),
+        (["--shard-size", "1GB"], "--shard-size belong to --to hf, not to onnx"),
+    ],
+)
+def test_a_mistake_at_the_verb_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(**LLAMA).save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx", *arguments]) == 2
+    assert capsys.readouterr().err == f"polyhead: {message}\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxscript"])
+def test_without_the_extra_the_way_to_get_it_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(**LLAMA).save(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "polyhead.export.onnx")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx"]) == 2
+    assert f"this needs {name}: pip install 'polyhead[export]'" in capsys.readouterr().err
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(**LLAMA).save(tmp_path / "run")
+    monkeypatch.setattr(writing, "traced", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx"]) == 130
+    assert [x.name for x in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_is_written_is_proved_on_other_sizes(
+    language: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph of other weights is not what the model says."""
+    run, out = language
+    (graph,) = writing.graphs(run.model, writing.Sizes(3, 2, 1, 4))
+    writing._prove(graph, out / "model.onnx")
+    other = made(seed=2, **LLAMA).model
+    with pytest.raises(ValueError, match=r"logits of model.onnx is not what the model itself says"):
+        writing._prove(writing.graphs(other, writing.Sizes(3, 2, 1, 4))[0], out / "model.onnx")
+
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "learned": {"position": {"name": "learned", "offset": 2}, "norm_first": True, "head_bias": True},
+    "alibi": {"position": "alibi", "n_heads": 6, "n_kv_heads": 3, "embedding_norm": True},
+    "t5": {"position": {"name": "t5", "buckets": 4, "max_distance": 5}, "scale_output": True, "norm": "rmsnorm"},
+    "shaw": {"position": {"name": "shaw", "clip": 2}, "n_kv_heads": 1},
+    "sinusoidal": {"position": {"name": "sinusoidal", "layout": "halves", "offset": 2}, "tie_embeddings": "none"},
+    "interleaved": {"position": {"name": "rope", "layout": "interleaved", "scaling": "yarn", "factor": 2.0,
+                                 "original_len": 8}, "n_kv_heads": 2, "v_head_dim": 4},
+    "part of rope": {"position": {"name": "rope", "fraction": 0.5}, "block": "parallel", "norm_first": True},
+    "window": {"position": "none", "attention": {"name": "softmax", "window": 3, "sink": 1, "softcap": 5.0,
+                                                 "qk_norm": True, "tie": "kv", "scale": 0.3}},
+    "in turn": {"n_layers": 2, "position": "rope", "pattern": [{"attention": {"name": "softmax", "window": 2}},
+                                                               {"position": "alibi"}]},
+    "kernel": {"attention": {"name": "kernel", "sim": "square"}, "norm": "none"},
+    "batchnorm": {"norm": "batchnorm", "feed_forward": {"name": "conv1x1", "activation": "prelu"}},
+    "gemma": {"position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True,
+              "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True}, "logit_softcap": 3.0},
+}  # fmt: skip
+ENCODERS: dict[str, dict[str, Any]] = {
+    "classifier": {"labels": ("a", "b", "c"), "pooling": "first", "position": "alibi"},
+    "largest": {"labels": ("a", "b"), "pooling": "max", "position": "t5", "head": False},
+    "vectors": {"head": False, "pooling": {"name": "mean", "activation": "tanh"}, "position": "rope"},
+    "bare": {"head": False, "attention": {"name": "softmax", "window": 2, "sink": 1}, "position": "shaw"},
+    "convolution": {"block": {"name": "conv", "kernel": 3}, "labels": ("a", "b"), "pooling": "mean"},
+    "linear": {"attention": "linear", "position": "rope"},
+    "kernel": {"attention": {"name": "kernel", "sim": "elu"}},
+}
+TRANSLATORS: dict[str, dict[str, Any]] = {
+    "t5": {"position": "t5", "norm": "rmsnorm", "norm_first": True, "feed_forward": "geglu"},
+    "learned": {"position": "learned", "tie_embeddings": "inputs", "head_bias": True, "embedding_norm": True},
+    "rope": {"position": "rope", "n_kv_heads": 1, "attention": {"name": "softmax", "qk_norm": True}},
+    "alibi": {"position": "alibi", "cross_attention": "kernel"},
+    "convolution": {
+        "block": {"name": "conv", "kernel": 3},
+        "decoder_block": "transformer",
+        "position": "learned",
+    },
+    "linear encoder": {"attention": "linear", "decoder_attention": "softmax", "cross_attention": "softmax"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_part_of_a_language_model(name: str, make: Make) -> None:
+    goes_on_like_the_model(*make("--to", "onnx", **{"kind": "decoder"} | DECODERS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_part_of_an_encoder(name: str, make: Make) -> None:
+    reads_like_the_model(*make("--to", "onnx", **{"kind": "encoder"} | ENCODERS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_every_part_of_a_translator(name: str, make: Make) -> None:
+    translates_like_the_model(*make("--to", "onnx", **TRANSLATORS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "activation", ["relu", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
+)
+def test_every_feed_forward(activation: str, make: Make) -> None:
+    reads_like_the_model(*make("--to", "onnx", kind="encoder", feed_forward=activation))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "off"), [("fp16", 0.01), ("int8", 0.05)])
+@torch.no_grad()
+def test_rounded_weights_say_nearly_the_same(dtype: str, off: float, make: Make) -> None:
+    run, out = make("--to", "onnx", "--dtype", dtype, **LLAMA | {"d_model": 64, "d_ff": 128})
+    (tokens, mask, pos), session = padded(), Session(out / "model.onnx")
+    past = {name: x.half() if dtype == "fp16" else x for name, x in session.empty(3).items()}
+    found = session(input_ids=tokens, attention_mask=mask, position_ids=pos.clamp(min=0), **past)["logits"]
+    wanted = run.model(tokens, pos)
+    error = (found - wanted)[mask == 1].square().mean().sqrt() / wanted[mask == 1].std()
+    assert 1e-5 < error < off
+    whole = make("--to", "onnx", **LLAMA | {"d_model": 64, "d_ff": 128})[1]
+    sizes = [(place / "model.onnx").stat().st_size for place in (out, whole)]
+    assert sizes[0] < 0.8 * sizes[1]
+
+
+@pytest.mark.slow
+def test_weights_too_large_for_one_file_stand_in_another(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "LARGEST", 10_000)
+    run, out = make("--to", "onnx", **LLAMA)
+    assert (out / "model.onnx.data").stat().st_size > 10_000
+    goes_on_like_the_model(run, out)
+
+
+def test_sizes_of_the_examples_are_all_different() -> None:
+    """Equal ones would be taken for one axis."""
+    assert len(set(writing.TRACED)) == 4
