@@ -50,6 +50,6 @@ def _own(directory: Path) -> Run:
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory)
     model = build(config)
-    put_weights(model, directory, tokenizer)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
+    put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
     return Run(model, tokenizer, read_generation(directory), recipe)

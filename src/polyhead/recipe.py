@@ -15,7 +15,7 @@ from polyhead.config import ModelSection
 from polyhead.errors import UserError, explain, nearest, show
 from polyhead.presets import PRESETS
 from polyhead.registry import CACHE, CHAT, OPTIMIZER, SCHEDULE, SPECULATE, TASK, TOKENIZER, Choice, Registry
-from polyhead.sections import DistillSection, Section, Start
+from polyhead.sections import AdaptSection, DistillSection, Section, Start
 
 Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
@@ -109,6 +109,9 @@ class TrainConfig(Section):
     )
     freeze: tuple[str, ...] = Field(
         (), description="parts of the model that stay as they are, e.g. [encoder.embedding]"
+    )
+    adapt: AdaptSection | None = Field(
+        None, description="low-rank adapters that learn in place of the weights that start brings"
     )
     lr_factors: dict[str, float] = Field(
         default_factory=dict, description="factors on lr for parts of the model, e.g. {classifier: 10}"
@@ -245,6 +248,10 @@ class Recipe(Section):
         if not self.data.valid and not self.data.valid_share:
             raise UserError(
                 "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
+            )
+        if self.train.adapt and not self.start:
+            raise UserError(
+                "train.adapt changes trained weights a little; name some to begin with: start.run=..."
             )
         task = TASK.get(self.task.name)
         if self.model.kind != task.kind:

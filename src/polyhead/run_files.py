@@ -16,8 +16,10 @@ from torch import Tensor
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, nearest
 from polyhead.models import Model
+from polyhead.nn.adapter import merged
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
+from polyhead.sections import AdaptSection
 from polyhead.text.chat.recognise import template_of
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
@@ -86,9 +88,16 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
     raise UserError(f"{directory} holds no model.safetensors and no checkpoint: nothing was trained here yet")
 
 
-def put_weights(model: Model, directory: Path, tokenizer: Tokenizer) -> None:
-    """The weights of a run into its model; a UserError lists all names and shapes that do not fit."""
+def put_weights(
+    model: Model, directory: Path, tokenizer: Tokenizer, adapted: AdaptSection | None = None
+) -> None:
+    """The weights of a run into its model; a UserError lists all names and shapes that do not fit.
+
+    A run that is not finished may still have its adapters apart: they are added to the weights.
+    """
     found, digest = _read_weights(directory)
+    if adapted:
+        found = merged(found, adapted.alpha / adapted.rank)
     if digest not in (None, tokenizer.sha256):
         raise UserError(
             f"{directory / 'tokenizer.json'} is not the tokenizer that the model was trained with"

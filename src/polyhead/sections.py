@@ -35,6 +35,20 @@ class StartSection(Section):
     )
 
 
+class AdaptSection(Section):
+    """Low-rank adapters beside maps that stay as they are (Hu et al., 2021); in the end they are added to the weights."""
+
+    rank: int = Field(8, gt=0, description="numbers between A and B; fewer learn less and cost less")
+    alpha: float = Field(16.0, gt=0, description="alpha / rank is the factor on what adapters add")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability, on what adapters read")
+    parts: tuple[str, ...] = Field(
+        ("q_proj", "v_proj"), min_length=1, description="linear maps that get one, by name, e.g. [attn, ffn]"
+    )
+    learn: tuple[str, ...] | None = Field(
+        None, description="parts that learn whole besides; those above a classifier's encoder if not given"
+    )
+
+
 class DistillSection(Section):
     """Learning from a teacher besides the labels (Hinton et al., 2015; Sanh et al., 2019)."""
 

@@ -33,6 +33,13 @@ def test_sums_and_gradients_equal_those_of_torch(smoothing, chunk):
     assert (mine[0][labels == IGNORED] == 0).all()
 
 
+def test_a_frozen_head_gets_no_gradient_and_what_it_reads_gets_the_same():
+    features, weight, labels = drawn()
+    (wanted,) = torch.autograd.grad(cross_entropy(features, Head(weight), labels).total, features)
+    cross_entropy(features, Head(weight.requires_grad_(False)), labels).total.backward()
+    assert torch.equal(features.grad, wanted) and weight.grad is None
+
+
 def test_smoothing_gives_the_label_what_is_left():
     """1 - e + e/V for the label, e/V for the others (Szegedy et al., 2016, sec. 7), written out in float64."""
     features, weight, labels = drawn(rows=(1, 2), ignored=0)

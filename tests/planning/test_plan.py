@@ -20,8 +20,9 @@ from polyhead.models import build, preset
 from polyhead.planning import plan, texts
 from polyhead.planning.probe import Blank, Learning, decoding, learning
 from polyhead.planning.report import lines, scaled
-from polyhead.recipe import Recipe, TrainConfig, load_recipe
-from polyhead.registry import TASK
+from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.registry import TASK, Choice
+from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
 from polyhead.train.loop import total_steps
 from polyhead.train.reporting import Reporters
@@ -227,6 +228,31 @@ def test_a_plan_is_json_and_lines(home: Path) -> None:
     text = "\n".join(lines(made))
     assert f"{made.parameters:,} parameters" in text
     assert "note:" not in text
+
+
+def test_adapters_cost_what_they_cost(home: Path) -> None:
+    """An update takes no gradient of weights, and what learns is what the recipe's own training lets learn."""
+    tokenizer = train_tokenizer((home / "t.en").read_text().splitlines(), Choice("bpe"), 300)
+    config = ModelConfig(
+        kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_layers=2, n_heads=2, max_len=32
+    )
+    Run(build(config, 1), tokenizer, GenerationConfig()).save(home / "first")
+    Path("tuned.yaml").write_text(
+        "task: language-model\nstart: first\ndata: {train: t.en, valid_share: 0.1, max_len: 16}\n"
+        "train: {steps: 3, max_tokens: 256, precision: fp32}\n"
+    )
+    whole, part = (
+        plan(load_recipe("tuned.yaml", changes), context=8, decode_rows=(1,), seconds=0.1)
+        for changes in ([], ["train.adapt={rank: 4, parts: [attn]}"])
+    )
+    learn = 2 * 4 * 4 * (16 + 16)
+    assert (whole.operations.times, part.operations.times) == (3, 2)
+    assert part.operations.step == whole.operations.step * 2 / 3
+    assert (part.memory.gradients, whole.memory.gradients) == (4 * learn, 4 * whole.parameters)
+    assert part.time is not None
+    assert f"{whole.parameters:,} parameters, {learn:,} of them or beside them learn" in next(lines(part))
+    assert "learn" not in next(lines(whole))
+    assert "(2 x forward)" in "\n".join(lines(part))
 
 
 @pytest.mark.parametrize(

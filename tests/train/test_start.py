@@ -15,9 +15,10 @@ from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.train.learned import scale_rates
 from polyhead.train.loop import update
 from polyhead.train.pipeline import run_training
-from polyhead.train.start import begin, scale_rates
+from polyhead.train.start import begin
 from polyhead.train.training import Training
 
 pytestmark = pytest.mark.usefixtures("unsynced")

@@ -66,7 +66,8 @@ class _Chunked(torch.autograd.Function):
         w = weight.detach().to(dtype)
         wants = learning and any(ctx.needs_input_grad)
         d_features = torch.empty_like(features) if wants else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if wants else None
+        own = learning and ctx.needs_input_grad[1]  # the head's own weights learn: they may be frozen
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if own else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         total, nll = (torch.zeros((), dtype=torch.float32, device=features.device) for _ in range(2))
         for at in range(0, len(labels), chunk):
@@ -83,7 +84,7 @@ class _Chunked(torch.autograd.Function):
             total += (
                 (1 - smoothing) * missed - (smoothing / vocab_size) * log_p.sum() if smoothing else missed
             )
-            if d_features is not None and d_weight is not None:
+            if d_features is not None:
                 d = log_p.exp_()
                 if smoothing:
                     d -= smoothing / vocab_size
@@ -94,7 +95,8 @@ class _Chunked(torch.autograd.Function):
                     d_bias += d.sum(0)
                 d = d.to(dtype)
                 d_features[at : at + chunk] = d @ w
-                d_weight += d.T @ x
+                if d_weight is not None:
+                    d_weight += d.T @ x
         ctx.save_for_backward(d_features, d_weight, d_bias)
         ctx.mark_non_differentiable(nll)
         return total, nll
@@ -104,7 +106,8 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_features, d_weight, d_bias = ctx.saved_tensors
         d_bias = None if d_bias is None else d_bias * grad
-        return d_features * grad, d_weight * grad, d_bias, None, None, None, None, None
+        d_weight = None if d_weight is None else d_weight * grad
+        return d_features * grad, d_weight, d_bias, None, None, None, None, None
 
 
 def _compute_dtype(features: Tensor) -> torch.dtype:

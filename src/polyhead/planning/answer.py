@@ -22,6 +22,7 @@ class Operations(NamedTuple):
     step: float  # a mean update of training
     rule: float  # the same by 6 N a token
     run: float | None
+    times: int  # a forward pass that an update costs
 
 
 class Decoding(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from polyhead.analysis import sizes
 from polyhead.analysis.cost import decoding as cost_of_decoding
 from polyhead.analysis.cost.communication import Layout, traffic
-from polyhead.analysis.cost.flops import TRAINING, forward
+from polyhead.analysis.cost.flops import ADAPTED, TRAINING, forward
 from polyhead.analysis.cost.memory import literature, training_memory
 from polyhead.analysis.cost.weightless import counted
 from polyhead.analysis.cost.work import Load, Unknown, Work
@@ -25,8 +25,9 @@ from polyhead.planning.subject import Subject, alone, opened, unread
 from polyhead.planning.texts import missing, open_texts
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import CACHE, Choice
+from polyhead.train.learned import prepare
 from polyhead.train.precision import resolve
-from polyhead.train.start import freeze, open_start, resolved
+from polyhead.train.start import open_start, resolved
 
 SECONDS = 20.0  # that the probe of training may take, if three updates are not longer
 SPARE = 0.8  # of the machine's memory, that a probe may fill
@@ -98,7 +99,8 @@ def _of(
     loads = subject.loads
     works, known = _works(config, largest, notes)
     spent = [known(load) for load in loads]
-    step = TRAINING * train.accumulate * sum(spent) / len(spent)
+    times = ADAPTED if train.adapt else TRAINING
+    step = times * train.accumulate * sum(spent) / len(spent)
     steps = subject.steps
     both = 2 if config.kind == "encoder-decoder" else 1
     rule = 6 * parameters * train.accumulate * sum(load.tokens for load in loads) / len(loads) / both
@@ -108,7 +110,7 @@ def _of(
         train.optimizer,
         precision=precision,
         ema=bool(train.ema),
-        prepare=lambda model: freeze(model, train.freeze),
+        prepare=lambda model: prepare(model, train),
     )
     if memory.activations is None:
         notes.append("activations are not known: a part keeps what is only known when it is there")
@@ -120,12 +122,13 @@ def _of(
         step,
         rule,
         None if steps is None else step * steps,
+        times,
     )
     sent = None
     if layout is not None:
         layout = layout._replace(activation_bytes=2 if precision == "bf16" else 4)
         sent = traffic(config, largest, memory.gradients // 4, layout)
-    times = None
+    taken = None
     if probing:
         need = memory.total or 0
         if need > SPARE * _machine():
@@ -133,12 +136,12 @@ def _of(
                 f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare"
             )
         elif subject.some:
-            times = _time(subject, spent, step, steps, context, decode_rows, seconds, clock)
+            taken = _time(subject, spent, step / times, steps, context, decode_rows, seconds, clock)
     return Plan(
         subject.name, parameters, parts, precision, largest, subject.mean, train.accumulate, train.optimizer, subject.batches,
         subject.labels,
         steps, facts, operations, memory, literature(config, largest) if config.kind != "encoder-decoder" else None,
-        _decoding(subject, context, decode_rows, notes), sent, times, notes,
+        _decoding(subject, context, decode_rows, notes), sent, taken, notes,
     )  # fmt: skip
 
 
@@ -162,10 +165,10 @@ def _works(config: ModelConfig, largest: Load, notes: list[str]) -> tuple[list[W
 
 
 def _time(
-    subject: Subject, spent: list[int], step: float, steps: int | None, context: int | None,
+    subject: Subject, spent: list[int], passes: float, steps: int | None, context: int | None,
     decode_rows: Sequence[int], seconds: float, clock: Clock,
 ) -> Time:  # fmt: skip
-    """Predicted from a few updates and steps of decoding."""
+    """Predicted from a few updates and steps of decoding; ``passes`` are the operations of forward in a mean update."""
     found = probes.learning(
         subject.config,
         subject.task,
@@ -175,7 +178,7 @@ def _time(
         seconds,
         clock,
     )
-    update = found.of(step / TRAINING)
+    update = found.of(passes)
     epoch = None if subject.batches is None else update * subject.batches / subject.train.accumulate
     speeds = []
     if subject.config.kind != "encoder":

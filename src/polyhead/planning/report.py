@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from polyhead.analysis.cost.flops import TRAINING
 from polyhead.analysis.cost.work import Load
 from polyhead.planning.answer import Plan
 from polyhead.train.reporting import duration
@@ -14,7 +13,9 @@ STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")
 
 def lines(plan: Plan) -> Iterator[str]:
     """All of it, a paragraph for each kind of cost."""
-    yield f"{plan.name}: {plan.parameters:,} parameters, training in {plan.precision}"
+    learn = plan.memory.gradients // 4
+    some = f", {learn:,} of them or beside them learn" if learn < plan.parameters else ""
+    yield f"{plan.name}: {plan.parameters:,} parameters{some}, training in {plan.precision}"
     if plan.text:
         size, per = scaled(plan.text["bytes"]) + "B", f"{plan.batches:,.0f} batches an epoch"
         yield f"text: {plan.text['lines']:,.0f} lines, {size}; {per}"
@@ -55,7 +56,7 @@ def _operations(plan: Plan) -> Iterator[str]:
     hidden = f"; {scaled(found.unseen)} of them in pairs that the mask hides" if found.unseen else ""
     yield f"  {'all':<{width}}  {scaled(found.forward):>8}{hidden}"
     each = found.step / max(plan.labels, 1)
-    yield f"training: {scaled(found.step)}FLOPs an update ({TRAINING} x forward), {scaled(each)}FLOPs a label; 6N says {scaled(found.rule)}FLOPs"
+    yield f"training: {scaled(found.step)}FLOPs an update ({found.times} x forward), {scaled(each)}FLOPs a label; 6N says {scaled(found.rule)}FLOPs"
     if found.run is not None:
         assert plan.steps is not None
         yield f"          {found.run:.3g} FLOPs in {plan.steps:,} updates; 6N says {found.rule * plan.steps:.3g}"

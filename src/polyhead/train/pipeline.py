@@ -15,6 +15,7 @@ import torch
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.models import build
+from polyhead.nn.adapter import merge
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -23,6 +24,7 @@ from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.distill import check_widths, distilled
 from polyhead.train.forecast import Timed
+from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import How, Outcome, total_steps, train
 from polyhead.train.ranks import ALONE, Ranks
@@ -89,7 +91,7 @@ def run_training(
                 check_widths(task, config.d_model)
             run = Run(build(config, recipe.train.seed), tokenizer, recipe.generation, recipe)
             if origin and recipe.start and not saved:
-                told.say(begin(run.model, origin, recipe.start.every))
+                told.say(begin(run.model, origin, recipe.start.every, recipe.train.adapt))
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}
@@ -105,9 +107,7 @@ def run_training(
             if first:
                 run.save_description(out)
             together = f" on {ranks.world} processes" if ranks.world > 1 else ""
-            told.say(
-                f"{sum(p.numel() for p in run.model.parameters()):,} parameters, {steps:,} steps{together}, to {out}"
-            )
+            told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
 
@@ -159,6 +159,7 @@ def _finish(
     try:
         with end_on_signal():
             origin = final_weights(training, recipe.train, recipe.out / "checkpoints")
+            merge(run.model)
             facts = _facts(run, task, origin, judge)
     except KeyboardInterrupt:
         report.say("training is done, its final evaluation is not")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
-from torch.optim import Optimizer
 
 from polyhead.config import ModelSection
-from polyhead.errors import UserError, explain, nearest
+from polyhead.errors import UserError, explain
 from polyhead.loading import load
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
 from polyhead.run import Run
+from polyhead.sections import AdaptSection
+from polyhead.train.learned import must_learn
 
 LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
 # what may not be new in a model that was begun with
@@ -56,10 +55,11 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
 
 
 @torch.no_grad()
-def begin(model: Any, origin: Run, every: int = 1) -> str:
+def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None = None) -> str:
     """Copy the weights of ``origin`` into a model, layer i from layer ``every`` * i; returns a line that says what is new.
 
-    Embeddings and layers must all be there and fit; a head or pooler may be new, and one for other classes is.
+    Embeddings and layers must all be there and fit; a head or pooler may be new, and one for other classes is. What is new
+    must learn, so a model that is ``adapted`` must name it.
     """
     given, wanted = weights(origin.model), weights(model)
     if model.config.labels != origin.config.labels:
@@ -76,52 +76,12 @@ def begin(model: Any, origin: Run, every: int = 1) -> str:
         if source[name] in given:
             tensor.copy_(given[source[name]])
     new = sorted(name for name in wanted if source[name] not in given)
+    if adapted:
+        must_learn(model, adapted, new)
     left = sorted(given.keys() - set(source.values())) if every == 1 else []
     said = f"begun with {len(wanted) - len(new)} of {len(wanted)} weights"
     said += f"; new: {', '.join(new)}" if new else ""
     return said + (f"; not taken: {', '.join(left)}" if left else "")
-
-
-def freeze(model: nn.Module, parts: Iterable[str]) -> None:
-    """Let the parameters of some parts stay as they are; a name that is none is a UserError."""
-    for part in parts:
-        for parameter in _parameters(model, part, "train.freeze").values():
-            parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("train.freeze: nothing is left to learn")
-
-
-def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapping[str, float]) -> None:
-    """Give the parameters of some parts a learning rate of their own; where parts overlap, the longest name counts."""
-    of: dict[int, float] = {}
-    for part in sorted(factors, key=len):
-        if not factors[part] > 0:
-            raise UserError(
-                f"train.lr_factors: {part} is {factors[part]}, wanted above 0; train.freeze keeps a part as it is"
-            )
-        of |= {
-            id(parameter): factors[part]
-            for parameter in _parameters(model, part, "train.lr_factors").values()
-        }
-    for optimizer in optimizers if of else ():
-        groups = optimizer.param_groups[:]
-        optimizer.param_groups.clear()
-        for group in groups:
-            for factor in sorted({of.get(id(p), 1.0) for p in group["params"]}):
-                chosen = [p for p in group["params"] if of.get(id(p), 1.0) == factor]
-                optimizer.param_groups.append({**group, "params": chosen, "lr": group["lr"] * factor})
-
-
-def _parameters(model: nn.Module, part: str, key: str) -> dict[str, nn.Parameter]:
-    """Those under a name, such as ``encoder.embedding`` or ``encoder.stack.layers.0``."""
-    every = dict(model.named_parameters())
-    found = {name: p for name, p in every.items() if name == part or name.startswith(f"{part}.")}
-    if not found:
-        prefixes = {
-            name.rsplit(".", n)[0] for name in every for n in range(name.count(".") + 1)
-        } | every.keys()
-        raise UserError(f"{key}: no part of the model is called {part!r}{nearest(part, sorted(prefixes))}")
-    return found
 
 
 def _complete(recipe: Recipe) -> bool:

@@ -14,11 +14,11 @@ from polyhead.recipe import TrainConfig
 from polyhead.registry import OPTIMIZER, SCHEDULE
 from polyhead.train import checkpoint
 from polyhead.train.ema import Ema, mean, put
+from polyhead.train.learned import prepare, scale_rates
 from polyhead.train.optim import set_rates
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.snapshot import flatten_optimizer, unflatten_optimizer
-from polyhead.train.start import freeze, scale_rates
 from polyhead.train.tensors import expect
 
 
@@ -27,7 +27,7 @@ class Training:
 
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
-        freeze(model, config.freeze)
+        prepare(model, config)
         self.optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
         scale_rates(model, self.optimizers, config.lr_factors)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)

@@ -18,7 +18,7 @@ from polyhead.models import build, preset
 from polyhead.nn.loss import cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.registry import CACHE, OPTIMIZER, Choice
-from polyhead.train.start import freeze
+from polyhead.train.learned import freeze
 from polyhead.train.training import Training
 
 SIZES: dict[str, Any] = {

@@ -14,6 +14,7 @@ from polyhead.config import ModelConfig, Shape
 from polyhead.registry import Choice
 
 TRAINING = 3  # a forward pass, and a backward pass of twice its products
+ADAPTED = 2  # with adapters: no gradient of weights is taken; their own products, rank / width of the others, are left out
 
 
 def forward(config: ModelConfig, load: Load) -> list[Work]:

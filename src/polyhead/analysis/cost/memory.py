@@ -56,7 +56,7 @@ def training_memory(
             _state(model, optimizer),
             sum(p.nbytes for p in every) if ema else 0,
             _activations(model, config, load, precision),
-            _loss(config, load, precision),
+            _loss(model, config, load, precision),
         )
 
 
@@ -102,12 +102,13 @@ def literature(config: ModelConfig, load: Load) -> float:
     return config.n_layers * load.rows * S * H * (34 + 5 * config.n_heads * S / H)
 
 
-def _loss(config: ModelConfig, load: Load, precision: str) -> int:
-    """Cross-entropy takes its gradients in the forward pass (nn/loss.py): of what the head reads, and of its weights."""
+def _loss(model: nn.Module, config: ModelConfig, load: Load, precision: str) -> int:
+    """Cross-entropy takes its gradients in the forward pass (nn/loss.py): of what the head reads, and of its weights if they learn."""
     if config.labels or not config.head:
         return 0
     C, V, width = config.d_model, config.vocab_size, 2 if precision == "bf16" else 4
     chunk = min(CHUNK, load.labels)
-    kept = load.labels * (C * width + 8) + V * (C + config.head_bias) * 4
+    own = C if model.get_parameter("head.weight").requires_grad else 0
+    kept = load.labels * (C * width + 8) + V * (own + config.head_bias) * 4
     rounded = 2 if precision == "bf16" else 0  # what the products are given
     return kept + chunk * V * (4 + 4 + rounded)  # scores and probabilities of a chunk

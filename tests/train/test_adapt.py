@@ -1,0 +1,258 @@
+"""Fine-tuning with adapters: what learns and what stays, that a run goes on bit for bit and ends as a plain one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.conftest import Notes
+from tests.train.test_start import first as first  # the run that training begins with
+from tests.train.test_start import tuned
+from torch import Tensor
+
+import polyhead as ph
+from polyhead.analysis.cost.memory import training_memory
+from polyhead.analysis.cost.work import Load
+from polyhead.errors import UserError
+from polyhead.models import build
+from polyhead.nn.adapter import Adapter, merge
+from polyhead.nn.loss import cross_entropy
+from polyhead.nn.weights import weights
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.registry import Choice
+from polyhead.sections import AdaptSection
+from polyhead.train.learned import adapt, counted, must_learn, prepare
+from polyhead.train.pipeline import run_training
+from polyhead.train.start import begin
+from polyhead.train.training import Training
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+SMALL: dict[str, Any] = {
+    "d_model": 16,
+    "n_heads": 2,
+    "n_layers": 2,
+    "vocab_size": 11,
+    "max_len": 12,
+    "dropout": 0.0,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {}, "decoder": {"kind": "decoder"}, "encoder": {"kind": "encoder"},
+    "classifier": {"kind": "encoder", "labels": ["a", "b"]},
+    "tied": {"kind": "decoder", "attention": {"name": "softmax", "tie": "kv"}},
+}  # fmt: skip
+
+
+def model_of(kind: str) -> Any:
+    return build(ph.ModelConfig(**SMALL, **KINDS[kind]), seed=1).eval()
+
+
+def outputs(model: Any) -> Tensor:
+    tokens = torch.arange(10).view(2, 5)
+    with torch.no_grad():
+        out: Tensor = model(tokens, tokens) if model.config.kind == "encoder-decoder" else model(tokens)
+    return out
+
+
+def teach(model: Any) -> None:
+    """Something that an adapter might have learned."""
+    for name, p in model.named_parameters():
+        if name.endswith("adapter_b"):
+            torch.nn.init.normal_(p, std=0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("parts", [("q_proj", "v_proj"), ("attn", "ffn")])
+def test_it_gives_the_same_at_the_start_and_the_same_when_merged(kind: str, parts: tuple[str, ...]) -> None:
+    model = model_of(kind)
+    names, before = list(weights(model)), outputs(model)
+    adapt(model, AdaptSection(rank=2, parts=parts), seed=3)
+    assert torch.equal(outputs(model), before)
+    assert any(isinstance(part, Adapter) for part in model.modules())
+    teach(model)
+    learned = outputs(model)
+    assert not torch.allclose(learned, before, atol=1e-3)
+    merge(model)
+    torch.testing.assert_close(outputs(model), learned, rtol=0, atol=1e-5)
+    assert list(weights(model)) == names
+
+
+def test_adapters_learn_and_what_a_classifier_has_above_its_encoder() -> None:
+    model = model_of("classifier")
+    adapt(model, AdaptSection(rank=2), seed=3)
+    learn = {name for name, p in model.named_parameters() if p.requires_grad}
+    above = {name for name in weights(model) if name.startswith(("pooler.", "classifier."))}
+    maps = [f"encoder.stack.layers.{i}.attn.{p}_proj" for i in (0, 1) for p in "qv"]
+    assert learn == above | {f"{name}.adapter_{x}" for name in maps for x in "ab"}
+    # 4 maps of rank 2 between 16 and 16; a pooler of 16 x 16 + 16; classes of 2 x 16 + 2
+    assert counted(model).endswith(f" parameters, {4 * 2 * 32 + 272 + 34:,} of them learn")
+    assert counted(model_of("decoder")).endswith("parameters")
+    model = model_of("classifier")
+    adapt(model, AdaptSection(rank=2, parts=["layers.1.ffn"], learn=["classifier"]), seed=3)
+    learn = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {name.rpartition(".")[0] for name in learn} == {
+        "classifier",
+        "encoder.stack.layers.1.ffn.up_proj",
+        "encoder.stack.layers.1.ffn.down_proj",
+    }
+
+
+def test_the_same_seed_draws_the_same_adapters_and_leaves_other_draws_alone() -> None:
+    def drawn(seed: int) -> Tensor:
+        model = model_of("decoder")
+        adapt(model, AdaptSection(), seed)
+        return torch.cat(
+            [p.detach().flatten() for n, p in model.named_parameters() if n.endswith("adapter_a")]
+        )
+
+    torch.manual_seed(9)
+    wanted = torch.rand(3)
+    torch.manual_seed(9)
+    one = drawn(3)
+    torch.manual_seed(9)
+    model = model_of("decoder")
+    torch.manual_seed(9)
+    adapt(model, AdaptSection(), 3)
+    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(one, drawn(3)) and not torch.equal(one, drawn(4))
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"parts": ["q_prj"]}, r"train.adapt.parts: no linear map .* is called 'q_prj'; did you mean 'q_proj'\?"),
+        ({"parts": ["embedding"]}, "no linear map of the model is called 'embedding'"),
+        ({"parts": ["classifier"]}, "no linear map of the model is called 'classifier'"),  # it learns whole
+        ({"rank": 17}, r"train.adapt.rank: 17 is more than encoder.*q_proj has, a matrix of 16 x 16; at most 16"),
+        ({"learn": ["poler"]}, r"train.adapt.learn: no part of the model is called 'poler'; did you mean 'pooler'"),
+    ],
+)  # fmt: skip
+def test_names_and_numbers_that_are_none_are_refused(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        adapt(model_of("classifier"), AdaptSection(**section), seed=3)
+
+
+def test_adapters_are_for_weights_that_were_trained(first: Path) -> None:
+    def made(adapted: dict[str, Any], **more: Any) -> None:
+        given = tuned(first, "x").model_dump()
+        Recipe(**given | {"train": given["train"] | {"adapt": adapted}} | more)
+
+    made({"rank": 2})
+    with pytest.raises(
+        UserError, match=r"train\.adapt changes trained weights a little; name some .*start\.run"
+    ):
+        made({"rank": 2}, start=None)
+    with pytest.raises(UserError, match=r"train\.adapt\.rnk: unknown key; did you mean 'rank'"):
+        made({"rnk": 2})
+
+
+def test_new_weights_must_learn() -> None:
+    sizes = {**SMALL, "kind": "encoder"}
+
+    class Origin:
+        model = build(ph.ModelConfig(**sizes, head=False), seed=1)
+        config = model.config
+
+    classifier, masked = model_of("classifier"), model_of("encoder")
+    said = begin(classifier, Origin, 1, AdaptSection())  # type: ignore[arg-type]
+    assert "new: classifier.bias" in said
+    with pytest.raises(UserError, match=r"train.adapt: .*transform.* is new and would never learn; name it"):
+        begin(masked, Origin, 1, AdaptSection())  # type: ignore[arg-type]
+    begin(masked, Origin, 1, AdaptSection(learn=["transform", "transform_norm", "head"]))  # type: ignore[arg-type]
+    must_learn(masked, AdaptSection(), [])
+
+
+def test_the_loss_falls_as_if_all_had_learned() -> None:
+    """Other texts than those of the weights: adapters alone learn them, and nothing else moves by a bit."""
+    model, config = (
+        model_of("decoder"),
+        TrainConfig(steps=150, lr=1e-2, adapt=AdaptSection(rank=4, parts=["attn", "ffn"])),
+    )
+    tokens = torch.randint(11, (6, 9), generator=torch.Generator().manual_seed(4))
+    before = {name: tensor.clone() for name, tensor in weights(model).items()}
+    training = Training(model, config, 16, 150)
+
+    def loss() -> Tensor:
+        return cross_entropy(model.features(tokens[:, :-1]), model.head, tokens[:, 1:]).total / 48
+
+    losses = []
+    for _ in range(150):
+        model.zero_grad()
+        value = loss()
+        value.backward()
+        for optimizer in training.optimizers:
+            optimizer.step()
+        losses.append(float(value.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    for name, tensor in before.items():
+        assert torch.equal(tensor, weights(model)[name]), name
+
+
+def test_a_run_learns_with_adapters_and_ends_as_a_plain_one(first: Path) -> None:
+    origin, notes = ph.load(first / "first"), Notes()
+    more = {
+        "adapt": {"rank": 4, "parts": ["attn", "cross", "ffn"]},
+        "steps": 60,
+        "lr": 3e-2,
+        "ema": None,
+        "average": 0,
+    }
+    more |= {"schedule": {"name": "constant"}, "log_every": 5, "eval_every": 60, "save_every": 60}
+    run, _ = run_training(tuned(first, "adapted", **more), report=notes)
+    losses = notes.series("loss")
+    assert losses[-1] < losses[0]
+    assert any("of them learn" in line for line in notes.said)
+    before, after = weights(origin.model), weights(run.model)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {
+        name for name in before
+        if any(part in name for part in (".attn.", ".cross.", ".ffn.")) and name.endswith("proj.weight")
+    }  # fmt: skip
+    again = ph.load(first / "adapted")
+    assert not any(isinstance(part, Adapter) for part in again.model.modules())
+    for name, tensor in weights(again.model).items():
+        assert torch.equal(tensor, after[name])
+    (
+        first / "adapted/model.safetensors"
+    ).unlink()  # as if it had not come to its end: the checkpoint has adapters
+    for name, tensor in weights(ph.load(first / "adapted").model).items():
+        torch.testing.assert_close(tensor, after[name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_it_goes_on_bit_for_bit(first: Path, ema: float | None) -> None:
+    more: dict[str, Any] = {
+        "adapt": {"rank": 2, "dropout": 0.2},
+        "schedule": {"name": "constant"},
+        "ema": ema,
+    }
+    run_training(tuned(first, "cut", steps=7, **more), report=Notes())
+    run_training(tuned(first, "all", steps=14, **more), report=Notes())
+    on, _ = run_training(
+        load_recipe(first / "cut/recipe.yaml", ["train.steps=14"]), resume=True, report=Notes()
+    )
+    straight = ph.load(first / "all")
+    for name, tensor in weights(straight.model).items():
+        assert torch.equal(weights(on.model)[name], tensor), name
+    for name in ("cut", "all"):
+        shutil.rmtree(first / name)
+
+
+def test_a_plan_counts_what_learns() -> None:
+    config = ph.ModelConfig(**{**SMALL, "kind": "decoder", "d_model": 32, "vocab_size": 500})
+    train = TrainConfig(steps=1, adapt=AdaptSection(rank=2))
+    whole, part = (
+        training_memory(config, Load(2, 8), Choice("adamw"), prepare=lambda model, t=t: prepare(model, t))
+        for t in (TrainConfig(steps=1), train)
+    )
+    learn = 2 * 2 * 2 * (32 + 32)  # 2 layers of 2 maps of rank 2
+    assert part.gradients == 4 * learn
+    assert part.optimizer == pytest.approx(8 * learn, abs=200)  # and a count of the steps for each
+    assert part.weights == whole.weights + 4 * learn
+    assert whole.loss - part.loss == 4 * 500 * 32  # no gradient of the head
+    assert part.activations is not None and whole.activations is not None
+    assert part.activations < whole.activations  # what only gradients of weights need is not kept
