@@ -92,8 +92,8 @@ def test_the_log_probability_of_each_token(speaker):
     events = speaker.events("/v1/completions", body)
     told = [event["choices"][0]["logprobs"] for event in events]
     assert [p for one in told for p in one["token_logprobs"]] == pytest.approx(stream.log_probs[0], abs=1e-5)
-    alternatives = speaker.ask("/v1/completions", {**body, "logprobs": 5})
-    assert alternatives.status_code == 400 and alternatives.json()["error"]["param"] == "logprobs"
+    too_many = speaker.ask("/v1/completions", {**body, "logprobs": 6})
+    assert too_many.status_code == 400 and too_many.json()["error"]["param"] == "logprobs"
 
 
 @pytest.mark.acceptance("C10")

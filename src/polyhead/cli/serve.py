@@ -12,6 +12,7 @@ import typer
 
 from polyhead.document import parse_part
 from polyhead.errors import UserError
+from polyhead.registry import Choice
 
 AS_TRAINED = "of the run"
 
@@ -44,6 +45,13 @@ def run(
     ] = False,
     cache: Annotated[
         str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
+    ] = None,
+    chat: Annotated[
+        str | None,
+        typer.Option(
+            help="how conversations are written, e.g. chatml; see polyhead parts chat",
+            show_default=AS_TRAINED,
+        ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="sequences that are decoded at once")] = 128,
     chunk: Annotated[int, typer.Option(min=1, help="known tokens read in a step")] = 512,
@@ -101,6 +109,7 @@ def run(
         "rows": rows,
         "chunk": chunk,
         "cache": None if cache is None else parse_part(cache),
+        "chat": None if chat is None else Choice.read(parse_part(chat)),
     }
     for needed in ("uvicorn", "prometheus_client"):
         import_module(needed)  # what is missing is told before torch and the model are loaded

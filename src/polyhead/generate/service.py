@@ -28,6 +28,14 @@ ENGINE = {"cache", "batch_tokens", "speculate"}  # settings of all requests, or 
 Reason = Literal["stop", "length", "cancelled", "error"]
 
 
+class Likely(NamedTuple):
+    """Tokens that were said, how likely each was, and the likeliest in its place where they were asked for."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    tops: list[Ranked]
+
+
 class Stream:
     """What becomes of one text: iterate over it for the pieces as they come, or wait for ``texts()``.
 
@@ -87,6 +95,10 @@ class Stream:
             yield self._note(token.row, text, token.last or voice.stopped)
         if isinstance(self.request.search, Beams):
             yield from self._found(self.request.search)
+
+    def likely(self, row: int, since: int = 0) -> Likely:
+        """The tokens of a sequence from one of them on."""
+        return Likely(self.tokens[row][since:], self.log_probs[row][since:], self.tops[row][since:])
 
     def texts(self) -> list[str]:
         """All of it, when it has ended: a text for each sequence."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyhead.errors import explain, nearest, path, show
-from polyhead.serve.fields import Ids, Pairs, Prompts, Stops, Texts, number, real
+from polyhead.serve.fields import Ids, Messages, Pairs, Prompts, Stops, Texts, number, real
 from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal
 
@@ -20,9 +20,25 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1, None),
     "targets": (None,),
     "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "functions": ([], None),
+    "function_call": ("none", "auto", None),
+    "response_format": ({"type": "text"}, None),
+    "modalities": (["text"], None),
+    "audio": (None,),
+    "reasoning_effort": (None,),
+    "web_search_options": (None,),
 }
 """Fields of other services that would change an answer if they were kept, with the values that ask for nothing."""
-HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+}
 """Fields of other services that change no answer."""
 
 
@@ -73,9 +89,18 @@ class CompletionBody(Drawing):
 
     prompt: Prompts = Field(description="what is gone on from; an encoder-decoder says what it makes of it")
     logprobs: int = number(
-        0, 0, most=0, about="0 tells the log-probability of each token said; alternatives are not kept"
+        0, 0, most=5, about="tells the log-probability of each token said, and of so many others in its place"
     )
     echo: bool = Field(False, description="begin each output with its prompt")
+
+
+class ChatBody(Drawing):
+    """POST /v1/chat/completions."""
+
+    messages: Messages = Field(description="who has said what; the last one is answered")
+    max_completion_tokens: int = number(1, 1, "max_tokens", about="another name of max_tokens")
+    logprobs: bool = Field(False, description="tell the log-probability of each token said")
+    top_logprobs: int = number(0, 0, most=20, about="with logprobs: and of so many others in its place")
 
 
 class TranslationBody(Drawing):
@@ -191,8 +216,10 @@ def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]
 
 def _check_size(body: Body, limits: Limits) -> None:
     """Refuse more texts, or longer ones, than the service takes; nothing has been tokenized yet."""
-    for name in sorted({"prompt", "input", "target", "tokens"} & body.model_fields_set):
+    for name in sorted({"prompt", "input", "target", "tokens", "messages"} & body.model_fields_set):
         given: Any = getattr(body, name)
+        if name == "messages":  # all that is said in a conversation is one text
+            given = "".join(message.content for message in given)
         texts = [given] if name == "tokens" or isinstance(given, str) else given
         if len(texts) > limits.batch:
             raise Refusal(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyhead.generate.service import Asked, Stream, TextEngine
+from polyhead.generate.service import Asked, Likely, Stream, TextEngine
 from polyhead.serve.refusal import where
 
 PULSE = 0.25  # seconds between two signs of life of a thread that has nothing to do
@@ -26,8 +26,7 @@ class Piece(NamedTuple):
     row: int
     text: str
     last: bool
-    tokens: list[int]
-    log_probs: list[float]
+    likely: Likely
 
 
 class News(NamedTuple):
@@ -184,8 +183,7 @@ class Driver(threading.Thread):
             for said in stream.news():
                 talk.first = talk.first or time.monotonic()
                 if talk.live and (said.text or said.last):
-                    new = slice(talk.told[said.row], None)
-                    pieces.append(Piece(*said, stream.tokens[said.row][new], stream.log_probs[said.row][new]))
+                    pieces.append(Piece(*said, stream.likely(said.row, talk.told[said.row])))
                     talk.told[said.row] = len(stream.tokens[said.row])
         except BaseException as error:  # a panic of the tokenizer too: it is the affair of this text alone
             log.error("a text cannot be told: %s", where(error))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from polyhead.errors import UserError, show
+from polyhead.text.chat.base import Message
 
 LARGEST = 2**31 - 1
 STOPS, STOP_CHARS = 4, 64
@@ -39,6 +40,39 @@ def texts_or_pairs(given: Any) -> list[str] | list[tuple[str, str]]:
     return one_or_many(given)
 
 
+def messages(given: Any) -> list[Message]:
+    """A conversation of texts; a developer's message is the system's."""
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{show(given)} is not a list of messages")
+    return [_message(one, number) for number, one in enumerate(given)]
+
+
+def _message(given: Any, number: int) -> Message:
+    if not isinstance(given, dict):
+        raise UserError(f"message {number} is {show(given)}, wanted an object with role and content")
+    for name in ("tool_calls", "function_call", "audio"):
+        if given.get(name):
+            raise UserError(f"message {number} has {name}, which is not supported: text alone is")
+    role, content = given.get("role"), given.get("content")
+    if not isinstance(role, str):
+        raise UserError(f"message {number} has the role {show(role)}, wanted system, user or assistant")
+    if isinstance(content, list):
+        content = "".join(_text(part, number) for part in content)
+    if not isinstance(content, str):
+        raise UserError(f"message {number} has the content {show(content)}, wanted a text or a list of texts")
+    return Message("system" if role == "developer" else role, content)
+
+
+def _text(part: Any, number: int) -> str:
+    kind = part.get("type") if isinstance(part, dict) else part
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise UserError(
+            f"message {number} has a part {show(kind)}; this model reads text alone: {{type: text, text: ...}}"
+        )
+    text: str = part["text"]
+    return text
+
+
 def stop_strings(given: Any) -> list[str]:
     """A few short texts that end an output."""
     stops = one_or_many(given)
@@ -63,6 +97,27 @@ Prompts = Annotated[
     list[str | list[int]],
     PlainValidator(texts_or_ids),
     WithJsonSchema({"anyOf": [TEXT, _many(TEXT), IDS, _many(IDS)]}),
+]
+PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": TEXT},
+}
+Messages = Annotated[
+    list[Message],
+    PlainValidator(messages),
+    WithJsonSchema(
+        _many(
+            {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {
+                    "role": {"enum": ["system", "developer", "user", "assistant"]},
+                    "content": {"anyOf": [TEXT, _many(PART)]},
+                },
+            }
+        )
+    ),
 ]
 Pairs = Annotated[
     list[str] | list[tuple[str, str]],

@@ -168,6 +168,54 @@ const TOOLS = {
     return here.root;
   }],
 
+  "chat/completions": ["Converse", () => {
+    const own = model.generation, talk = make("div", { class: "talk answer", role: "log", "aria-label": "conversation" });
+    const knobs = settings([
+      { name: "system", title: "The system says", type: "text", value: "", placeholder: "nothing" },
+      { name: "max_tokens", title: "Longest answer, in tokens", min: 1, max: 1000, value: own.max_new_tokens },
+      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.05, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
+      { name: "top_p", title: "Top p", min: 0.05, max: 1, step: 0.05, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
+    ]);
+    const [label, input] = field("Message", "Ask something …");
+    let messages = [];
+    const show = (role, content) => {
+      const said = make("p", { class: "text" }, content);
+      talk.append(put(make("div", { class: `turn ${role}` }), make("b", {}, role === "user" ? "You" : model.id), said));
+      return said;
+    };
+    const here = tool("Send", async ({ signal, note }) => {
+      if (!input.value.trim()) { input.focus(); return; }
+      const asked = { role: "user", content: input.value }, system = knobs.value("system");
+      const body = { model: model.id, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages, asked], truncate: true, stream: true, stream_options: { include_usage: true } };
+      for (const name of ["max_tokens", "temperature", "top_p"]) body[name] = knobs.value(name);
+      program("/v1/chat/completions", { ...body, stream: false, stream_options: undefined });
+      const answer = await ask("/v1/chat/completions", body, signal), begun = performance.now();
+      show("user", asked.content);
+      input.value = "";
+      const said = show("assistant", "");
+      said.classList.add("going");
+      let usage = null;
+      try {
+        for await (const event of events(answer)) {
+          for (const choice of event.choices) said.append(choice.delta.content ?? "");
+          said.scrollIntoView({ block: "nearest" });
+          usage = event.usage ?? usage;
+        }
+      } finally {
+        said.classList.remove("going");
+        messages = [...messages, asked, { role: "assistant", content: said.textContent }];
+        input.focus();
+      }
+      note.textContent = `${usage.completion_tokens} tokens in ${Math.round(performance.now() - begun)} ms, after ${usage.prompt_tokens}`;
+    });
+    const anew = make("button", { class: "button", type: "button" }, "Begin anew");
+    anew.addEventListener("click", () => { messages = []; empty(talk); input.focus(); });
+    here.actions.insertBefore(anew, here.actions.lastChild);
+    put(here.sheet, talk, label, input, here.actions);
+    here.root.append(more("Settings", knobs.box));
+    return here.root;
+  }],
+
   translations: ["Translate", () => {
     const knobs = settings([
       { name: "beam_size", title: "Beams", min: 1, max: 16, value: model.generation.beam_size },

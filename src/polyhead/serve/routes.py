@@ -7,9 +7,10 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from polyhead.fast.pack import dtype_of
-from polyhead.serve import reading, speaking
+from polyhead.serve import chatting, reading, speaking
 from polyhead.serve.bodies import (
     Body,
+    ChatBody,
     ClassifyBody,
     CompletionBody,
     DetokenizeBody,
@@ -70,13 +71,6 @@ def described(service: Service) -> dict[str, Any]:
     }
 
 
-async def chat(service: Service, call: Call, body: Body) -> None:
-    """Runs have no chat template; clients that ask for a chat are told so."""
-    raise Refusal(
-        400, "model_not_chat", f"{service.name} has no chat template: use POST /v1/completions", "model"
-    )
-
-
 async def live(service: Service, call: Call) -> None:
     """The process answers."""
     await call.reply({"status": "live"})
@@ -111,7 +105,7 @@ ROUTES = [
     Route("GET", "/v1/models/{id}", model, "the same, by its id"),
     Route("POST", "/v1/completions", speaking.completions, "go on from a text", CompletionBody),
     Route("POST", "/v1/translations", speaking.translations, "translate", TranslationBody),
-    Route("POST", "/v1/chat/completions", chat, "refused: runs have no chat template", Body),
+    Route("POST", "/v1/chat/completions", chatting.chat, "answer in a conversation", ChatBody),
     Route("POST", "/v1/embeddings", reading.embeddings, "a vector for each text", EmbeddingBody),
     Route("POST", "/v1/classify", reading.classify, "the class of each text", ClassifyBody),
     Route("POST", "/v1/fill-mask", reading.fill_mask, "what stands behind a mask", FillBody),
@@ -200,8 +194,6 @@ def _responses(route: Route) -> dict[str, Any]:
     if route.body is not None and "stream" in route.body.model_fields:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {"200": {"description": route.about, "content": content}}
-    if route.does is chat:
-        answers = {}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     possible = (
         REFUSED if route.body else {code: REFUSED[code] for code in ("400", "401", "404", "500", "503")}

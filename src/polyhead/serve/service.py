@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from polyhead.errors import UserError
+from polyhead.generate.chat import Chat
 from polyhead.generate.service import Asked
 from polyhead.models.build import ABLE
+from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.serve.driver import Driver, News, Talk
 from polyhead.serve.keys import Keys
@@ -44,6 +46,7 @@ class Service:
         *,
         strict: bool = False,
         deterministic: bool = False,
+        chat: Choice | None = None,
         **engine: Any,
     ) -> None:
         self.run, self.name, self.limits, self.keys, self.strict = run, name, limits, keys, strict
@@ -51,11 +54,27 @@ class Service:
         self.kind = "classifier" if run.config.labels else str(run.config.kind)
         talks = self.kind in ("decoder", "encoder-decoder")
         self.engine = run.engine(deterministic=deterministic, **engine) if talks else None
+        self.chat = self._chat(chat)
         self.tasks = [task for task in TASKS[self.kind] if task != "fill-mask" or run.config.head]
+        self.tasks += ["chat/completions"] if self.chat else []
         self.meters = Meters()
         self.driver: Driver | None = None
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="polyhead-read")
         self._reading = self._gave_way = 0
+
+    def _chat(self, choice: Choice | None) -> Chat | None:
+        """How it converses, if it does; a format that was asked for must fit, one that the run says may turn out not to."""
+        if choice is None and (self.run.generation.chat is None or self.kind != "decoder"):
+            return None
+        if self.kind != "decoder" or self.engine is None:
+            raise UserError(f"--chat: {self.name} is {ABLE[self.kind][0]}; language models alone converse")
+        try:
+            return Chat(self.engine, choice or self.run.generation.chat)
+        except UserError as error:
+            if choice is not None:
+                raise
+            log.warning("no conversations are held: %s", error)
+            return None
 
     def start(self) -> None:
         """Begin to work, for the event loop that runs."""

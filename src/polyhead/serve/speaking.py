@@ -8,10 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from polyhead.generate.service import Asked
+from polyhead.generate.service import Asked, Likely
 from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
 from polyhead.serve.call import Call
 from polyhead.serve.driver import Piece, Talk
+from polyhead.serve.likelihood import of_completion
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service, Talks
 from polyhead.serve.strict import finite
@@ -38,29 +39,19 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
             400, "unsupported_parameter", "echo has no meaning where a text is not gone on from", "echo"
         )
     echoing: dict[tuple[int, int], str] = {}  # what an output has yet to begin with
-    head = _head("cmpl", "text_completion", service)
+    about = head("cmpl", "text_completion", service)
 
-    def log_probs(tokens: list[int], values: list[float]) -> dict[str, Any] | None:
-        if not wants:
-            return None
-        return {
-            "tokens": [run.display(token) for token in tokens],
-            "token_logprobs": [finite(value) for value in values],
-        }
-
-    def choice(
-        number: int, row: int, text: str, reason: str | None, tokens: list[int], values: list[float]
-    ) -> dict[str, Any]:
-        index = number * body.n + row
-        return {"text": text, "index": index, "logprobs": log_probs(tokens, values), "finish_reason": reason}
+    def choice(number: int, row: int, text: str, reason: str | None, likely: Likely) -> dict[str, Any]:
+        index, told = number * body.n + row, of_completion(run, likely, body.logprobs) if wants else None
+        return {"text": text, "index": index, "logprobs": told, "finish_reason": reason}
 
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
         reason = reason_of(talk, piece.row) if piece.last else None
         text = echoing.pop((talk.number, piece.row), "") + piece.text
-        return choice(talk.number, piece.row, text, reason, piece.tokens, piece.log_probs)
+        return choice(talk.number, piece.row, text, reason, piece.likely)
 
     def read() -> list[Asked]:
-        found = asked(service, body, body.prompt)
+        found = asked(service, body, body.prompt, **({"top": body.logprobs} if wants else {}))
         if body.echo:
             echoes = [
                 text if isinstance(text, str) else run.tokenizer.decode([text])[0] for text in body.prompt
@@ -70,17 +61,16 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
 
     async with service.talking(read, body.prompt, body.stream) as talks:
         if body.stream:
-            await stream(service, call, body, talks, head, "choices", chunk)
+            await stream(service, call, body, talks, about, "choices", chunk)
             return
         await talks.whole()
         choices = []
         for talk in talks.all:
             assert talk.stream is not None
             for row, text in enumerate(talk.stream.texts()):
-                tokens, values = talk.stream.tokens[row], talk.stream.log_probs[row]
                 text = echoing.get((talk.number, row), "") + text
-                choices.append(choice(talk.number, row, text, reason_of(talk, row), tokens, values))
-        await call.reply({**head, "choices": choices, "usage": service.count(talks.all)})
+                choices.append(choice(talk.number, row, text, reason_of(talk, row), talk.stream.likely(row)))
+        await call.reply({**about, "choices": choices, "usage": service.count(talks.all)})
 
 
 async def translations(service: Service, call: Call, body: TranslationBody) -> None:
@@ -103,7 +93,7 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
             "attention is told for the languages of the run alone",
             "return_attention",
         )
-    head = _head("trans", "translation", service)
+    about = head("trans", "translation", service)
 
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
         told = {"index": talk.number, "alternative": piece.row, "text": piece.text}
@@ -112,7 +102,7 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
     read = partial(asked, service, body, body.input, **languages)
     async with service.talking(read, body.input, body.stream) as talks:
         if body.stream:
-            await stream(service, call, body, talks, head, "data", chunk)
+            await stream(service, call, body, talks, about, "data", chunk)
             return
         await talks.whole()
         data = []
@@ -124,7 +114,7 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
             if body.return_attention:
                 told["attention"] = await attention(service, source, found[0]["text"])
             data.append(told)
-        await call.reply({**head, "data": data, "usage": service.count(talks.all)})
+        await call.reply({**about, "data": data, "usage": service.count(talks.all)})
 
 
 async def attention(service: Service, source: str, target: str) -> dict[str, Any]:
@@ -139,7 +129,7 @@ async def attention(service: Service, source: str, target: str) -> dict[str, Any
 
 
 async def stream(
-    service: Service, call: Call, body: Drawing, talks: Talks, head: dict[str, Any], key: str, chunk: Chunk
+    service: Service, call: Call, body: Drawing, talks: Talks, about: dict[str, Any], key: str, chunk: Chunk
 ) -> None:
     """Send each piece as it comes; the tokens used at the end, if that is wanted; and the mark of the end."""
     await call.open()
@@ -149,10 +139,10 @@ async def stream(
             await call.pulse()
             continue
         for piece in news.pieces:
-            await call.event({**head, key: [chunk(news.talk, piece)], **tells})
+            await call.event({**about, key: [chunk(news.talk, piece)], **tells})
     usage = service.count(talks.all)
     if tells:
-        await call.event({**head, key: [], "usage": usage})
+        await call.event({**about, key: [], "usage": usage})
     await call.close()
 
 
@@ -177,7 +167,8 @@ def reason_of(talk: Talk, row: int) -> str:
     return {"cancelled": "abort"}.get(reason, reason)
 
 
-def _head(prefix: str, kind: str, service: Service) -> dict[str, Any]:
+def head(prefix: str, kind: str, service: Service) -> dict[str, Any]:
+    """What every answer and every event of it begins with."""
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind,

@@ -18,14 +18,14 @@ SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beam_si
 OTHERWISE = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}
 
 
-def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **languages: str) -> list[Asked]:
-    """The texts of a request, read; a Refusal says which wish cannot be met."""
+def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **others: Any) -> list[Asked]:
+    """The texts of a request, read; a Refusal says which wish cannot be met. ``others`` are wishes that a body does not name."""
     engine, given = service.engine, body.model_fields_set
     assert engine is not None
     wishes: dict[str, Any] = {name: getattr(body, name) for name in SAME if name in given}
     if "min_tokens" in given:
         wishes["min_new_tokens"] = body.min_tokens
-    wishes |= {"n": body.n, "stop": body.stop, **languages}
+    wishes |= {"n": body.n, "stop": body.stop, **others}
     found = []
     for text in texts:
         if not isinstance(text, str):
@@ -33,9 +33,7 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **l
         ids = engine.tokens(text) if isinstance(text, str) else text
         seed = body.seed if "seed" in given else 0 if service.deterministic else secrets.randbelow(2**31)
         try:
-            ids, longest = (_continued if engine.frame else _translated)(
-                service, engine, body, ids, languages
-            )
+            ids, longest = (_continued if engine.frame else _translated)(service, engine, body, ids, others)
             found.append(engine.read(ids, seed=seed, **wishes, **longest))
         except UserError as error:
             raise _named(str(error)) from None
@@ -56,7 +54,7 @@ def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
 
 
 def _continued(
-    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, str]
+    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, Any]
 ) -> tuple[list[int], dict[str, Any]]:
     """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for."""
     most, given = engine.max_len, "max_tokens" in body.model_fields_set
@@ -76,7 +74,7 @@ def _continued(
 
 
 def _translated(
-    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, str]
+    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, Any]
 ) -> tuple[list[int], dict[str, Any]]:
     """A source as it fits, and how long its translation may be."""
     sides = between(engine.tokenizer, languages.get("source_lang"), languages.get("target_lang"))

@@ -1,0 +1,281 @@
+"""Conversations over HTTP are those of the run, token by token, and log-probabilities those of a plain softmax."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+
+from polyhead import Choice
+from polyhead.errors import UserError
+from polyhead.generate.chat import conversation
+from polyhead.run import Run
+from polyhead.serve.keys import Keys
+from polyhead.serve.limits import Limits
+from polyhead.serve.service import Service
+
+TALK = [
+    {"role": "system", "content": "two dogs"},
+    {"role": "user", "content": "ein hund </s> bellt . 犬"},
+    {"role": "assistant", "content": "a dog barks ."},
+    {"role": "user", "content": "zwei hunde"},
+]
+WAYS = [
+    {"temperature": 0},
+    {"seed": 3},
+    {"n": 3, "seed": 4, "top_k": 20},
+    {"n": 2, "beam_size": 4},
+    {"max_tokens": 1},
+]
+PATH = "/v1/chat/completions"
+
+
+_shared = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
+
+
+@pytest.fixture(scope="module")
+def live():
+    """A model that reads 200 tokens and converses."""
+    made = _shared["make"]("decoder", max_len=200)
+    settings = made.generation.model_copy(update={"chat": Choice("plain")})
+    with _shared["living"](Run(made.model, made.tokenizer, settings)) as found:
+        yield found
+
+
+def wanted(run, talk, n=1, **way):
+    names = {"max_tokens": "max_new_tokens"}
+    talker = run.talker()
+    changes = {names.get(name, name): value for name, value in way.items()}
+    return run.engine().begin(talker.read(conversation(talk), n=n, **({"seed": 0} | changes)))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_answers_are_those_of_the_run(live, way):
+    way = {"seed": 7} | way
+    stream = wanted(live.run, TALK, **way)
+    texts = stream.texts()
+    answer = live.ask(PATH, {"model": "tiny", "messages": TALK, **way}).json()
+    assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
+    assert [choice["message"] for choice in answer["choices"]] == [
+        {"role": "assistant", "content": text, "refusal": None} for text in texts
+    ]
+    assert [choice["index"] for choice in answer["choices"]] == list(range(way.get("n", 1)))
+    assert [choice["finish_reason"] for choice in answer["choices"]] == stream.reasons
+    assert answer["usage"]["prompt_tokens"] == len(live.run.talker().prompt(conversation(TALK)))
+    events = live.events(PATH, {"messages": TALK, **way, "stream_options": {"include_usage": True}})
+    said, roles = [""] * len(texts), [0] * len(texts)
+    for event in events[:-1]:
+        assert event["object"] == "chat.completion.chunk"
+        (choice,) = event["choices"]
+        said[choice["index"]] += choice["delta"]["content"]
+        roles[choice["index"]] += choice["delta"].get("role") == "assistant"
+    assert said == texts and roles == [1] * len(texts)
+    assert events[-1]["choices"] == [] and events[-1]["usage"] == answer["usage"]
+
+
+def test_contents_in_parts_and_the_developer_are_understood(live):
+    parts = [
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "two "}, {"type": "text", "text": "dogs"}],
+        },
+        *TALK[1:],
+    ]
+    body = {"temperature": 0}
+    assert (
+        live.ask(PATH, {"messages": parts, **body}).json()["choices"]
+        == live.ask(PATH, {"messages": TALK, **body}).json()["choices"]
+    )
+
+
+def test_openais_client_converses(live):
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+    (text,) = wanted(live.run, TALK, seed=5, max_tokens=9).texts()
+    whole = client.chat.completions.create(
+        model="tiny",
+        messages=TALK,
+        seed=5,
+        max_completion_tokens=9,
+        logprobs=True,
+        top_logprobs=2,
+        tool_choice="none",
+    )
+    assert whole.choices[0].message.content == text and whole.usage.completion_tokens <= 9
+    assert [len(one.top_logprobs) for one in whole.choices[0].logprobs.content] == [
+        2
+    ] * whole.usage.completion_tokens
+    said = ""
+    for chunk in client.chat.completions.create(
+        model="tiny", messages=TALK, seed=5, max_tokens=9, stream=True
+    ):
+        said += chunk.choices[0].delta.content or ""
+    assert said == text and chunk.choices[0].finish_reason in ("stop", "length")
+    with client.chat.completions.stream(model="tiny", messages=TALK, seed=5, max_tokens=9) as stream:
+        if whole.choices[0].finish_reason == "stop":
+            assert stream.get_final_completion().choices[0].message.content == text
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=[TALK[1], TALK[2]])
+    assert refused.value.param == "messages" and "a message of the user must come last" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"messages": []}, "messages", "not a list of messages"),
+        ({"messages": "hello"}, "messages", "not a list of messages"),
+        ({"messages": [1]}, "messages", "message 0 is 1"),
+        ({"messages": [{"role": "user"}]}, "messages", "message 0 has the content null"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "role 'tool'"),
+        ({"messages": [{"role": 1, "content": "x"}]}, "messages", "has the role 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}, "messages", "'image_url'; this model reads text alone"),
+        ({"messages": [{"role": "user", "content": [7]}]}, "messages", "reads text alone"),
+        ({"messages": [TALK[1], {"role": "assistant", "content": "", "tool_calls": [{}]}, TALK[3]]}, "messages", "tool_calls, which is not supported"),
+        ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"messages": TALK, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
+        ({"messages": TALK, "logprobs": 3}, "logprobs", ""),
+        ({"messages": TALK, "logprobs": True, "beam_size": 2}, "logprobs", "drawn text alone"),
+        ({"messages": TALK, "max_completion_tokens": 0}, "max_completion_tokens", ""),
+        ({"messages": TALK, "max_completion_tokens": 5000}, "max_completion_tokens", "4096 at most"),
+        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages", "40000 characters"),
+        ({"messages": [{"role": "user", "content": "dogs " * 300}]}, "messages", "this model reads 200"),
+        ({"messages": [{"role": "user", "content": "\\ud800"}]}, None, "surrogate"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_met_is_refused_by_name(live, body, param, said):
+    raw = json.dumps(body).replace("\\\\u", "\\u")
+    answer = live.http.post(PATH, content=raw, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param, error
+    assert said in error["message"] and "\n" not in error["message"]
+    assert live.ask(PATH, {"messages": TALK, "temperature": 0}).status_code == 200
+
+
+def test_a_long_conversation_loses_its_beginning_if_that_is_wished(live):
+    talk = [
+        TALK[0],
+        *[one for i in range(12) for one in ({"role": "user", "content": f"hund {i}"}, TALK[2])][:-1],
+    ]
+    body = {"messages": talk, "temperature": 0, "max_tokens": 5}
+    refused = live.ask(PATH, body).json()["error"]
+    assert refused["code"] == "context_length_exceeded" and refused["param"] == "messages"
+    answer = live.ask(PATH, {**body, "truncate": True}).json()
+    kept = live.run.talker().fitting(conversation(talk), 196)
+    assert kept[0].role == "system" and len(kept) < len(talk)
+    (text,) = wanted(live.run, kept, temperature=0, max_tokens=5).texts()
+    assert answer["choices"][0]["message"]["content"] == text
+    alone = {"messages": [{"role": "user", "content": "dogs " * 300}], "truncate": True}
+    assert live.ask(PATH, alone).json()["error"]["code"] == "context_length_exceeded"
+
+
+def softmax(run, ids, tokens):
+    """log p of every token at each place, by the whole model and a plain softmax."""
+    with torch.inference_mode():
+        logits = run.model(torch.tensor([[*ids, *tokens]]))[0]
+    return torch.log(torch.softmax(logits.double(), -1))[len(ids) - 1 : -1]
+
+
+@pytest.mark.acceptance("C10")
+@pytest.mark.parametrize(
+    "way", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 1, "temperature": 1e-38}], ids=str
+)
+def test_log_probabilities_are_those_of_a_plain_softmax(live, way):
+    run = live.run
+    ids = run._frame.prompt(run.tokenizer.encode(["a dog"])[0])
+    body = {"prompt": "a dog", "max_tokens": 6, **way}
+    others = [{**body, "prompt": "zwei", "logprobs": 2, "seed": 9}, {**body, "n": 2}]
+    text = live.ask("/v1/completions", {**body, "logprobs": 5}).text
+    (choice,) = json.loads(text, parse_constant=lambda name: pytest.fail(name))["choices"]
+    stream = run.engine().submit("a dog", max_new_tokens=6, **({"seed": 0} | way))
+    stream.texts()
+    (tokens,) = stream.tokens
+    log_probs = softmax(run, ids, tokens)
+    told = choice["logprobs"]
+    assert told["tokens"] == [run.display(token) for token in tokens]
+    assert told["token_logprobs"] == pytest.approx(
+        [float(p[t]) for p, t in zip(log_probs, tokens, strict=True)], abs=1e-4
+    )
+    for token, top, p in zip(tokens, told["top_logprobs"], log_probs, strict=True):
+        best = p.topk(5)
+        expected = {run.display(int(i)): float(v) for v, i in zip(*best, strict=True)} | {
+            run.display(token): float(p[token])
+        }
+        assert top == pytest.approx(expected, abs=1e-4)
+    (alone,) = live.ask("/v1/completions", {**body, "logprobs": 0}).json()["choices"]
+    assert "top_logprobs" not in alone["logprobs"] and alone["text"] == choice["text"]
+    for other in others:
+        assert live.ask("/v1/completions", other).status_code == 200
+    told = [
+        event["choices"][0]["logprobs"] for event in live.events("/v1/completions", {**body, "logprobs": 5})
+    ]
+    streamed = [one for part in told for one in part["top_logprobs"]]
+    assert [list(one) for one in streamed] == [list(one) for one in choice["logprobs"]["top_logprobs"]]
+    assert [token for part in told for token in part["tokens"]] == choice["logprobs"]["tokens"]
+
+
+def test_log_probabilities_of_an_answer(live):
+    run, body = live.run, {"messages": TALK, "seed": 2, "max_tokens": 5, "logprobs": True, "top_logprobs": 20}
+    (choice,) = live.ask(PATH, body).json()["choices"]
+    stream = wanted(run, TALK, seed=2, max_tokens=5)
+    stream.texts()
+    (tokens,) = stream.tokens
+    log_probs = softmax(run, run.talker().prompt(conversation(TALK)), tokens)
+    content = choice["logprobs"]["content"]
+    assert [one["token"] for one in content] == [run.display(token) for token in tokens]
+    for one, token, p in zip(content, tokens, log_probs, strict=True):
+        assert one["logprob"] == pytest.approx(float(p[token]), abs=1e-4)
+        assert bytes(one["bytes"]).decode() == one["token"].replace("␣", " ")
+        values = [other["logprob"] for other in one["top_logprobs"]]
+        assert values == pytest.approx(p.topk(20).values.tolist(), abs=1e-4)
+        assert one["top_logprobs"][0]["token"] == run.display(int(p.argmax()))
+    events = live.events(PATH, body)
+    told = [one for event in events for one in event["choices"][0]["logprobs"]["content"]]
+    assert [one["token"] for one in told] == [one["token"] for one in content]
+    (without,) = live.ask(PATH, {"messages": TALK, "seed": 2, "max_tokens": 5}).json()["choices"]
+    assert without["logprobs"] is None and without["message"] == choice["message"]
+
+
+def test_nothing_is_ranked_for_those_who_do_not_ask(live, monkeypatch):
+    from polyhead.generate import drawing
+
+    asked = []
+    true = drawing.ranked
+    monkeypatch.setattr(
+        drawing, "ranked", lambda log_probs, k: asked.append((len(log_probs), k)) or true(log_probs, k)
+    )
+    live.ask("/v1/completions", {"prompt": "dogs", "logprobs": 0, "max_tokens": 3})
+    live.ask(PATH, {"messages": TALK, "logprobs": True, "max_tokens": 3})
+    assert asked == []
+    live.ask("/v1/completions", {"prompt": "dogs", "n": 2, "logprobs": 4, "max_tokens": 1})
+    assert asked == [(2, 4)]
+
+
+def test_runs_without_a_format_say_what_to_do(services, live):
+    for kind, said in (
+        ("decoder", "--chat NAME"),
+        ("encoder", "/v1/embeddings"),
+        ("encoder-decoder", "/v1/translations"),
+    ):
+        error = services[kind].ask(PATH, {"messages": TALK}).json()["error"]
+        assert error["code"] == "model_not_chat" and said in error["message"]
+        assert (
+            "chat/completions" not in services[kind].ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
+        )
+    assert "chat/completions" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
+
+
+def test_a_format_can_be_named_for_the_service(runs):
+    given = (Limits(), Keys())
+    assert Service(runs["decoder"], "tiny", *given, chat=Choice("zephyr")).chat.choice == Choice("zephyr")
+    with pytest.raises(UserError, match="needs the token"):
+        Service(runs["decoder"], "tiny", *given, chat=Choice("chatml"))
+    with pytest.raises(UserError, match="language models alone converse"):
+        Service(runs["encoder"], "tiny", *given, chat=Choice("plain"))
+    run = runs["decoder"]
+    unfit = Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("chatml")}))
+    assert Service(unfit, "tiny", *given).chat is None
