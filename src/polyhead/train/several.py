@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +18,14 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from polyhead.errors import UserError
+from polyhead.train.board import ANSWER, Board, Pulse
 from polyhead.train.gradients import Gradients
 from polyhead.train.launch import LAUNCHED, LISTENING, processes
-from polyhead.train.pulse import PAUSE, Pulse
 from polyhead.train.ranks import ALONE, Deals, Ranks
 
 T = TypeVar("T")
 JOIN = 300.0  # seconds that ranks wait for the last one to start
-ANSWER = 10.0  # seconds in which a store answers that does not have to wait for anyone
+PAUSE = 0.02  # seconds between two looks at the board
 
 
 class Lost(RuntimeError):
@@ -38,22 +39,20 @@ class Several:
     """
 
     def __init__(self, store: Store, rank: int, world: int, timeout: float) -> None:
-        self.rank, self.world, self.timeout, self.store = rank, world, timeout, store
+        self.rank, self.world, self.timeout = rank, world, timeout
+        self.board, self.pulse = Board(store), Pulse(store, rank)
         self.again: tuple[str, ...] = ("--processes", str(world)) if LAUNCHED in os.environ else ()
-        self.pulse = Pulse(store, rank)
-        self.leader = os.environ.get("LOCAL_RANK", "0") == "0"
-        self.store.set(f"leader/{rank}", str(int(self.leader)))
         self.said = self.turns = 0
         self.threads = torch.get_num_threads()
         self.gradients: Gradients | None = None
-        others = [f"leader/{r}" for r in range(world)]
-        self._await(others, (), until=time.monotonic() + JOIN)
-        with self._heard():
-            dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
-            )
-        store.set_timeout(timedelta(seconds=ANSWER))
-        self.leaders = {r for r in range(world) if store.get(f"leader/{r}") == b"1"}
+        self.leader = os.environ.get("LOCAL_RANK", "0") == "0"
+        self.board.write(f"leader/{rank}", str(self.leader))
+        every = [f"leader/{r}" for r in range(world)]
+        self._await(every, (), until=time.monotonic() + JOIN)
+        self.leaders = {r for r, key in enumerate(every) if self.board.read(key) == "True"}
+        with self._heard(timeout):
+            limit = timedelta(seconds=timeout)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
 
     def use_threads(self, wanted: int | None) -> None:
         self.threads = wanted or torch.get_num_threads()
@@ -81,8 +80,11 @@ class Several:
             self._await([key], [0])
         else:
             with _threads(self.threads):  # those of the others as well, which wait
-                self.store.set(key, json.dumps(work()))
-        found: T = json.loads(self.store.get(key))
+                text = json.dumps(work())
+            with self._heard(ANSWER):
+                self.board.write(key, text)
+        with self._heard(ANSWER):
+            found: T = json.loads(self.board.read(key))
         return found
 
     def in_turn(self, work: Callable[[], T]) -> T:
@@ -90,24 +92,27 @@ class Several:
         before = set() if not self.rank else {0} if self.leader else {0} | self.leaders
         self._await(self._turns(before), before)
         found = work()
-        self.store.set(f"turn/{self.turns}/{self.rank}", "done")
+        with self._heard(ANSWER):
+            self.board.write(f"turn/{self.turns}/{self.rank}", "done")
         every = set(range(self.world))
         self._await(self._turns(every), every)
         return found
 
     def copy(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            with self._heard():
+            with self._heard(self.timeout):
                 dist.broadcast(tensor.detach(), 0)
 
-    def leave(self, failed: bool) -> None:
+    def leave(self, error: BaseException | None) -> None:
         """The end: in good order when all have come here, else with a note for the others."""
-        if failed:
-            with suppress(RuntimeError):
-                self.store.add("failed", 1)  # which waits for the answer, as set does not
+        if error is not None:
+            if not isinstance(error, Lost):
+                with suppress(RuntimeError):
+                    self.board.write("failed", str(self.rank))
             self.pulse.stop()
             return
-        self.store.set(f"left/{self.rank}", "done")
+        with self._heard(ANSWER):
+            self.board.write(f"left/{self.rank}", "done")
         if not self.rank:  # which keeps the store
             every = range(self.world)
             self._await([f"left/{r}" for r in every], every)
@@ -119,54 +124,51 @@ class Several:
 
     def _start(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to sum a tensor, in place; what is returned waits for the end of it."""
-        with self._heard():
+        with self._heard(self.timeout):
             work = dist.all_reduce(tensor, async_op=True)
 
         def wait() -> None:
-            with self._heard():
+            with self._heard(self.timeout):
                 work.wait()
 
         return wait
 
-    def _await(self, keys: list[str], whom: Iterable[int], until: float | None = None) -> None:
+    def _await(self, keys: list[str], whom: Iterable[int], until: float = math.inf) -> None:
         """Wait until others have written, as long as their pulses beat."""
-        try:
-            silence = self.pulse.listen(whom)
-            while not self.store.check(keys):
-                if self.store.check(["failed"]):
-                    raise Lost
-                if silent := [rank for rank, seconds in silence().items() if seconds > self.timeout]:
-                    raise Lost(_no_answer(silent, self.timeout))
-                if until is not None and time.monotonic() > until:
-                    raise Lost(f"not all of the {self.world} processes have come within {JOIN:.0f} s")
-                time.sleep(PAUSE)
-        except Lost:
-            raise
-        except RuntimeError as error:
-            raise self._lost(error, late=False) from None
+        silence = self.pulse.listen(whom)
+        while True:
+            with self._heard(ANSWER):
+                if self.board.has(*keys):
+                    return
+                failed, silent = self.board.has("failed"), silence()
+            if failed:
+                raise Lost
+            if dead := [rank for rank, seconds in silent.items() if seconds > self.timeout]:
+                raise Lost(_no_answer(dead, self.timeout))
+            if time.monotonic() > until:
+                raise Lost(f"not all of the {self.world} processes have come within {JOIN:.0f} s")
+            time.sleep(PAUSE)
 
     @contextmanager
-    def _heard(self) -> Iterator[None]:
-        """What goes wrong between ranks, said as it concerns a person."""
+    def _heard(self, limit: float) -> Iterator[None]:
+        """What goes wrong between ranks, where they answer within ``limit`` seconds, said as it concerns a person.
+
+        Nothing is said where a rank that failed has spoken, or whoever started the processes will.
+        """
         started = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            late = time.monotonic() - started > 0.9 * self.timeout
-            raise self._lost(error, late) from None
-
-    def _lost(self, error: RuntimeError, late: bool) -> Lost:
-        """What to say of it: nothing where a rank that failed has spoken, or who started the processes will."""
-        try:
-            if self.store.check(["failed"]):
-                return Lost()
-            silent = self.pulse.silent(range(self.world)) if late else []
-        except RuntimeError:  # the store is with the first rank, or with torchrun
-            silent = []
-        if late:
-            return Lost(_no_answer(silent, self.timeout))
-        known = LAUNCHED in os.environ
-        return Lost() if known else Lost(f"the connection to another rank broke off ({_brief(error)})")
+            late = time.monotonic() - started > 0.9 * limit
+            try:
+                failed = self.board.has("failed")
+                silent = self.pulse.silent(range(self.world)) if late and not failed else []
+            except RuntimeError:  # the board is gone with the first rank
+                failed, silent = False, []
+            if failed or (LAUNCHED in os.environ and not late):
+                raise Lost from None
+            broken = f"the connection to another rank broke off ({_brief(error)})"
+            raise Lost(_no_answer(silent, limit) if late else broken) from None
 
 
 @contextmanager
@@ -179,16 +181,12 @@ def joined(timeout: float) -> Iterator[Ranks]:
     ranks = Several(_store(rank, world), rank, world, timeout)
     try:
         yield ranks
-    except Lost:
-        ranks.leave(failed=True)
+    except BaseException as error:
+        ranks.leave(error)
+        if isinstance(error, UserError) and rank:
+            raise UserError(f"rank {rank}: {error}") from error
         raise
-    except UserError as error:
-        ranks.leave(failed=True)
-        raise UserError(f"rank {rank}: {error}" if rank else str(error)) from error
-    except BaseException:
-        ranks.leave(failed=True)
-        raise
-    ranks.leave(failed=False)
+    ranks.leave(None)
 
 
 def _store(rank: int, world: int) -> Store:

@@ -1,0 +1,111 @@
+"""What processes write for each other to read, and a pulse there that tells who lives."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import Store
+
+T = TypeVar("T")
+ANSWER = 5.0  # seconds in which a board answers, for nobody has to be waited for
+BEAT = 1.0  # seconds
+
+
+class Board:
+    """A store of texts by name, which one of the processes keeps, or their launcher.
+
+    Every question has an answer within seconds, or is a RuntimeError: who keeps the board may have died, or be halted,
+    for which the store itself would wait without end.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def has(self, *keys: str) -> bool:
+        """Whether all of them have been written."""
+        return _answered(lambda: bool(self.store.check(list(keys))))
+
+    def read(self, key: str) -> str:
+        """What has been written."""
+        return _answered(lambda: str(self.store.get(key), "utf-8"))
+
+    def write(self, key: str, text: str) -> None:
+        """Behind the call all can read it."""
+
+        def write() -> None:
+            self.store.set(key, text)
+            self.store.check([key])  # to set alone waits for nothing
+
+        _answered(write)
+
+
+class Pulse:
+    """A count on the board that a thread of this process raises; it stops with the process, also where that is halted."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self.board, self.rank, self.ended = Board(store), rank, threading.Event()
+        own = store.clone()  # type: ignore[attr-defined]  # so that neither waits for the other's questions
+        self.thread = threading.Thread(target=self._beat, args=[own], name="pulse", daemon=True)
+        self.thread.start()
+
+    def listen(self, ranks: Iterable[int]) -> Callable[[], dict[int, float]]:
+        """A question for how many seconds each of these ranks has been silent, from now on."""
+        counts: dict[int, str] = {}
+        heard = {rank: time.monotonic() for rank in ranks}
+
+        def silent() -> dict[int, float]:
+            for rank in heard:
+                if counts.get(rank) != (count := self._count(rank)):
+                    counts[rank], heard[rank] = count, time.monotonic()
+            return {rank: time.monotonic() - since for rank, since in heard.items()}
+
+        return silent
+
+    def silent(self, ranks: Iterable[int]) -> list[int]:
+        """Those whose pulse does not beat: it takes three beats to know."""
+        ranks = [rank for rank in ranks if rank != self.rank]
+        before = [self._count(rank) for rank in ranks]
+        time.sleep(3 * BEAT)
+        return [rank for rank, count in zip(ranks, before, strict=True) if self._count(rank) == count]
+
+    def stop(self) -> None:
+        self.ended.set()
+        self.thread.join(BEAT)
+
+    def _count(self, rank: int) -> str:
+        key = f"pulse/{rank}"
+        return self.board.read(key) if self.board.has(key) else ""
+
+    def _beat(self, store: Store) -> None:
+        count = 0
+        try:
+            while not self.ended.wait(BEAT if count else 0):
+                count += 1
+                store.set(f"pulse/{self.rank}", str(count))
+        except RuntimeError:  # the board is gone: whoever asks it next says so
+            return
+
+
+def _answered(question: Callable[[], T]) -> T:
+    """Ask in a thread, which is left alone if there is no answer."""
+    answers: queue.SimpleQueue[tuple[Any, RuntimeError | None]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put((question(), None))
+        except RuntimeError as error:
+            answers.put((None, error))
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=ANSWER)
+    except queue.Empty:
+        raise RuntimeError(f"no answer within {ANSWER:g} s") from None
+    if error:
+        raise error
+    found: T = answer
+    return found

@@ -1,0 +1,214 @@
+"""One of several processes fails, dies or stands still: all end, soon, and one of them says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.train.conftest import Notes, small_recipe, write_corpus
+from tests.train.several import End, together
+from tests.train.test_ranks import recipe_of, trained
+
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.train import checkpoint, gradients, loop
+from polyhead.train.board import BEAT
+from polyhead.train.launch import LOST
+from polyhead.train.pipeline import run_training
+from polyhead.train.ranks import Ranks
+
+TIMEOUT, GRACE = 3.0, 15.0
+KILLED, RAISED = -signal.SIGKILL, 70
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture(scope="module")
+def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("faults")
+    write_corpus(directory)
+    return directory
+
+
+def fail() -> None:
+    raise RuntimeError("boom")
+
+
+def out_of_memory() -> None:
+    raise UserError("it does not fit")
+
+
+ACTIONS: dict[str, tuple[Callable[[], None], int]] = {
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), KILLED),
+    "stop": (lambda: os.kill(os.getpid(), signal.SIGSTOP), KILLED),  # and killed when the others have ended
+    "raise": (fail, RAISED),
+    "refuse": (out_of_memory, 2),
+    "exit": (lambda: os._exit(0), 0),
+}
+
+
+def at(call: int, real: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
+    """The function, but its nth call does something else first."""
+    calls = [0]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            action()
+        return real(*arguments, **options)
+
+    return counted
+
+
+def sabotage(where: str, ranks: Ranks, action: Callable[[], None]) -> None:
+    """Let this process do it: before a step, between two buckets of gradients, while the first rank saves or evaluates."""
+    if where in ("first step", "late step"):
+        loop.update = at(1 if where == "first step" else 19, loop.update, action)  # type: ignore[assignment]
+    elif where == "between buckets":
+        gradients.BUCKET = 1  # too late for the default of Gradients, which is changed instead
+        gradients.Gradients.__init__.__defaults__ = (1,)  # type: ignore[misc]
+        gradients.Bucket.send = at(40, gradients.Bucket.send, action)  # type: ignore[method-assign]
+    elif where == "save":
+        if ranks.rank:
+            ranks.tell = at(saves(ranks), ranks.tell, action)  # type: ignore[method-assign]
+        else:
+            checkpoint.os.fsync = at(3, lambda fd: None, action)  # type: ignore[assignment]
+    elif where == "evaluation":
+        if ranks.rank:
+            ranks.tell = at(saves(ranks) - 1, ranks.tell, action)  # type: ignore[method-assign]
+        else:
+            from polyhead.train.tasks.translation import Translation
+
+            Translation.evaluate = at(1, Translation.evaluate, action)  # type: ignore[method-assign]
+
+
+def saves(ranks: Ranks) -> int:
+    """Which call of ``tell`` is the first save: behind that of the checkpoint, tokenizer, vocabulary, identity, evaluation."""
+    return 6
+
+
+def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) -> list[End]:
+    def work(ranks: Ranks) -> None:
+        if ranks.rank == rank:
+            sabotage(where, ranks, ACTIONS[what][0])
+        elif where == "between buckets":
+            gradients.Gradients.__init__.__defaults__ = (1,)  # type: ignore[misc]
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    return together(world, work, timeout=TIMEOUT, enough=world - 1 if what == "stop" else None)
+
+
+WHERE = ["first step", "between buckets", "evaluation", "save", "late step"]
+QUICK = {("kill", 1, "first step"), ("kill", 0, "save"), ("stop", 1, "between buckets"), ("raise", 1, "evaluation"),
+         ("stop", 0, "evaluation"), ("exit", 1, "late step"), ("refuse", 1, "first step")}  # fmt: skip
+CASES = [(what, rank, where) for what in ACTIONS for rank in (0, 1) for where in WHERE]
+
+
+@pytest.mark.acceptance("G1", "R11")
+@pytest.mark.parametrize(
+    ("what", "rank", "where"),
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where: str, place: Path) -> None:
+    name = f"{what}-{rank}-{where.replace(' ', '-')}"
+    recipe = recipe_of(place, "translation", name, steps=20)
+    ends = sabotaged(recipe, rank, where, what)
+    own, other = ends[rank], ends[1 - rank]
+    assert own.code == ACTIONS[what][1], ends
+    assert other.code == LOST, ends
+    assert other.seconds < TIMEOUT + GRACE
+    if what in ("raise", "refuse") and rank == 1:
+        assert other.said == ""  # who failed has said why
+    elif what == "stop" and rank == 1:
+        assert other.said == "rank 1 has not answered for 3 s"
+    elif what == "stop":
+        assert other.said.startswith("the other ranks have not answered for")
+    else:
+        assert other.said.startswith("the connection to another rank broke off (")
+    if where == "late step":  # and the run goes on from its checkpoints to the same end
+        whole = trained(recipe_of(place, "translation", f"{name}-whole", steps=20), 2)
+        on = trained(recipe, 2, resume=True)
+        assert all((w == on["final"][name]).all() for name, w in whole["final"].items())
+
+
+@pytest.mark.acceptance("G7", "R4")
+def test_a_full_disk_on_the_first_rank_ends_all(place: Path) -> None:
+    recipe = recipe_of(place, "translation", "full", steps=20)
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def work(ranks: Ranks) -> None:
+        if not ranks.rank:
+            checkpoint.os.fsync = at(12, lambda fd: None, full)  # type: ignore[assignment]
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    first, other = together(2, work, timeout=TIMEOUT)
+    assert (first.code, other.code) == (2, LOST)
+    assert "No space left on device" in first.said
+    assert other.seconds < TIMEOUT + GRACE
+    assert not (recipe.out / "run.lock").exists()
+
+
+@pytest.mark.acceptance("G1")
+def test_three_processes_end_when_one_is_killed(place: Path) -> None:
+    ends = sabotaged(recipe_of(place, "translation", "three", steps=20), 2, "first step", "kill", world=3)
+    assert [end.code for end in ends] == [LOST, LOST, KILLED]
+    assert max(end.seconds for end in ends) < TIMEOUT + GRACE
+
+
+@pytest.mark.acceptance("G1")
+def test_a_process_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyhead.train.several.JOIN", 1.0)
+    monkeypatch.setattr("tests.train.several.joined", at_rank_one_exits())
+    first, other = together(2, lambda ranks: None)
+    assert (first.code, other.code) == (LOST, 0)
+    assert first.said == "not all of the 2 processes have come within 1 s"
+
+
+def at_rank_one_exits() -> Any:
+    from polyhead.train.several import joined
+
+    return lambda timeout: os._exit(0) if os.environ["RANK"] == "1" else joined(timeout)
+
+
+def test_a_long_evaluation_is_waited_for(place: Path) -> None:
+    """Longer than the timeout: the first rank lives, and that is what counts."""
+    import time
+
+    recipe = recipe_of(place, "translation", "patient", steps=4)
+
+    def work(ranks: Ranks) -> None:
+        if not ranks.rank:
+            from polyhead.train.tasks.translation import Translation
+
+            Translation.evaluate = at(1, Translation.evaluate, lambda: time.sleep(2.5 * BEAT))  # type: ignore[method-assign]
+        run_training(recipe, report=Notes(), ranks=ranks)
+
+    ends = together(2, work, timeout=1.5 * BEAT)
+    assert [end.code for end in ends] == [0, 0], ends
+
+
+@pytest.mark.acceptance("G4", "R11")
+@pytest.mark.parametrize("rounds", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_processes_that_have_done_their_work_end_well(rounds: int) -> None:
+    for _ in range(rounds):
+        assert [end.code for end in together(3, lambda ranks: ranks.sum(1))] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wish_to_stop_on_any_rank_is_granted_on_all_at_one_step(rank: int, place: Path) -> None:
+    recipe = small_recipe(place, f"wish-{rank}", steps=40, eval_every=100, save_every=100)
+
+    def work(ranks: Ranks) -> Any:
+        if ranks.rank == rank:
+            loop.update = at(6, loop.update, lambda: os.kill(os.getpid(), signal.SIGTERM))  # type: ignore[assignment]
+        _, outcome = run_training(recipe, report=Notes(), ranks=ranks)
+        return [outcome.how, outcome.step]
+
+    assert [end.said for end in together(2, work)] == [["interrupted", 6]] * 2
+    assert checkpoint.steps(recipe.out / "checkpoints") == [6]
