@@ -282,7 +282,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "sinusoidal": {"position": {"name": "sinusoidal", "layout": "halves", "offset": 2}, "tie_embeddings": "none"},
     "interleaved": {"position": {"name": "rope", "layout": "interleaved", "scaling": "yarn", "factor": 2.0,
                                  "original_len": 8}, "n_kv_heads": 2, "v_head_dim": 4},
-    "part of rope": {"position": {"name": "rope", "fraction": 0.5}, "block": "parallel", "norm_first": True},
+    "part of rope": {"position": {"name": "rope", "fraction": 0.5}, "head_dim": 8, "block": "parallel", "norm_first": True},
     "window": {"position": "none", "attention": {"name": "softmax", "window": 3, "sink": 1, "softcap": 5.0,
                                                  "qk_norm": True, "tie": "kv", "scale": 0.3}},
     "in turn": {"n_layers": 2, "position": "rope", "pattern": [{"attention": {"name": "softmax", "window": 2}},

@@ -22,14 +22,20 @@ def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the checkpoint")],
     to: Annotated[
-        str, typer.Option(help="hf: what from_pretrained of transformers opens; onnx: graphs for onnxruntime")
+        str,
+        typer.Option(
+            help="hf: what from_pretrained of transformers opens; onnx: graphs for onnxruntime; ctranslate2"
+        ),
     ] = "hf",
     family: Annotated[
         str | None,
         typer.Option(help="hf: model_type to write, e.g. gpt2", show_default="the first that fits"),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="of the weights. hf: fp32, bf16, fp16; onnx: fp32, fp16, int8")
+        str,
+        typer.Option(
+            help="of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf), int8_float32 (ctranslate2)"
+        ),
     ] = "fp32",
     shard_size: Annotated[
         str | None, typer.Option(help="hf: most of the weights in one file, e.g. 500MB", show_default=LARGEST)
@@ -38,12 +44,14 @@ def run(
     """Write a model for other tools: weights, config, tokenizer and settings of decoding.
 
     hf: a Hugging Face checkpoint. A run whose parts no published family has is refused, and the message names the part
-    in the way. onnx: model.onnx, or encoder_model.onnx and decoder_model.onnx (pip install 'polyhead[export]'; docs/export.md).
+    in the way. onnx: model.onnx, or encoder_model.onnx and decoder_model.onnx. ctranslate2: a translator, a language model,
+    or the vectors of an encoder. The last two want pip install 'polyhead[export]', and prove what they wrote (docs/export.md).
 
     \b
     polyhead export runs/shakespeare shakespeare-hf --to hf
     polyhead export runs/large large-hf --dtype bf16 --shard-size 2GB
     polyhead export runs/shakespeare shakespeare-onnx --to onnx --dtype int8
+    polyhead export runs/multi30k multi30k-ct2 --to ctranslate2 --dtype int8
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
@@ -103,4 +111,17 @@ def _onnx(made: Run, dtype: str) -> Fill:
     return fill
 
 
-FORMATS: dict[str, Callable[..., Fill]] = {"hf": _hf, "onnx": _onnx}
+def _ctranslate2(made: Run, dtype: str) -> Fill:
+    from polyhead.export.ctranslate2 import check, write
+
+    check(made.model, dtype)
+    tokenizer = made.tokenizer.for_encoders() if made.config.kind == "encoder" else made.tokenizer
+
+    def fill(place: Path) -> str:
+        tokenizer.save(place, segments=made.config.segments > 1)
+        return f"{write(made.model, made.tokenizer, place, dtype)} for CTranslate2 in {dtype}"
+
+    return fill
+
+
+FORMATS: dict[str, Callable[..., Fill]] = {"hf": _hf, "onnx": _onnx, "ctranslate2": _ctranslate2}
