@@ -23,6 +23,7 @@ VERBS = {
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity, accuracy."),
     "translate": ("translate", "Translate a file or what is piped in, one line at a time."),
     "generate": ("generate", "Let a language model go on from a text."),
+    "chat": ("chat", "Converse with a language model."),
     "classify": ("classify", "Say which class texts, or pairs of texts, belong to."),
     "score": ("score", "Say how likely given translations are, or lines of text."),
     "fill-mask": ("fill_mask", "Say what stands behind the masks of texts."),

@@ -48,17 +48,18 @@ class Chat:
             turns = turns[later:]
         return [*head, *turns]
 
+    def kept(self, messages: Sequence[Message], wishes: Mapping[str, Any]) -> list[Message]:
+        """The messages that are read: as many as leave the answer all its room, but at most half of what the model reads."""
+        whole = self.engine.max_len
+        most = wishes.get("max_new_tokens", self.engine.config.max_new_tokens)
+        return self.fitting(messages, whole + 1 - min(most, whole // 2) if isinstance(most, int) else whole)
+
     def read(self, messages: Sequence[Message], **wishes: Any) -> Asked:
         """A wish for an answer, checked; ``wishes`` are those of ``TextEngine.read``.
 
-        Of a conversation that is too long the oldest questions go, so that the answer has room: all it may have, but at
-        most half of what the model reads.
+        Of a conversation that is too long the oldest questions go, as ``kept`` says.
         """
-        whole = self.engine.max_len
-        config = self.engine.config
-        most = wishes.get("max_new_tokens", config.max_new_tokens)
-        room = whole + 1 - min(most, whole // 2) if isinstance(most, int) else whole
-        ids = self.prompt(self.fitting(messages, room))
+        ids = self.prompt(self.kept(messages, wishes))
         return self.engine.read(ids, ends=self.ends, trim=self.format.trims, **wishes)
 
     def answer(self, messages: Sequence[Message], **wishes: Any) -> Iterator[str]:
@@ -66,8 +67,7 @@ class Chat:
         stream: Stream = self.engine.begin(self.read(messages, **wishes))
         try:
             for said in stream:
-                if said.text:
-                    yield said.text
+                yield said.text
         finally:
             stream.cancel()
 

@@ -1,0 +1,194 @@
+"""``polyhead chat``: a conversation with a language model, in a terminal or a pipe."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyhead.cli.lines import read_lines
+from polyhead.document import parse_part
+from polyhead.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from polyhead.generate.chat import Chat
+    from polyhead.text.chat.base import Message
+
+AS_TRAINED = "of the run"
+COMMANDS = {"/reset": "forgets what was said", "/quit": "ends, as Ctrl-D does"}
+
+
+def run(
+    directory: Annotated[str, typer.Argument(metavar="RUN", help="directory of a run, or of a checkpoint")],
+    chat: Annotated[
+        str | None,
+        typer.Option(
+            help="how conversations are written, e.g. chatml; see polyhead parts chat",
+            show_default=AS_TRAINED,
+        ),
+    ] = None,
+    system: Annotated[str, typer.Option(help="what the system says first", show_default="nothing")] = "",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="longest answer, in tokens", show_default=AS_TRAINED)
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="only the k likeliest tokens; 0 is all", show_default=AS_TRAINED)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED),
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same answers")] = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="text that ends an answer; may be given again")
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        ),
+    ] = "fp32",
+) -> None:
+    """Converse with a language model; it answers as it thinks, and knows what was said before.
+
+    Ctrl-C stops an answer, /reset forgets all, /quit or Ctrl-D ends. Of a pipe every line is a message. A conversation that
+    outgrows the model loses its oldest questions.
+
+    \b
+    polyhead chat runs/assistant
+    polyhead chat runs/assistant --system "Answer in one sentence." --temperature 0
+    echo "Hello" | polyhead chat runs/assistant
+    """
+    typed = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    wishes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
+    from polyhead.fast.memory import tune_memory
+    from polyhead.loading import load
+
+    tune_memory()
+    loaded = load(directory, dtype=dtype, fast=True)
+    options: dict[str, Any] = {"rows": 1} | ({"cache": parse_part(cache)} if cache else {})
+    talker = loaded.talker(parse_part(chat) if chat else None, **options)
+    talk = Talk(talker, system, wishes, seed)
+    if sys.stdin.isatty():
+        told = "; ".join(f"{command} {what}" for command, what in COMMANDS.items())
+        print(f"{talker.choice.name}: Ctrl-C stops an answer; {told}", file=sys.stderr)
+    for line in messages():
+        if line in COMMANDS:
+            if line == "/quit":
+                return
+            talk.forget()
+        elif line.startswith("/") and " " not in line and sys.stdin.isatty():
+            print(f"no command {line}{nearest(line, COMMANDS)}", file=sys.stderr)
+        elif line:
+            talk.say(line)
+
+
+class Talk:
+    """A conversation, and how it goes on."""
+
+    def __init__(self, talker: Chat, system: str, wishes: dict[str, Any], seed: int) -> None:
+        self.talker, self.wishes, self.seed = talker, wishes, seed
+        self.system, self.turn = system, 0
+        self.history: list[Message] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        from polyhead.text.chat.base import Message
+
+        self.history = [Message("system", self.system)] if self.system else []
+
+    def say(self, content: str) -> None:
+        """Ask, show the answer as it comes, and remember both; what cannot be asked is forgotten."""
+        from polyhead.text.chat.base import Message
+
+        try:
+            asked = [*self.history, Message("user", content)]
+            kept = self.talker.kept(asked, self.wishes)
+            answer = self.talker.answer(kept, seed=self.seed + self.turn, **self.wishes)
+            said = "".join(shown(answer))
+        except UserError as error:
+            if not sys.stdin.isatty():
+                raise
+            print(f"polyhead: {error}", file=sys.stderr)
+            return
+        if len(kept) < len(asked):
+            print("polyhead: the oldest of it is no longer read", file=sys.stderr)
+        self.history = [*kept, Message("assistant", said)]
+        self.turn += 1
+
+
+def messages() -> Iterator[str]:
+    """What is said, line by line, until there is no more."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in read_lines("-"))
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # gives input() the keys of a line editor
+    while True:
+        try:
+            yield input("> ").strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+
+
+def shown(answer: Iterator[str]) -> Iterator[str]:
+    """The pieces of an answer, each printed as it comes; Ctrl-C ends it between two of them."""
+    with interrupts() as wanted:
+        for piece in answer:
+            print(piece, end="", flush=True)
+            yield piece
+            if wanted:
+                break
+    print()
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """A list that Ctrl-C adds to, so that no step of a model is cut in the middle; a second one is the usual kind.
+
+    Where nobody sits at a terminal Ctrl-C is what it always is.
+    """
+    wanted: list[int] = []
+    if not sys.stdin.isatty():
+        yield wanted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if wanted:
+            raise KeyboardInterrupt
+        wanted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield wanted
+    finally:
+        signal.signal(signal.SIGINT, before)

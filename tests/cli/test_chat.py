@@ -1,0 +1,162 @@
+"""A conversation in a pipe and at a terminal: what was said before is known, Ctrl-C stops an answer and not the program."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyhead import Choice, ModelConfig, build
+from polyhead.cli import main
+from polyhead.loading import load
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
+
+TEXTS = ["ein hund bellt .", "a dog barks .", "User: Assistant: System:"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that converses, and one that says no format; untrained, they never end by themselves soon."""
+    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
+    config = ModelConfig(
+        kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=128
+    )
+    model = build(config, seed=3)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    where = tmp_path_factory.mktemp("chat")
+    settings = GenerationConfig(chat=Choice("plain"), max_new_tokens=8, temperature=0.0)
+    Run(model, tokenizer, settings).save(where / "run")
+    Run(model, tokenizer, GenerationConfig()).save(where / "bare")
+    return where
+
+
+def piped(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def told(run, talk, seed=0, **changes):
+    """The answers to these questions, one after another, of the run itself."""
+    history, answers = [], []
+    for turn, content in enumerate(talk):
+        history.append({"role": "user", "content": content})
+        answers.append(run.chat(history, seed=seed + turn, **changes))
+        history.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def test_every_line_of_a_pipe_is_a_message(home, monkeypatch, capsys):
+    run = load(home / "run")
+    wanted = told(run, ["a dog", "ein hund"])
+    piped(monkeypatch, "a dog\n\nein hund\n")
+    assert main(["chat", str(home / "run")]) == 0
+    assert capsys.readouterr().out == "".join(f"{answer}\n" for answer in wanted)
+    assert wanted[1] != told(run, ["ein hund"])[0], "the first question matters to the second"
+
+
+def test_reset_forgets_and_quit_ends(home, monkeypatch, capsys):
+    wanted = [*told(load(home / "run"), ["a dog"]), *told(load(home / "run"), ["ein hund"])]
+    piped(monkeypatch, "a dog\n/reset\nein hund\n/quit\na dog\n")
+    assert main(["chat", str(home / "run")]) == 0
+    assert capsys.readouterr().out == "".join(f"{answer}\n" for answer in wanted)
+
+
+def test_options_reach_the_answer(home, monkeypatch, capsys):
+    run = load(home / "bare")
+    talk = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a dog"}]
+    wanted = run.chat(talk, chat="zephyr", seed=5, temperature=0.8, top_k=20, max_new_tokens=5, stop=["e"])
+    piped(monkeypatch, "a dog\n")
+    options = "--chat zephyr --seed 5 --temperature 0.8 --top-k 20 --max-new-tokens 5 --stop e --cache static"
+    assert main(["chat", str(home / "bare"), "--system", "be kind", *options.split()]) == 0
+    assert capsys.readouterr().out == f"{wanted}\n"
+
+
+def test_a_long_conversation_goes_on_without_its_beginning(home, monkeypatch, capsys):
+    piped(monkeypatch, "a dog barks .\n" * 20)
+    assert main(["chat", str(home / "run")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("the oldest of it is no longer read") >= 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bare"], "name it with --chat"),
+        (["run", "--chat", "chatlm"], "did you mean 'chatml'"),
+        (["run", "--chat", "chatml"], "needs the token '<|im_end|>'"),
+        (["run", "--temperature", "-1"], "temperature"),
+        (["nothing"], "no run directory"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(home, monkeypatch, capsys, arguments, said):
+    piped(monkeypatch, "a dog\n")
+    assert main(["chat", str(home / arguments[0]), *arguments[1:]]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+class Terminal:
+    """A process at a terminal, and what it shows."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.own, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "polyhead", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.own, text.encode())
+
+    def until(self, text: str) -> str:
+        """Read until it shows a text; what came with it."""
+        end = time.monotonic() + 60
+        while text not in self.seen:
+            assert time.monotonic() < end, self.seen
+            try:
+                self.seen += os.read(self.own, 4096).decode(errors="replace")
+            except OSError:  # the other side is closed
+                break
+        before, found, self.seen = self.seen.partition(text)
+        assert found == text, before
+        return before
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+
+def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(home):
+    first = told(load(home / "run"), ["a dog"])[0]
+    terminal = Terminal("chat", str(home / "run"), "--max-new-tokens", "1000000")
+    try:
+        terminal.until("Ctrl-C stops an answer")
+        terminal.until("> ")
+        terminal.interrupt()  # at the prompt: a new line
+        terminal.until("> ")
+        terminal.type("a dog\n")
+        terminal.until(first[:4])
+        terminal.interrupt()
+        terminal.until("> ")
+        terminal.type("/rest\n")
+        assert "did you mean '/reset'" in terminal.until("> ")
+        terminal.type("/reset\n")
+        terminal.until("> ")
+        assert terminal.process.poll() is None
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        os.close(terminal.own)
