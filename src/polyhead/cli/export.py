@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyhead.errors import UserError, unknown
+from polyhead.places import new_directory
 
 if TYPE_CHECKING:
     from polyhead.run import Run
@@ -59,8 +60,7 @@ def run(
     given = {name: value for name, value in of_hf.items() if value is not None}
     if to != "hf" and given:
         raise UserError(f"{' and '.join(given)} belong to --to hf, not to {to}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty; choose another place for the checkpoint")
+    new_directory(out, "the checkpoint")
     from polyhead.loading import load
     from polyhead.train.files import whole_directory
 
