@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from polyhead.errors import UserError
-from polyhead.train.board import ANSWER, Board, Pulse
+from polyhead.train.board import ANSWER, BEAT, Board, Pulse
 from polyhead.train.gradients import Gradients
 from polyhead.train.launch import LAUNCHED, LISTENING, processes
 from polyhead.train.ranks import ALONE, Deals, Ranks
@@ -108,7 +108,7 @@ class Several:
         if error is not None:
             if not isinstance(error, Lost):
                 with suppress(RuntimeError):
-                    self.board.write("failed", str(self.rank))
+                    self.board.write("failed", str(error))
             self.pulse.stop()
             return
         with self._heard(ANSWER):
@@ -118,6 +118,18 @@ class Several:
             self._await([f"left/{r}" for r in every], every)
         self.pulse.stop()
         dist.destroy_process_group()
+
+    def repeats(self, error: UserError) -> bool:
+        """Whether the first rank has failed in the same way, and said so; it gets a moment to do it."""
+        until = time.monotonic() + 2 * BEAT if self.rank else 0.0
+        try:
+            while time.monotonic() < until:
+                if self.board.has("failed"):
+                    return self.board.read("failed") == str(error)
+                time.sleep(PAUSE)
+        except RuntimeError:  # the board is gone with it
+            return True
+        return False
 
     def _turns(self, ranks: Iterable[int]) -> list[str]:
         return [f"turn/{self.turns}/{rank}" for rank in ranks]
@@ -181,10 +193,13 @@ def joined(timeout: float) -> Iterator[Ranks]:
     ranks = Several(_store(rank, world), rank, world, timeout)
     try:
         yield ranks
+    except UserError as error:
+        if ranks.repeats(error):
+            raise Lost from None
+        ranks.leave(error)
+        raise UserError(f"rank {rank}: {error}" if rank else str(error)) from error
     except BaseException as error:
         ranks.leave(error)
-        if isinstance(error, UserError) and rank:
-            raise UserError(f"rank {rank}: {error}") from error
         raise
     ranks.leave(None)
 

@@ -1,4 +1,5 @@
-"""Messages between processes: predictions from formulas, for nothing here runs on several processes yet.
+"""Messages between processes, from formulas. What ``train`` sends for its gradients is tested against the bytes of its
+sockets; tensor parallelism and pipelines are predictions, for nothing here runs so yet.
 
 n ranks of data parallelism, t of tensor parallelism, p stages of a pipeline, m micro-batches.
 """
