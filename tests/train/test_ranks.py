@@ -350,9 +350,7 @@ def test_a_step_sends_the_bytes_that_a_plan_says(world: int) -> None:
     ends = together(world, work)
     assert [end.code for end in ends] == [0] * world, ends
     learned = sum(p.numel() for p in build(config, 1).parameters())
-    planned = traffic(
-        config, Load(2, 16), learned, Layout(data_parallel=world)
-    )
+    planned = traffic(config, Load(2, 16), learned, Layout(data_parallel=world))
     assert planned.data == ring_all_reduce(4 * learned, world) == 2 * (world - 1) / world * 4 * learned
     for end in ends:
         steps = np.diff(end.said)
