@@ -14,6 +14,7 @@ from polyhead.errors import UserError, explain
 from polyhead.loading import load
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
+from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.sections import AdaptSection
 from polyhead.train.learned import must_learn
@@ -33,7 +34,8 @@ def open_start(recipe: Recipe) -> Run | None:
 
 
 def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
-    """The recipe with the model of ``origin``, where it says nothing else itself."""
+    """The recipe with the model of ``origin`` and its way to converse, where it says nothing else itself."""
+    recipe = _conversing(recipe, origin)
     if origin is None or recipe.start is None or _complete(recipe):
         return recipe
     own, every = origin.config, recipe.start.every
@@ -82,6 +84,13 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     said = f"begun with {len(wanted) - len(new)} of {len(wanted)} weights"
     said += f"; new: {', '.join(new)}" if new else ""
     return said + (f"; not taken: {', '.join(left)}" if left else "")
+
+
+def _conversing(recipe: Recipe, origin: Run | None) -> Recipe:
+    """With the chat format of ``origin``, else that of its task, if it names none."""
+    given = origin.generation.chat if origin else None
+    chat = recipe.generation.chat or given or getattr(TASK.get(recipe.task.name), "chat", None)
+    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"chat": chat})})
 
 
 def _complete(recipe: Recipe) -> bool:

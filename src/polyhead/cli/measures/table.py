@@ -28,6 +28,7 @@ MEASURES = {
     "classifier": Measure("is a classifier", "labelled texts", classes.measure),
     "decoder": Measure("is a language model", "plain text", language.measure),
     "recovered": Measure("learned to recover what is hidden", "hidden tokens", recovered.measure),
+    "chat": Measure("learned from conversations", "conversations", recovered.measure),
     "encoder-decoder": Measure("is an encoder-decoder", "translations", translations.measure),
 }
 RECOVERED = ("masked-lm", "denoising")  # tasks
@@ -38,6 +39,8 @@ def measure_of(run: Run) -> Measure:
     kind: str = "classifier" if run.config.labels else run.config.kind
     if run.recipe and run.recipe.task.name in RECOVERED and kind != "classifier":
         kind = "recovered"
+    elif run.recipe and run.recipe.task.name == "chat":
+        kind = "chat"
     if kind not in MEASURES:
         raise UserError(
             "this run is an encoder without a recipe, so nothing says what is to be measured; "

@@ -1,0 +1,133 @@
+"""Written conversations as tokens on disk, read through memory maps: made once, opened in an instant."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyhead.data.arrays import FlatWriter, open_flat
+from polyhead.data.built import whole
+from polyhead.data.conversations import ConversationReport, Conversations
+from polyhead.data.files import fingerprint
+from polyhead.data.rows import Ints, Rows
+from polyhead.errors import UserError
+from polyhead.nn.loss import IGNORED
+from polyhead.registry import CHAT, Choice
+from polyhead.text.chat.base import ChatFormat, Message
+from polyhead.text.chat.tokens import Written, ends, tokens
+from polyhead.text.tokenizer import Tokenizer
+
+LAYOUT = 1  # of the files of a cache; another number makes another cache
+DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "learned": np.int8, "offsets": np.int64}
+
+
+class ConversationStore:
+    """The tokens of conversations and which of them the assistant says, in the order of the files."""
+
+    def __init__(self, directory: Path, report: ConversationReport) -> None:
+        self.directory, self.report = directory, report
+        self.ids: Ints = open_flat(directory / "ids.npy")
+        self.learned: Ints = open_flat(directory / "learned.npy")
+        self.offsets: Ints = open_flat(directory / "offsets.npy")
+        self.lengths: Ints = np.diff(self.offsets) - 1  # tokens that have a next one
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, rows: Ints, pad_id: int) -> Rows:
+        """Some conversations, padded on the right: what the assistant says is asked for, of the rest nothing.
+
+        Padding comes after all that sees only what is before it, so positions need not tell of it.
+        """
+        width = int(self.lengths[rows].max(initial=0))
+        cells = np.full((len(rows), width + 1), pad_id, dtype=np.int64)
+        asked = np.zeros(cells.shape, dtype=bool)
+        for i, row in enumerate(rows):
+            of = slice(self.offsets[row], self.offsets[row + 1])
+            cells[i, : of.stop - of.start] = self.ids[of]
+            asked[i, : of.stop - of.start] = self.learned[of]
+        labels = np.where(asked[:, 1:], cells[:, 1:], IGNORED)
+        return Rows(torch.from_numpy(cells[:, :-1]), None, torch.from_numpy(labels))
+
+    @classmethod
+    def open_or_build(
+        cls,
+        conversations: Conversations,
+        chat: Choice,
+        tokenizer: Tokenizer,
+        cache: str | os.PathLike[str],
+        *,
+        max_len: int,
+    ) -> ConversationStore:
+        """The store of some files under the directory ``cache``; made if it is not there or not whole."""
+        chat = CHAT.check(chat)
+        prints = [fingerprint(path)[0] for path in conversations.files]
+        share = [conversations.share, conversations.held]
+        settings = [LAYOUT, prints, tokenizer.sha256, share, chat.written(), max_len]
+        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
+        directory, format = Path(cache) / f"chat-{key}", CHAT.build(chat)
+        ends(format, tokenizer)  # a vocabulary without its tokens is no fault of a line
+
+        def write(temporary: Path) -> ConversationReport:
+            report = ConversationReport(conversations.where)
+            _write(temporary, conversations, format, tokenizer, max_len, report)
+            return report
+
+        return cls(directory, whole(directory, DTYPES, ConversationReport, write))
+
+
+def _write(
+    directory: Path,
+    conversations: Conversations,
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    max_len: int,
+    report: ConversationReport,
+) -> None:
+    with ExitStack() as stack:
+        out = {
+            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+            for name, dtype in DTYPES.items()
+        }
+        out["offsets"].append([0])
+        for place, messages in conversations.read(report):
+            try:
+                pieces = format.write(messages, False)
+            except UserError as error:
+                report.note("unfit", f"{place}, {error}")
+                continue
+            row, kept = _fitting(tokens(pieces, tokenizer), messages, format, tokenizer, max_len)
+            if row is None:
+                report.note("overlong", place)
+                continue
+            if len(kept) < len(messages):
+                report.note("cut", place)
+            report.kept += 1
+            report.answers += sum(message.role == "assistant" for message in kept)
+            out["ids"].append(row.ids)
+            out["learned"].append(row.learned)
+            out["offsets"].append([out["ids"].count])
+    if not report.kept:
+        raise UserError(f"no usable conversation in {report}")
+    if 2 * report.broken > report.read:
+        raise UserError(f"most lines are broken: {report}")
+
+
+def _fitting(
+    row: Written, messages: list[Message], format: ChatFormat, tokenizer: Tokenizer, max_len: int
+) -> tuple[Written | None, list[Message]]:
+    """The conversation, without its last questions and answers where it is too long; None if nothing of it fits."""
+    while len(row.ids) > max_len:
+        messages = messages[:-1]
+        while messages and messages[-1].role != "assistant":
+            messages = messages[:-1]
+        if not messages:
+            return None, []
+        row = tokens(format.write(messages, False), tokenizer)
+    return row, messages

@@ -1,0 +1,151 @@
+"""Conversations from JSONL, one a line; what cannot be learned from is counted, never dropped in silence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyhead.data.corpus import blank, count
+from polyhead.data.files import check_file, is_text, lines
+from polyhead.errors import UserError
+from polyhead.text.chat.base import Message
+
+KEYS = ("messages", "conversations")
+NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # of roles, as others write them
+KINDS = ("blank", "overlong", "broken", "unfit")
+SAMPLE_LINES = 100  # looked at to tell whether a file holds conversations at all
+
+
+class Conversation(NamedTuple):
+    """Who said what, up to the last answer."""
+
+    place: str
+    messages: list[Message]
+
+
+@dataclass
+class ConversationReport:
+    """What became of conversations: read = kept + blank + overlong + broken + unfit.
+
+    Unfit is an order of roles that the format cannot write, or one without an answer. Of a conversation with more tokens
+    than fit the end is left out, and it is counted as ``cut``; overlong is one whose first answer does not fit.
+    """
+
+    where: str
+    read: int = 0
+    kept: int = 0
+    answers: int = 0
+    blank: int = 0
+    overlong: int = 0
+    broken: int = 0
+    unfit: int = 0
+    cut: int = 0
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, kind: str, place: str) -> None:
+        """Count one of a kind, and remember where the first ones stand."""
+        count(self, kind, place)
+
+    def __str__(self) -> str:
+        """One line: 'talks.jsonl: 998 of 1,000 conversations, 2,310 answers; skipped 2 broken (first: line 17)'."""
+        skipped = [
+            f"{getattr(self, kind):,} {kind} (first: {self.examples[kind][0]})"
+            for kind in KINDS
+            if getattr(self, kind)
+        ]
+        return (
+            f"{self.where}: {self.kept:,} of {self.read:,} conversations, {self.answers:,} answers"
+            + (f"; skipped {', '.join(skipped)}" if skipped else "")
+            + (f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else "")
+        )
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Where conversations come from. A ``share`` of the lines, spread evenly, is held out."""
+
+    files: tuple[Path, ...]
+    share: float = 0.0
+    held: bool = False  # whether these are the lines that were held out, or the others
+
+    @property
+    def where(self) -> str:
+        return " + ".join(path.name for path in self.files)
+
+    def read(self, report: ConversationReport) -> Iterator[Conversation]:
+        """The usable ones; who writes them counts those that are kept."""
+        number = 0
+        for path in self.files:
+            name = f"{path.name} " if len(self.files) > 1 else ""
+            for line, raw in enumerate(lines(path), 1):
+                number += 1
+                out = math.floor(number * self.share) > math.floor((number - 1) * self.share)
+                if self.share and self.held != out:
+                    continue
+                report.read += 1
+                place, found = f"{name}line {line:,}", parsed(raw)
+                if isinstance(found, str):
+                    report.note(found, place)
+                else:
+                    yield Conversation(place, found)
+
+
+def open_conversations(files: Sequence[Path], share: float = 0.0, held: bool = False) -> Conversations:
+    """The conversations of some files, which are there and hold some; every mistake in the names is found here."""
+    if not files:
+        raise UserError("no files: name a JSONL file of conversations")
+    paths = tuple(check_file(path) for path in files)
+    for path in paths:
+        sample = [parsed(raw) for raw in islice(lines(path), SAMPLE_LINES)]
+        if all(isinstance(found, str) for found in sample):
+            raise UserError(
+                f"{path.name}: none of its first {len(sample)} lines is a conversation; wanted JSONL such as "
+                '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+            )
+    return Conversations(paths, share, held)
+
+
+def parsed(raw: bytes | None) -> list[Message] | str:
+    """The messages of a line up to the last answer, or the kind of trouble."""
+    if raw is None:
+        return "overlong"
+    if not raw.strip():
+        return "blank"
+    try:
+        row = json.loads(raw) if is_text(raw) else None
+    except (ValueError, RecursionError):
+        return "broken"
+    told = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else None
+    found = [_message(one) for one in told] if isinstance(told, list) else [None]
+    messages = [one for one in found if one is not None]
+    if len(messages) < len(found):
+        return "broken"
+    while messages and (messages[-1].role != "assistant" or blank(messages[-1].content)):
+        messages.pop()
+    return messages or "unfit"
+
+
+def _message(given: Any) -> Message | None:
+    """One message, in the words of OpenAI (role, content) or of ShareGPT (from, value)."""
+    if not isinstance(given, dict):
+        return None
+    role, content = (given.get(a, given.get(b)) for a, b in (("role", "from"), ("content", "value")))
+    if not isinstance(role, str) or not isinstance(content, str):
+        return None
+    try:
+        content.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+    return Message(NAMES.get(role, role), content)
+
+
+def texts(conversations: Conversations) -> Iterator[str]:
+    """What a tokenizer learns from: who speaks, and what is said."""
+    for _, messages in conversations.read(ConversationReport(conversations.where)):
+        for role, content in messages:
+            yield f"{role.capitalize()}: {content}"

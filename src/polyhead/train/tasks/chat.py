@@ -1,0 +1,160 @@
+"""Learning to answer, from conversations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
+from polyhead.data.conversation_store import ConversationStore
+from polyhead.data.conversations import Conversations, open_conversations, texts
+from polyhead.data.rows import Ints, Rows
+from polyhead.errors import UserError
+from polyhead.models import CausalLM
+from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.recipe import Recipe, TrainConfig
+from polyhead.registry import TASK, Choice
+from polyhead.run import Run
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.reporting import Reporter
+from polyhead.train.tasks.base import Scores
+from polyhead.train.tasks.plain_text import check_rows
+
+
+@TASK.register("chat")
+class Chat:
+    """What the assistant says in conversations, and the end of its turns; what it is asked is read and not learned.
+
+    A line of JSONL is a conversation: {"messages": [{"role": "user", "content": ...}, {"role": "assistant", ...}]}, or
+    "conversations" with "from" and "value". ``generation.chat`` says how it is written: as the run says that it begins with,
+    else ``plain``. Of a conversation with more than ``data.max_len`` tokens the last answers are left out.
+
+    Equation: -Σ_t [x_t is said by the assistant] log p(x_t | x_1 ... x_{t-1})
+    Paper: Ouyang et al., 2022, sec. 3.5 (supervised fine-tuning)
+    When: a language model shall answer, not go on
+    Recipe: task: chat
+    """
+
+    kind = "decoder"
+    label_smoothing = 0.0
+    metrics = ("loss",)
+    labels: tuple[str, ...] = ()
+    chat = Choice("plain")  # where nothing says how conversations are written
+    title = "A model that converses"
+    use = "polyhead chat ."
+
+    def __init__(
+        self, train: ConversationStore, valid: ConversationStore, pad_id: int, config: TrainConfig
+    ) -> None:
+        self.train, self.valid, self.pad_id, self.config = train, valid, pad_id, config
+        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
+        self.identity = {"train": train.directory.name, "valid": valid.directory.name}
+        self.plan(0)  # a row that is larger than a batch is told now
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """Every file is there and holds conversations, or a UserError says what is wrong."""
+        if recipe.train.eval_bleu:
+            raise UserError("train.eval_bleu: BLEU judges translations; answers have their loss")
+        if recipe.start is None:
+            check_rows(recipe)
+        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+            conversations_of(recipe, split)
+
+    @classmethod
+    def texts(cls, recipe: Recipe) -> Iterator[str]:
+        """What a tokenizer learns from."""
+        return texts(conversations_of(recipe, "train"))
+
+    @classmethod
+    def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Chat:
+        """With its token stores made or found."""
+        stores = [store_of(recipe, split, tokenizer) for split in ("train", "valid")]
+        for split, store in zip(("train", "valid"), stores, strict=True):
+            report.say(f"{split}: {store.report}, {int(store.learned.sum()):,} of {len(store.ids):,} tokens")
+        task = cls(stores[0], stores[1], tokenizer.pad_id, recipe.train)
+        plan, lengths = task.plan(0), stores[0].lengths
+        report.say(
+            f"{len(plan):,} batches an epoch, {fill_rate(plan, lengths, lengths):.1%} of their tokens are text"
+        )
+        return task
+
+    def plan(self, epoch: int) -> Sequence[Ints]:
+        """The conversations of every batch of an epoch, in order."""
+        return self._plan(self.train, epoch)
+
+    def hardest(self) -> Ints:
+        """The batch that needs the most memory; no epoch has a larger one."""
+        batches = self.plan(0)
+        return batches[costliest(batches, self.train.lengths, self.train.lengths)]
+
+    def deal(self, rows: Ints, n: int) -> list[Ints]:
+        """The conversations of a batch in n parts, or fewer, for as many processes."""
+        return deal(rows, n)
+
+    def batch(self, rows: Ints) -> Rows:
+        """Some conversations of the training text."""
+        return self.train.batch(rows, self.pad_id)
+
+    def count(self, batch: Rows) -> int:
+        """Labels that count."""
+        return int((batch.labels >= 0).sum())
+
+    def loss(self, model: nn.Module, batch: Rows) -> Loss:
+        """Cross-entropy as sums."""
+        assert isinstance(model, CausalLM)
+        features = model.features(batch.tokens, batch.pos)
+        return cross_entropy(features, model.head, batch.labels, self.smoothing)
+
+    def scores(self, model: nn.Module, batch: Rows) -> Scores:
+        """Of every token that the assistant says."""
+        assert isinstance(model, CausalLM)
+        asked = batch.labels != IGNORED
+        hidden = model.features(batch.tokens, batch.pos)[asked]
+        return Scores(model.head(hidden), batch.labels[asked], hidden)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Loss without smoothing and perplexity of what the assistant says in the validation text."""
+        return self._measured(model, self.valid)
+
+    def facts(self, run: Run) -> dict[str, str]:
+        """The same of the test text, if there is one."""
+        recipe = run.recipe
+        assert recipe is not None
+        if not recipe.data.test:
+            return {}
+        measured = self._measured(run.model, store_of(recipe, "test", run.tokenizer))
+        return {f"test {name}": f"{value:.4f}" for name, value in measured.items()}
+
+    def _plan(self, store: ConversationStore, epoch: int) -> Sequence[Ints]:
+        tokens, seed = self.config.max_tokens, self.config.seed
+        return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
+
+    @torch.no_grad()
+    def _measured(self, model: nn.Module, store: ConversationStore) -> dict[str, float]:
+        assert isinstance(model, CausalLM)
+        nll, tokens = 0.0, 0
+        for rows in self._plan(store, 0):
+            batch = store.batch(rows, self.pad_id)
+            loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
+            nll, tokens = nll + float(loss.nll), tokens + loss.count
+        return {"loss": nll / tokens, "ppl": math.exp(min(nll / tokens, 700.0))}
+
+
+def conversations_of(recipe: Recipe, split: str) -> Conversations:
+    """The files of a split; validation may be a share of the training conversations."""
+    data = recipe.data
+    share = 0.0 if data.valid or split == "test" else data.valid_share
+    files = data.paths("train" if share else split)
+    return open_conversations(files, share, held=split == "valid")
+
+
+def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> ConversationStore:
+    """The conversations of a split as tokens, made or found."""
+    cache, chat = recipe.data.cache or recipe.out / "data", recipe.generation.chat or Chat.chat
+    max_len = min(recipe.data.max_len, recipe.model.max_len)
+    found = conversations_of(recipe, split)
+    return ConversationStore.open_or_build(found, chat, tokenizer, cache, max_len=max_len)

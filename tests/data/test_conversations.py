@@ -1,0 +1,163 @@
+"""Conversations are read line by line; what is no conversation is counted by its place, and nothing is asked but the answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyhead import Choice
+from polyhead.data.conversation_store import ConversationStore
+from polyhead.data.conversations import ConversationReport, open_conversations, parsed
+from polyhead.errors import UserError
+from polyhead.registry import CHAT
+from polyhead.text.chat.base import Message
+from polyhead.text.chat.tokens import ends, written
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASK, TELL = (
+    {"role": "user", "content": "How are you? 犬"},
+    {"role": "assistant", "content": "I am well.\nYou?"},
+)
+MORE, END = {"role": "user", "content": "well"}, {"role": "assistant", "content": "Good 🐕"}
+TOKENS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>",
+          "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    made = train_tokenizer(["How are you? I am well. Good"] * 3, Choice("bpe"), 290)
+    made._inner.add_special_tokens(TOKENS)
+    return Tokenizer(made._inner)
+
+
+def lines(place: Path, *rows: object, name: str = "talks.jsonl") -> Path:
+    path = place / name
+    path.write_bytes(
+        b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+    )
+    return path
+
+
+def store(path: Path, tokenizer: Tokenizer, chat: str = "plain", max_len: int = 200, **options: object):
+    found = open_conversations([path], **options)
+    return ConversationStore.open_or_build(
+        found, Choice(chat), tokenizer, path.parent / "cache", max_len=max_len
+    )
+
+
+@pytest.mark.parametrize("name", CHAT.names())
+def test_what_is_asked_for_is_every_answer_and_the_end_of_its_turn(tmp_path, tokenizer, name):
+    path = lines(tmp_path, {"messages": [ASK, TELL, MORE, END]}, {"messages": [ASK, TELL]})
+    made = store(path, tokenizer, name)
+    batch, part = made.batch(np.array([0, 1]), tokenizer.pad_id), CHAT.build(Choice(name))
+    assert batch.pos is None and batch.tokens.shape == batch.labels.shape
+    for row, answers in enumerate([[TELL, END], [TELL]]):
+        talk = [Message(**one) for one in ([ASK, TELL, MORE, END] if row == 0 else [ASK, TELL])]
+        whole = written(part, tokenizer, talk).ids
+        asked = (batch.labels[row] != -100).nonzero()[:, 0].tolist()
+        assert batch.tokens[row, : len(whole) - 1].tolist() == whole[:-1]
+        assert set(batch.tokens[row, len(whole) - 1 :].tolist()) <= {tokenizer.pad_id, whole[-1]}
+        assert all(int(batch.labels[row, i]) == whole[i + 1] for i in asked)
+        found: list[list[int]] = [[]]
+        for i in asked:
+            found[-1].append(whole[i + 1])
+            if whole[i + 1] == ends(part, tokenizer)[0]:
+                found.append([])
+        assert found.pop() == [] and [len(one) for one in found] == [
+            len(one) for one in found if len(one) > 1
+        ]
+        assert [text.strip() for text in tokenizer.decode(found)] == [one["content"] for one in answers]
+    assert made.lengths.tolist() == [
+        len(made.ids[: made.offsets[1]]) - 1,
+        made.offsets[2] - made.offsets[1] - 1,
+    ]
+
+
+def test_what_is_no_conversation_is_counted_by_its_place(tmp_path, tokenizer):
+    path = lines(
+        tmp_path,
+        {"messages": [ASK, TELL]},
+        b"",
+        b"{",
+        b"\xff",
+        {"messages": "x"},
+        {"messages": [ASK, {"role": "assistant", "content": 1}]},
+        {"messages": [ASK]},
+        {"messages": [TELL, ASK, {"role": "assistant", "content": " "}]},
+        {"messages": [{"role": "tool", "content": "x"}, TELL]},
+        {"messages": [ASK, SYSTEM, TELL]},
+        b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}]}',
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 7},
+        {"messages": [ASK | {"name": "x"}, TELL | {"weight": 1}, MORE]},
+        {"messages": [ASK, TELL, MORE, END]},
+        {"messages": [ASK | {"content": "How " * 400}, TELL]},
+        *[{"messages": [ASK, TELL]}] * 4,
+    )
+    report = store(path, tokenizer, max_len=50).report
+    assert str(report) == (
+        "talks.jsonl: 9 of 19 conversations, 9 answers; skipped 1 blank (first: line 2), 1 overlong (first: line 15), "
+        "5 broken (first: line 3), 3 unfit (first: line 7); cut 1 (first: line 14)"
+    )
+    assert report.examples["broken"] == [f"line {n}" for n in (3, 4, 5, 6, 11)]
+    assert "line 9, message 0 has the role 'tool', wanted system, user, assistant" in report.examples["unfit"]
+    assert report.read == report.kept + report.blank + report.overlong + report.broken + report.unfit
+    again = store(path, tokenizer, max_len=50)
+    assert again.report == report
+
+
+def test_the_words_of_others_are_understood():
+    assert parsed(json.dumps({"conversations": [
+        {"from": "system", "value": "s"}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}
+    ]}).encode()) == [Message("system", "s"), Message("user", "a"), Message("assistant", "b")]  # fmt: skip
+    assert parsed(None) == "overlong"
+    assert parsed(b'{"messages": [' + b"[" * 100_000) == "broken"
+
+
+def test_a_share_is_held_out_evenly(tmp_path, tokenizer):
+    path = lines(tmp_path, *[{"messages": [ASK | {"content": f"How {i}"}, TELL]} for i in range(10)])
+
+    def asked(held):
+        found = open_conversations([path], 0.3, held).read(ConversationReport("x"))
+        return [one.messages[0].content for one in found]
+
+    assert asked(True) == ["How 3", "How 6", "How 9"]
+    assert sorted(asked(True) + asked(False)) == [f"How {i}" for i in range(10)]
+
+
+def test_files_without_a_conversation_are_refused(tmp_path, tokenizer):
+    with pytest.raises(
+        UserError, match=r'none of its first 2 lines is a conversation; wanted JSONL such as \{"messages"'
+    ):
+        open_conversations([lines(tmp_path, {"text": "x"}, {"text": "y"})])
+    with pytest.raises(UserError, match=r"no file 'talk.jsonl'.*did you mean 'talks.jsonl'"):
+        open_conversations([tmp_path / "talk.jsonl"])
+    path = lines(
+        tmp_path,
+        {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}, TELL]},
+        name="b.jsonl",
+    )
+    with pytest.raises(
+        UserError,
+        match=r"no usable conversation in b.jsonl: 0 of 1 .* take turns, the user first; message 1 is",
+    ):
+        store(path, tokenizer, "gemma")
+    mostly = lines(tmp_path, {"messages": [ASK, TELL]}, b"{", b"{", name="c.jsonl")
+    with pytest.raises(UserError, match="most lines are broken"):
+        store(mostly, tokenizer)
+
+
+def test_a_vocabulary_without_the_tokens_of_a_format_is_told_so(tmp_path):
+    plain = train_tokenizer(["How are you?"], Choice("bpe"), 280)
+    with pytest.raises(UserError, match="this chat format needs the token"):
+        store(lines(tmp_path, {"messages": [ASK, TELL]}), plain, "chatml")
+
+
+def test_another_format_or_vocabulary_is_another_store(tmp_path, tokenizer):
+    path = lines(tmp_path, {"messages": [ASK, TELL]})
+    places = {store(path, tokenizer, name).directory for name in ("plain", "zephyr", "chatml")}
+    places |= {store(path, tokenizer, max_len=90).directory, store(path, tokenizer).directory}
+    assert len(places) == 4

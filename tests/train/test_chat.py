@@ -1,0 +1,164 @@
+"""A model learns three conversations by heart and gives their answers back; nothing but answers is learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.conftest import Notes
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.registry import TASK, Choice
+from polyhead.run import Run
+from polyhead.text.chat.base import Message
+from polyhead.text.chat.tokens import written
+from polyhead.train.pipeline import run_training
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
+
+TALKS = [
+    [("user", "hello"), ("assistant", "good day"), ("user", "who are you?"), ("assistant", "a small model")],
+    [("system", "speak German"), ("user", "hello"), ("assistant", "guten Tag")],
+    [("user", "1 + 1?"), ("assistant", "2"), ("user", "really?"), ("assistant", "yes, 2")],
+]
+
+
+def messages(talk: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in talk]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("talks")
+    rows = [json.dumps({"messages": messages(talk)}) for talk in TALKS]
+    (where / "talks.jsonl").write_text("\n".join([*rows, "no conversation"]) + "\n")
+    return where
+
+
+def recipe(place: Path, out: str, **changes: Any) -> Recipe:
+    model = {
+        "d_model": 48,
+        "n_layers": 2,
+        "n_heads": 4,
+        "d_ff": 96,
+        "dropout": 0.0,
+        "max_len": 128,
+        "position": "rope",
+    }
+    train = {"steps": 90, "max_tokens": 256, "lr": 1e-2, "precision": "fp32", "log_every": 10, "eval_every": 90,
+             "save_every": 90, "schedule": {"name": "cosine", "warmup": 10}}  # fmt: skip
+    return Recipe.model_validate(
+        {
+            "task": "chat",
+            "data": {
+                "root": place,
+                "train": "talks.jsonl",
+                "valid": "talks.jsonl",
+                "test": "talks.jsonl",
+                "max_len": 120,
+            },
+            "tokenizer": {"vocab_size": 300},
+            "model": model | changes.pop("model", {}),
+            "train": train | changes.pop("train", {}),
+            "generation": {"temperature": 0} | changes.pop("generation", {}),
+            "out": place / out,
+            **changes,
+        }
+    )
+
+
+def asked_and_answered(talk: list[tuple[str, str]]):
+    """Every answer of a conversation with what came before it."""
+    return [(messages(talk[:i]), content) for i, (role, content) in enumerate(talk) if role == "assistant"]
+
+
+@pytest.fixture(scope="module")
+def learned(place: Path) -> tuple[Run, Notes]:
+    notes = Notes()
+    with pytest.MonkeyPatch.context() as patch:
+        import os
+
+        patch.setattr(os, "fsync", lambda fd: None)
+        run, _ = run_training(recipe(place, "run"), report=notes)
+    return run, notes
+
+
+def test_three_conversations_learned_by_heart_are_answered(learned, place):
+    run, notes = learned
+    for one in (run, ph.load(place / "run")):
+        assert one.generation.chat == Choice("plain")
+        for talk in TALKS:
+            for before, answer in asked_and_answered(talk):
+                assert one.chat(before) == answer
+    (told,) = [line for line in notes.said if line.startswith("train: talks.jsonl")]
+    assert "3 of 4 conversations, 5 answers; skipped 1 broken (first: line 4)" in told
+
+
+def test_the_loss_is_that_of_the_answers_alone(learned):
+    """By hand: the mean of -log p over what stands behind each question, up to the end of the turn."""
+    run, notes = learned
+    total, count = 0.0, 0
+    format = run.talker().format
+    for talk in TALKS:
+        for i, (role, _) in enumerate(talk):
+            if role != "assistant":
+                continue
+            all_said = [Message(*one) for one in talk]
+            prompt = written(format, run.tokenizer, all_said[:i], answer=True).ids
+            whole = written(format, run.tokenizer, all_said[: i + 1]).ids
+            assert whole[: len(prompt)] == prompt
+            with torch.inference_mode():
+                log_p = run.model(torch.tensor([whole]))[0].log_softmax(-1)
+            for at in range(len(prompt), len(whole)):
+                total, count = total - float(log_p[at - 1, whole[at]]), count + 1
+    (loss,), (ppl,) = notes.series("loss", "valid")[-1:], notes.series("ppl", "valid")[-1:]
+    assert loss == pytest.approx(total / count, rel=1e-3, abs=1e-5)
+    assert ppl == pytest.approx(torch.tensor(total / count).exp().item(), rel=1e-3)
+
+
+def test_it_is_measured_from_the_shell(learned, place, capsys):
+    assert main(["eval", str(place / "run")]) == 0
+    rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
+    assert (
+        rows["loss"] == pytest.approx(learned[1].series("loss", "valid")[-1], abs=1e-3) and rows["ppl"] < 1.2
+    )
+    assert main(["eval", str(place / "run"), str(place / "talks.jsonl")]) == 0
+    assert main(["eval", str(place / "run"), "--beam-size", "2"]) == 2
+
+
+def test_it_learns_on_from_a_run_in_its_format(learned, place):
+    """What begins with a run that converses keeps its way to; a format of one's own is kept too, and what fits none is told."""
+    notes = Notes()
+    own = recipe(place, "further", generation={"chat": "zephyr"})
+    own = own.model_copy(update={"train": own.train.model_copy(update={"steps": 1})})
+    run, _ = run_training(own, report=notes)
+    assert run.generation.chat == Choice("zephyr")
+    tree = {"task": "chat", "start": str(place / "further"), "out": str(place / "third"),
+            "data": {"root": str(place), "train": "talks.jsonl", "valid_share": 0.4, "max_len": 64}, "train": {"steps": 1}}  # fmt: skip
+    run, _ = run_training(Recipe.model_validate(tree), report=notes)
+    assert run.generation.chat == Choice("zephyr")
+    assert ph.load(place / "third").generation.chat == Choice("zephyr")
+    assert run_training(Recipe.model_validate(tree), report=notes, resume=True)[1].step == 1
+    unfit = tree | {"generation": {"chat": "chatml"}, "out": str(place / "fourth")}
+    with pytest.raises(UserError, match="this chat format needs the token"):
+        run_training(Recipe.model_validate(unfit), report=notes)
+
+
+def test_recipes_that_cannot_be_are_refused(place):
+    task = TASK.get("chat")
+    with pytest.raises(UserError, match="answers have their loss"):
+        task.check(recipe(place, "x", train={"eval_bleu": True}))
+    with pytest.raises(UserError, match="rows do not fit"):
+        task.check(recipe(place, "x", model={"max_len": 64}))
+    with pytest.raises(UserError, match=r"did you mean 'talks.jsonl'"):
+        task.check(
+            recipe(place, "x", data={"root": place, "train": "talk.jsonl", "valid_share": 0.1, "max_len": 99})
+        )
+    with pytest.raises(UserError, match="max_tokens is 8, but row"):
+        run_training(recipe(place, "small", train={"max_tokens": 8}))
