@@ -68,6 +68,7 @@ def new_recipe(recipe: Recipe | None, kv_heads: int, share: float, out: Path) ->
         return None
     tree = recipe.model_dump(mode="json")
     tree["model"]["n_kv_heads"], train = kv_heads, tree["train"]
+    train["adapt"] = None  # pooled heads learn whole
     if train["steps"]:
         train["steps"] = max(1, round(share * train["steps"]))
     if train["epochs"]:
