@@ -1,0 +1,227 @@
+"""An update of the weights in one process and in several, of Polyhead and of torch's DistributedDataParallel, paired in one run.
+
+python benchmarks/ranks.py                           tiny sizes, embedded corpus: 1 process, 2 processes, 2 threads, DDP
+python benchmarks/ranks.py --processes 4 --preset base --precision bf16
+
+Every contestant makes the same update of the same batches: counts summed, gradients summed, clipping, fused AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import apart, ratio, table
+from torch import Tensor, nn
+
+from polyhead.data.cldr import write_corpus
+from polyhead.data.corpus import open_corpus, texts
+from polyhead.data.store import PairStore
+from polyhead.fast.memory import tune_memory
+from polyhead.models import build, preset
+from polyhead.recipe import TrainConfig
+from polyhead.registry import Choice
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.train.loop import update
+from polyhead.train.optim import set_rates
+from polyhead.train.precision import autocast, resolve
+from polyhead.train.ranks import ALONE, Ranks
+from polyhead.train.several import Lost, joined
+from polyhead.train.tasks.translation import Translation
+from polyhead.train.training import Training
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="tiny", help="sizes (default: tiny)")
+    parser.add_argument("--vocab-size", type=int, default=10000)
+    parser.add_argument("--max-tokens", type=int, default=3200, help="of a batch, which the processes share")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--other", choices=["ours", "ddp"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.other:
+        follow(options)
+        return
+    n = options.processes
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        tokens = prepare(options)
+        contestants = {
+            "1 process of 1 thread": partial(alone, threads=1),
+            f"1 process of {n} threads": partial(alone, threads=n),
+            f"{n} processes of 1 thread": partial(lead, kind="ours"),
+            f"{n} processes of 1 thread, DDP": partial(lead, kind="ddp"),
+        }
+        with apart(contestants, options) as calls:
+            for _ in range(3):
+                for call in calls.values():
+                    call()
+            seconds: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(options.rounds):
+                for name, call in calls.items():
+                    seconds[name].append(call())
+    first = seconds["1 process of 1 thread"]
+    rows = [["contestant", "ms an update", "target tokens/s", "times 1 process of 1 thread"]]
+    for name, times in seconds.items():
+        middle = statistics.median(times)
+        rows.append([name, f"{1e3 * middle:.0f}", f"{tokens / middle:,.0f}", f"{ratio(first, times):.2f}"])
+    print(f"{options.preset}, {options.precision}, vocabulary {options.vocab_size}, {tokens:,.0f} target tokens an update, "
+          f"medians of {options.rounds} interleaved rounds of {TURN} updates")  # fmt: skip
+    print(table(rows))
+
+
+TURN = 4  # updates at a time
+
+
+def prepare(options: argparse.Namespace) -> float:
+    """Write the corpus, its tokens and a tokenizer into the folder; returns the mean of the target tokens of a batch."""
+    corpus = open_corpus(write_corpus(options.folder, n=6000)["train"])
+    train_tokenizer(texts(corpus), Choice("bpe"), options.vocab_size).save(options.folder)
+    task, plan = opened(options)
+    return statistics.mean(task.count(task.batch(rows)) for rows in plan)
+
+
+def opened(options: argparse.Namespace) -> tuple[Translation, list[Any]]:
+    """The task, and a dozen of its fuller batches."""
+    tokenizer = Tokenizer.load(options.folder)
+    files = sorted(path for path in options.folder.iterdir() if path.name.startswith("train."))
+    store = PairStore.open_or_build(open_corpus(files), tokenizer, options.folder, max_len=128)
+    task = Translation(store, store, tokenizer, settings(options))
+    full = 0.8 * options.max_tokens
+    return task, [rows for rows in task.plan(0) if len(rows) * max(store.target_lengths[rows]) > full][:12]
+
+
+def settings(options: argparse.Namespace) -> TrainConfig:
+    """How all of them learn."""
+    return TrainConfig(steps=10**6, max_tokens=options.max_tokens, precision=options.precision, lr=1e-4)
+
+
+def stepper(options: argparse.Namespace, ranks: Ranks, kind: str = "ours") -> Callable[[], float]:
+    """Does a turn of updates and returns the seconds of one."""
+    import time
+
+    tune_memory()
+    task, plan = opened(options)
+    config = settings(options)
+    model = build(preset(options.preset, options.vocab_size, dropout=0.1), seed=1)
+    training = Training(model.train(), config, model.config.d_model, 10**6)
+    parts = [[task.batch(part) for part in ranks.share(task, rows)] for rows in plan]
+    step = (
+        ddp(task, training, config, ranks) if kind == "ddp" else partial(ours, task, training, config, ranks)
+    )
+
+    def turn() -> float:
+        ranks.sum(0)
+        start = time.perf_counter()
+        for _ in range(TURN):
+            training.progress.step += 1
+            step(parts[training.progress.step % len(parts)])
+        return (time.perf_counter() - start) / TURN
+
+    return turn
+
+
+def ours(
+    task: Translation, training: Training, config: TrainConfig, ranks: Ranks, batches: list[Any]
+) -> None:
+    """An update as training makes it."""
+    update(training, task, batches, config, ranks)
+
+
+class Lossy(nn.Module):
+    """A model whose forward is the loss, for DDP hears of a step by the call of forward."""
+
+    def __init__(self, task: Translation, model: nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.task.loss(self.model, batch).total
+
+
+def ddp(
+    task: Translation, training: Training, config: TrainConfig, ranks: Ranks
+) -> Callable[[list[Any]], None]:
+    """The same update with torch's own wrapper, which averages over processes."""
+    wrapped = nn.parallel.DistributedDataParallel(
+        Lossy(task, training.model), gradient_as_bucket_view=True, broadcast_buffers=False
+    )
+    device = torch.device("cpu")
+    precision = resolve(config.precision, device)
+
+    def step(batches: list[Any]) -> None:
+        (count,) = ranks.sum(task.count(batches[0]))
+        with autocast(precision, device):
+            total = wrapped(batches[0])
+        (total * ranks.world / count).backward()
+        ranks.sum(float(total.detach()))
+        nn.utils.clip_grad_norm_(training.model.parameters(), config.clip_norm)
+        set_rates(training.optimizers, training.schedule(training.progress.step))
+        for optimizer in training.optimizers:
+            optimizer.step()
+        training.model.zero_grad(set_to_none=True)
+
+    return step
+
+
+def alone(options: argparse.Namespace, threads: int) -> Callable[[], float]:
+    """One process."""
+    torch.set_num_threads(threads)
+    return stepper(options, ALONE)
+
+
+def lead(options: argparse.Namespace, kind: str) -> Callable[[], float]:
+    """The first of several processes; the others follow its steps until it is gone."""
+    n = options.processes
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {
+        "WORLD_SIZE": n,
+        "LOCAL_WORLD_SIZE": n,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,
+    }
+    common = {name: str(value) for name, value in told.items()}
+    arguments = [item for name in ("preset", "vocab_size", "max_tokens", "precision", "folder")
+                 for item in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]  # fmt: skip
+    for rank in range(1, n):
+        environment = os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        subprocess.Popen([sys.executable, __file__, *arguments, "--other", kind], env=environment)
+    os.environ.update(common | {"RANK": "0", "LOCAL_RANK": "0"})
+    torch.set_num_threads(1)
+    context = joined(600.0)
+    turn = stepper(options, context.__enter__(), kind)
+    return lambda within=context: turn()  # type: ignore[misc]  # which ends when it is forgotten
+
+
+def follow(options: argparse.Namespace) -> None:
+    """Make every step that the first process makes."""
+    torch.set_num_threads(1)
+    try:
+        with joined(600.0) as ranks:
+            turn = stepper(options, ranks, options.other)
+            while True:
+                turn()
+    except (Lost, RuntimeError):
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
