@@ -10,8 +10,9 @@ import pytest
 
 import polyhead as ph
 from polyhead.config import ModelSection
+from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
-from polyhead.recipe import DataConfig, GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
 
 GIVEN: dict[str, Any] = {"data": {"train": "a", "valid": "b"}, "train": {"steps": 1}}
 

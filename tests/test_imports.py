@@ -27,6 +27,7 @@ LAYERS = [
         "document",
         "recipe",
         "sections",
+        "data_sections",
         "places",
         "checked",
     },

@@ -12,82 +12,13 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from polyhead import document
 from polyhead.config import ModelSection
-from polyhead.errors import UserError, explain, nearest, show
+from polyhead.data_sections import DataConfig, TokenizerConfig
+from polyhead.errors import UserError, explain
 from polyhead.presets import PRESETS
-from polyhead.registry import CACHE, CHAT, OPTIMIZER, SCHEDULE, SPECULATE, TASK, TOKENIZER, Choice, Registry
+from polyhead.registry import CACHE, CHAT, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
 
-Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
-Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
-Columns = Annotated[
-    list[Column], BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given])
-]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
-
-
-class DataConfig(Section):
-    """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; labelled texts in TSV or
-    JSONL; plain text in any number of files. A name for a column of a TSV means that its first line is a header.
-    """
-
-    root: Path = Field(Path("."), description="directory of the files; relative to where you stand")
-    train: Files = Field(min_length=1, description="files to learn from; .gz is read as it is")
-    valid: Files | None = Field(None, description="files to measure progress on")
-    valid_share: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="without valid: a share of the training text, its end; of labelled texts, lines all over",
-    )
-    test: Files | None = Field(None, description="files to measure the finished model on")
-    format: Literal["auto", "parallel", "tsv", "jsonl"] = Field("auto", description="auto: by the file names")
-    source_lang: str = Field("", description="language code of the source, e.g. de")
-    target_lang: str = Field("", description="language code of the target, e.g. en")
-    source: Column = Field(0, description="column of a TSV (0 is the first) or key of a JSONL")
-    target: Column = Field(1, description="column of a TSV or key of a JSONL")
-    text: Columns = Field(
-        ["text"],
-        min_length=1,
-        max_length=2,
-        description="column or key of labelled texts; two for pairs: [premise, hypothesis]",
-    )
-    label: Column = Field("label", description="column or key of the label of a text")
-    documents: Literal["file", "line", "blank"] = Field(
-        "file", description="plain text: what a document is; blank: blank lines end one"
-    )
-    max_len: int = Field(
-        256,
-        gt=0,
-        description="tokens a side; longer pairs are skipped and counted; tokens of a row of plain text",
-    )
-    cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
-
-    def paths(self, split: str) -> list[Path]:
-        """The files of a split; a UserError names the one that is missing and the nearest that is there."""
-        if not self.root.is_dir():
-            raise UserError(f"data.root: no directory {str(self.root)!r}; give the right one: data.root=...")
-        names: list[str] = getattr(self, split) or []
-        for name in names:
-            if not (self.root / name).is_file():
-                there = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
-                hint = nearest(Path(name).name, there) or "; set its directory with data.root=..."
-                raise UserError(f"data.{split}: no file {name!r} in {str(self.root)!r}{hint}")
-        return [self.root / name for name in names]
-
-
-class TokenizerConfig(Section):
-    """How text becomes tokens; trained on both sides of the training text."""
-
-    kind: Choice = Choice("bpe")
-    vocab_size: int = Field(8000, gt=5, description="tokens, special ones included; small corpora give fewer")
-    sentinels: int = Field(
-        0, ge=0, description="tokens that stand for hidden spans; denoising with noise=spans needs them"
-    )
-
-    @field_validator("kind")
-    @classmethod
-    def _known(cls, choice: Choice) -> Choice:
-        return TOKENIZER.check(choice)
 
 
 class TrainConfig(Section):
@@ -281,12 +212,6 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         return Recipe.model_validate(tree)
     except ValidationError as error:
         raise explain(error, Recipe) from None
-
-
-def _column(given: Any) -> Any:
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise UserError(f"{show(given)} is not a column's number or a key's name")
-    return given
 
 
 def _early(given: Any) -> Any:

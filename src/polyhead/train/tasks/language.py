@@ -11,10 +11,11 @@ from polyhead.data.batches import deal
 from polyhead.data.rows import Ints, Rows, collate_rows, plan_rows
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
+from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
-from polyhead.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer

@@ -14,10 +14,11 @@ from polyhead.data.masking import drawn, mask_row
 from polyhead.data.packing import FRAME, Pack, collate_packs, cut, documents, plan_packs
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
+from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models import MaskedLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
-from polyhead.recipe import DataConfig, Recipe, TrainConfig
+from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
