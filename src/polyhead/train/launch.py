@@ -21,7 +21,12 @@ LOOPBACK = "lo"  # by which processes of one machine talk, where it is called so
 
 def processes() -> int:
     """How many processes train together, as the environment of this one says."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    try:
+        return int(os.environ.get("WORLD_SIZE", "1")) if int(os.environ.get("RANK", "-1")) >= 0 else 1
+    except ValueError:
+        raise UserError(
+            "RANK and WORLD_SIZE of the environment must be numbers, as torchrun sets them"
+        ) from None
 
 
 def restarted() -> bool:

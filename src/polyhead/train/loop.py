@@ -16,7 +16,7 @@ from torch import nn
 
 from polyhead.errors import UserError
 from polyhead.nn.loss import Loss
-from polyhead.nn.weights import running
+from polyhead.nn.weights import running, weights
 from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint
 from polyhead.train.files import remove
@@ -112,6 +112,7 @@ def train(
         due = progress.step % config.save_every == 0 and not progress.in_a_row
         if due or improved or ends:
             ranks.tell(lambda: _save(training, config, checkpoints, extra or {}))
+            ranks.copy(weights(model).values())  # unlike processors round unlike, which must not add up
     if interrupted:
         return Outcome("interrupted", progress.step, progress)
     ranks.tell(lambda: prune(training, config, checkpoints))
