@@ -11,6 +11,7 @@ from polyhead.fast.pack import packed
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models import build
+from polyhead.nn.place import device_of
 from polyhead.recipe import load_recipe
 from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
@@ -20,7 +21,7 @@ from polyhead.text.tokenizer import Tokenizer
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 
 
-def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> Run:
+def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False, device: str = "auto") -> Run:
     """Open a run directory, or a published checkpoint: its directory, or owner/name on a hub.
 
     Every way in which it cannot be one is a UserError of one line.
@@ -28,9 +29,13 @@ def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> R
     ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
     weights out for inference on this CPU, after which the model cannot be trained or saved. "int8" does so too, and
     rounds weights and what they are multiplied with to 8 bits: the fastest, and nearly as good (docs/results.md).
+    ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" a GPU where there is one, but the CPU for int8.
     """
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
+    place = device_of("cpu" if (dtype, device) == ("int8", "auto") else device)
+    if dtype == "int8" and place.type != "cpu":
+        raise UserError(f"dtype int8 is for the CPU, not for {place}; give dtype bf16 there")
     if not Path(directory).is_dir() and is_name(str(directory)):
         directory = fetch(str(directory))
     directory = Path(directory)
@@ -40,7 +45,7 @@ def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False) -> R
         )
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
     run = _own(directory) if model_type(directory) in (None, MODEL_TYPE) else Run(*open_checkpoint(directory))
-    run.model = run.model.to(DTYPES[dtype]).eval()
+    run.model = run.model.to(place, DTYPES[dtype]).eval()
     if fast or dtype == "int8":
         packed(run.model, int8=dtype == "int8")
     return run

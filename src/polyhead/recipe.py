@@ -62,6 +62,9 @@ class TrainConfig(Section):
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
     threads: int | None = Field(None, gt=0, le=1024, description="CPU threads; all cores if not given")
+    device: str = Field(
+        "auto", description="where the model learns: cpu, cuda, cuda:1; auto: a GPU where there is one"
+    )
     timeout: float = Field(
         120.0, ge=1, le=86400, description="seconds that several processes wait for each other in a step"
     )

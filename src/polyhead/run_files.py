@@ -124,7 +124,7 @@ def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: Ge
 
 def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
     """Write model.safetensors, which also says of which tokenizer these weights are."""
-    tensors = {name: p.detach().contiguous() for name, p in weights(model).items()}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in weights(model).items()}
     content = weights_file(tensors, {"format": "pt", DIGEST: tokenizer.sha256})
     replace_file(directory / "model.safetensors", content)
 

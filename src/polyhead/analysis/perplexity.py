@@ -13,6 +13,7 @@ from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
 from polyhead.nn.loss import cross_entropy
+from polyhead.nn.place import beside
 
 
 class Perplexity(NamedTuple):
@@ -54,7 +55,9 @@ def perplexity(model: CausalLM, store: TokenStore, width: int, rows: int) -> Per
     if not len(starts):
         raise UserError(f"{store.report.where}: one token, and nothing that it could predict; give more text")
     for i in range(0, len(starts), rows):
-        batch = collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
+        batch = beside(
+            model, collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
+        )
         loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
         nll, tokens = nll + float(loss.nll), tokens + loss.count
     return Perplexity(nll, tokens, store.report.words, store.report.characters, store.report.broken)

@@ -170,13 +170,9 @@ class StaticLayer:
         return KV(_of(self.k, rows), _of(self.v, rows), pos, seen=seen)
 
     def select(self, rows: Tensor) -> None:
-        there = [x for x in self.other if x.size(0) >= len(rows)] or [
-            self.k.new_empty(0),
-            self.v.new_empty(0),
-        ]
+        there = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)] or [None, None]
         moved = [
-            torch.index_select(x, 0, rows, out=to[: len(rows)])
-            for x, to in zip((self.k, self.v), there, strict=True)
+            torch.index_select(x, 0, rows, out=to) for x, to in zip((self.k, self.v), there, strict=True)
         ]
         self.other, (self.k, self.v), self.step = [self.k, self.v], moved, None
 

@@ -58,7 +58,7 @@ def run(
     from polyhead.loading import load
 
     written = file_place(out or directory / "attention.html", inputs=own_files(directory))
-    loaded = load(directory)
+    loaded = load(directory, device="cpu")
     maps = loaded.attention_maps(source, target)
     wanted: str = kind or next(iter(maps), "attention")
     if wanted not in maps:

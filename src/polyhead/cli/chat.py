@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import read_lines
+from polyhead.cli.options import Device, Dtype
 from polyhead.document import parse_part
 from polyhead.errors import UserError, nearest
 
@@ -60,12 +61,8 @@ def run(
     cache: Annotated[
         str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Converse with a language model; it answers as it thinks, and knows what was said before.
 
@@ -90,7 +87,7 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    loaded = load(directory, dtype=dtype, fast=True)
+    loaded = load(directory, dtype=dtype, fast=True, device=device)
     options: dict[str, Any] = {"rows": 1} | ({"cache": parse_part(cache)} if cache else {})
     talker = loaded.talker(parse_part(chat) if chat else None, **options)
     talk = Talk(talker, system, wishes, seed)

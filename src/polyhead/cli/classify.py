@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
+from polyhead.cli.options import Device, Dtype
 from polyhead.errors import UserError
 
 
@@ -26,12 +27,8 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
     ] = 512,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
 
@@ -45,7 +42,7 @@ def run(
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.loading import load
 
-    classifier = load(directory, dtype=dtype, fast=True)
+    classifier = load(directory, dtype=dtype, fast=True, device=device)
     counter = Counter()
     for lines in chunks(texts(given), chunk_size(source, chunk)):
         for found in classifier.classify(lines):

@@ -44,7 +44,7 @@ def run(
     from polyhead.models.convert import pool_heads
     from polyhead.run import Run
 
-    old = load(directory)
+    old = load(directory, device="cpu")
     model = pool_heads(old.model, kv_heads)
     recipe = new_recipe(old.recipe, kv_heads, uptrain, out)
     new = Run(model, old.tokenizer, old.generation, recipe)

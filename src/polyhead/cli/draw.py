@@ -55,7 +55,7 @@ def run(
     from polyhead.loading import load
 
     place = file_place(out or directory / "draw.html", inputs=own_files(directory))
-    loaded = load(directory)
+    loaded = load(directory, device="cpu")
     if loaded.config.position.name == "learned":
         positions = min(positions, loaded.config.max_len)
     name = directory.resolve().name

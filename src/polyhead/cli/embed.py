@@ -11,6 +11,7 @@ import typer
 
 from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.cli.options import Device, Dtype
 from polyhead.errors import UserError
 from polyhead.places import file_place, with_directory
 
@@ -41,12 +42,8 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
     ] = 512,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Make one vector of each text: a line of numbers for each line, parted by tabs.
 
@@ -66,7 +63,7 @@ def run(
     from polyhead.analysis.vectors import cosine
     from polyhead.loading import load
 
-    loaded, counter = load(directory, dtype=dtype, fast=True), Counter()
+    loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter()
     other = None if like is None else loaded.embed([like], pooling)
     kept: list[tuple[str, list[float]]] = []
     for texts in chunks(given, chunk_size(source, chunk)):

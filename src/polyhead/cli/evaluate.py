@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from polyhead.cli.options import Device, Dtype
 from polyhead.places import file_place
 
 OF_THE_RUN = "of the run"
@@ -52,12 +53,8 @@ def run(
             metavar="COLUMN", help="classifiers: column or key of the label", show_default=OF_THE_RUN
         ),
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Measure a trained model: BLEU, chrF, perplexity, accuracy.
 
@@ -79,7 +76,7 @@ def run(
     tune_memory()
     if output is not None:
         file_place(output, "--output", files or [])
-    loaded = load(directory, dtype=dtype, fast=True)
+    loaded = load(directory, dtype=dtype, fast=True, device=device)
     measure = measure_of(loaded)
     typed = {
         "beam_size": beam_size,

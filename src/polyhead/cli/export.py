@@ -64,7 +64,7 @@ def run(
     from polyhead.loading import load
     from polyhead.train.files import whole_directory
 
-    made = load(directory)
+    made = load(directory, device="cpu")
     fill = FORMATS[to](made, dtype, **({"family": family, "shard_size": shard_size} if to == "hf" else {}))
     with whole_directory(out) as place:
         said = fill(place)

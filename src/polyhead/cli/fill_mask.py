@@ -9,6 +9,7 @@ import typer
 
 from polyhead.cli.classify import is_file
 from polyhead.cli.lines import chunk_size, chunks, one_line, read_lines
+from polyhead.cli.options import Device, Dtype
 
 
 def run(
@@ -25,12 +26,8 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
     ] = 64,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Say what stands behind the masks of texts.
 
@@ -44,7 +41,7 @@ def run(
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.loading import load
 
-    loaded = load(directory, dtype=dtype, fast=True)
+    loaded = load(directory, dtype=dtype, fast=True, device=device)
     for texts in chunks(given, chunk_size(source, chunk)):
         for masks in loaded.fill_mask(texts, top):
             for fills in masks:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import read_lines
+from polyhead.cli.options import Device, Dtype
 from polyhead.document import parse_part
 
 AS_TRAINED = "of the run"
@@ -62,12 +63,8 @@ def run(
             help="who guesses tokens, e.g. lookup or draft,run=runs/small,tokens=4", show_default=AS_TRAINED
         ),
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Let a language model go on from a text, and show it as it comes.
 
@@ -101,7 +98,7 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    model = load(directory, dtype=dtype, fast=True)
+    model = load(directory, dtype=dtype, fast=True, device=device)
     if n == len(prompts) == 1:
         # a mistake in them is told before the prompt is shown
         for i, new in enumerate(model.stream(prompts, **changes)):

@@ -34,7 +34,7 @@ def run(
     from polyhead.loading import load
     from polyhead.train.files import whole_directory
 
-    made = load(directory)
+    made = load(directory, device="cpu")
     with whole_directory(out) as place:
         made.save(place, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
     parameters = sum(p.numel() for p in made.model.parameters())

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.options import Device, Dtype
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
@@ -58,12 +59,8 @@ def run(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the model", show_default="all cores")
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
     max_waiting: Annotated[
         int, typer.Option(min=1, help="texts that may wait; with more a request gets 429")
     ] = 256,
@@ -127,7 +124,7 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("polyhead.serve").setLevel(logging.INFO if log else logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may repeat what a client wrote
-    model = load(directory, dtype=dtype, fast=True)
+    model = load(directory, dtype=dtype, fast=True, device=device)
     called = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not called.isprintable() or not 0 < len(called) <= 200:
         raise UserError(f"--name {called!r} is no name that a request could give")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.cli.options import Device, Dtype
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 
@@ -60,12 +61,8 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
     ] = 512,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
-        ),
-    ] = "fp32",
+    dtype: Dtype = "fp32",
+    device: Device = "auto",
 ) -> None:
     """Translate a file or what is piped in, one line at a time.
 
@@ -91,7 +88,7 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    translator = load(directory, dtype=dtype, fast=True)
+    translator = load(directory, dtype=dtype, fast=True, device=device)
     counter, done = Counter(), 0
     changes |= {"truncate": truncate, "progress": counter.at}
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes

@@ -26,7 +26,7 @@ class Dropout(nn.Module):
         """Any shape -> the same."""
         if not self.training or self.p == 0:
             return x
-        if x.is_cuda:
+        if x.device.type != "cpu":
             return F.dropout(x, self.p)
         threshold = round(self.p * 256)
         words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)

@@ -60,7 +60,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(..., C) -> (..., C)."""
         weight = 1 + self.weight if self.around_one else self.weight
-        if x.is_cuda or not torch.is_grad_enabled():
+        if x.device.type != "cpu" or not torch.is_grad_enabled():
             return nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), self.eps)
         out: Tensor = _RMS.apply(x, weight, self.eps)
         return out

@@ -38,7 +38,8 @@ def draft(target: Run, *, run: str, tokens: int = 4) -> Draft:
     if tokens < 1:
         raise UserError(f"speculate 'draft': tokens is {tokens}, wanted at least 1")
     weight = next(target.model.parameters())
-    small = load(run, dtype="bf16" if weight.dtype == torch.bfloat16 else "fp32")
+    dtype = "bf16" if weight.dtype == torch.bfloat16 else "fp32"
+    small = load(run, dtype=dtype, device=str(target.device))
     if small.config.kind != "decoder" or small.config.labels:
         raise UserError(f"speculate 'draft': {run} is no language model, so it cannot say how a text goes on")
     if small.tokenizer.sha256 != target.tokenizer.sha256:
@@ -46,7 +47,7 @@ def draft(target: Run, *, run: str, tokens: int = 4) -> Draft:
             f"speculate 'draft': {run} has another tokenizer (of {small.tokenizer.vocab_size} tokens; the large model's has "
             f"{target.tokenizer.vocab_size}), so its tokens mean something else: train it with that of the large model, see start.run"
         )
-    model = packed(small.model.to(target.device))
+    model = packed(small.model)
     return Draft(model, tokens, small.config.max_len, target.config.vocab_size)  # type: ignore[arg-type]
 
 

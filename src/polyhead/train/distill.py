@@ -102,9 +102,11 @@ def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(log_q, p, reduction="sum")
 
 
-def distilled(task: RunTask, config: DistillSection, tokenizer: Tokenizer, smoothing: float) -> Distilled:
+def distilled(
+    task: RunTask, config: DistillSection, tokenizer: Tokenizer, smoothing: float, device: str = "auto"
+) -> Distilled:
     """The task with its teacher; a UserError where they do not know the same tokens or classes."""
-    teacher = load(config.teacher)
+    teacher = load(config.teacher, device=device)
     if teacher.tokenizer.sha256 != tokenizer.sha256:
         raise UserError(
             f"distill.teacher: {config.teacher} has another tokenizer than the student; begin with it (start: ...), "

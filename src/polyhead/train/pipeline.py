@@ -16,6 +16,7 @@ from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.models import build
 from polyhead.nn.adapter import merge
+from polyhead.nn.place import device_of
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -65,6 +66,7 @@ def run_training(
     """
     tune_memory()
     ranks.use_threads(recipe.train.threads)
+    device = device_of(recipe.train.device)
     out, checkpoints, first = recipe.out, recipe.out / "checkpoints", not ranks.rank
     origin = ranks.in_turn(lambda: open_start(recipe))
     recipe = resolved(recipe, origin)
@@ -87,9 +89,11 @@ def run_training(
                 max(known, tokenizer.vocab_size), task.labels
             )  # published rows may be more
             if recipe.distill:
-                task = distilled(task, recipe.distill, tokenizer, recipe.train.label_smoothing or 0.0)
+                smoothing = recipe.train.label_smoothing or 0.0
+                task = distilled(task, recipe.distill, tokenizer, smoothing, str(device))
                 check_widths(task, config.d_model)
-            run = Run(build(config, recipe.train.seed), tokenizer, recipe.generation, recipe)
+            model = build(config, recipe.train.seed).to(device)
+            run = Run(model, tokenizer, recipe.generation, recipe)
             if origin and recipe.start and not saved:
                 told.say(begin(run.model, origin, recipe.start.every, recipe.train.adapt))
             steps = total_steps(task, recipe.train)

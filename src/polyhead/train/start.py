@@ -30,7 +30,7 @@ def open_start(recipe: Recipe) -> Run | None:
         return None
     if _complete(recipe) and not Path(recipe.start.run).exists():
         return None
-    return load(recipe.start.run)
+    return load(recipe.start.run, device="cpu")
 
 
 def resolved(recipe: Recipe, origin: Run | None) -> Recipe:

@@ -15,6 +15,7 @@ from polyhead.data.rows import Ints, Rows
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
@@ -106,12 +107,14 @@ class Chat:
     def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
         assert isinstance(model, CausalLM)
+        batch = beside(model, batch)
         features = model.features(batch.tokens, batch.pos)
         return cross_entropy(features, model.head, batch.labels, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Rows) -> Scores:
         """Of every token that the assistant says."""
         assert isinstance(model, CausalLM)
+        batch = beside(model, batch)
         asked = batch.labels != IGNORED
         hidden = model.features(batch.tokens, batch.pos)[asked]
         return Scores(model.head(hidden), batch.labels[asked], hidden)
@@ -139,6 +142,7 @@ class Chat:
         nll, tokens = 0.0, 0
         for rows in self._plan(store, 0):
             batch = store.batch(rows, self.pad_id)
+            batch = beside(model, batch)
             loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
             nll, tokens = nll + float(loss.nll), tokens + loss.count
         return {"loss": nll / tokens, "ppl": math.exp(min(nll / tokens, 700.0))}

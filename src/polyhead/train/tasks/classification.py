@@ -17,6 +17,7 @@ from polyhead.data.labelled_store import LabelledStore
 from polyhead.errors import UserError
 from polyhead.models import Classifier
 from polyhead.nn.loss import Loss, classification
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -127,11 +128,13 @@ class Classification:
 
     def loss(self, model: nn.Module, batch: Examples) -> Loss:
         """Label-smoothed cross-entropy as sums."""
+        batch = beside(model, batch)
         return classification(_scores(model, batch.given), batch.labels, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Examples) -> Scores:
         """Of every text."""
         assert isinstance(model, Classifier)
+        batch = beside(model, batch)
         given = batch.given.called(model.config.segments)
         hidden, pos = model.encoder(*given), batch.given.pos
         logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
@@ -171,11 +174,11 @@ class Classification:
     ) -> dict[str, float]:
         nll, given, wanted = 0.0, [], []
         for rows in batches:
-            texts, labels = store.batch(rows, self.tokenizer.pad_id)
+            texts, labels = beside(model, store.batch(rows, self.tokenizer.pad_id))
             scores = _scores(model, texts)
             nll += float(classification(scores, labels).nll)
-            given.append(scores.argmax(-1))
-            wanted.append(labels)
+            given.append(scores.argmax(-1).cpu())
+            wanted.append(labels.cpu())
         return {"loss": nll / len(store)} | class_measures(torch.cat(given), torch.cat(wanted), self.labels)
 
 

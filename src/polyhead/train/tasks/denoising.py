@@ -28,6 +28,7 @@ from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -166,12 +167,13 @@ class Denoising:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy as sums."""
-        model = _checked(model)
+        model, batch = _checked(model), beside(model, batch)
         return cross_entropy(_features(model, batch), model.head, batch.labels, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token to be written."""
-        model, asked = _checked(model), batch.labels != IGNORED
+        model, batch = _checked(model), beside(model, batch)
+        asked = batch.labels != IGNORED
         hidden = _features(model, batch)[asked]
         return Scores(model.head(hidden), batch.labels[asked], hidden)
 
@@ -221,7 +223,7 @@ class Denoising:
         """With damage that is the same for every seed, so that models compare."""
         model, total = _checked(model), Recovered()
         for chosen in self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0):
-            batch = self._damaged(store, chosen, [MEASURED, 0])
+            batch = beside(model, self._damaged(store, chosen, [MEASURED, 0]))
             total = total.plus(recovered(_features(model, batch), model.head, batch.labels))
         return total.measures()
 

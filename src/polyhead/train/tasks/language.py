@@ -15,6 +15,7 @@ from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -104,12 +105,14 @@ class LanguageModel:
     def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
         assert isinstance(model, CausalLM)
+        batch = beside(model, batch)
         features = model.features(batch.tokens, batch.pos)
         return cross_entropy(features, model.head, batch.labels, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Rows) -> Scores:
         """Of every token that has a next one."""
         assert isinstance(model, CausalLM)
+        batch = beside(model, batch)
         asked = batch.labels != IGNORED
         hidden = model.features(batch.tokens, batch.pos)[asked]
         return Scores(model.head(hidden), batch.labels[asked], hidden)

@@ -18,6 +18,7 @@ from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models import MaskedLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -36,7 +37,7 @@ class Masked(NamedTuple):
     tokens: Tensor  # (B, T) int64: as they are read
     pos: (
         Tensor | None
-    )  # (B, T) int64: from 0 in each piece of text, -1 at padding; None if every row is one whole piece
+    )  # (B, T) int64: from 0 in each piece, -1 at padding; None if every row is one whole piece
     labels: Tensor  # (B, T) int64: the tokens asked for, -100 elsewhere
 
 
@@ -145,13 +146,14 @@ class MaskedLanguage:
     def loss(self, model: nn.Module, batch: Masked) -> Loss:
         """Cross-entropy as sums, of the tokens asked for; no other goes through the head."""
         assert isinstance(model, MaskedLM)
-        return cross_entropy(
-            _features(model, batch), model.head, batch.labels[batch.labels != IGNORED], self.smoothing
-        )
+        batch = beside(model, batch)
+        asked = batch.labels[batch.labels != IGNORED]
+        return cross_entropy(_features(model, batch), model.head, asked, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Masked) -> Scores:
         """Of the tokens asked for."""
         assert isinstance(model, MaskedLM)
+        batch = beside(model, batch)
         asked, hidden = batch.labels != IGNORED, model.encoder(batch.tokens, batch.pos)
         there = hidden.flatten(0, 1) if batch.pos is None else hidden[batch.pos >= 0]
         return Scores(model.head(model.transformed(hidden[asked])), batch.labels[asked], there)
@@ -184,7 +186,7 @@ class MaskedLanguage:
         assert isinstance(model, MaskedLM)
         pieces, total = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None), Recovered()
         for packed in plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED])):
-            batch = self._masked(store, packed, [MEASURED, 0])
+            batch = beside(model, self._masked(store, packed, [MEASURED, 0]))
             asked = batch.labels[batch.labels != IGNORED]
             total = total.plus(recovered(_features(model, batch), model.head, asked))
         return total.measures()

@@ -16,6 +16,7 @@ from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -123,6 +124,7 @@ class Translation:
     def loss(self, model: nn.Module, batch: Batch, smoothing: float | None = None) -> Loss:
         """Label-smoothed cross-entropy as sums."""
         assert isinstance(model, Seq2Seq)
+        batch = beside(model, batch)
         # padding on the right is after all that a causal decoder sees, so most need not be told of it
         target_pos = batch.target_pos if model.counts_tokens else None
         features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
@@ -132,6 +134,7 @@ class Translation:
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token of the targets."""
         assert isinstance(model, Seq2Seq)
+        batch = beside(model, batch)
         asked = batch.labels != IGNORED
         hidden = model.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
         return Scores(model.head(hidden), batch.labels[asked], hidden)

@@ -1,0 +1,151 @@
+"""A second device whose numbers are the CPU's: what mixes devices fails there as it would on a GPU.
+
+torch lets a device be written in Python. Each tensor of this one holds one of the CPU; every operation is done with
+those, after a look whether all of its tensors are of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "ghost"
+ACROSS = {"aten::copy_", "aten::_to_copy", "aten::_foreach_copy_"}  # what goes from one device to another
+INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+MAKES = {torch.tensor, torch.as_tensor, torch.from_numpy}  # by ways that no dispatch sees
+
+
+class _Backend:
+    """What torch asks of a device's module."""
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """The numbers are drawn by the CPU's generator."""
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+
+_setup_privateuseone_for_python_backend(NAME, _Backend)  # type: ignore[arg-type]
+DEVICE = torch.device(NAME, 0)
+
+
+class Ghost(Tensor):
+    """A tensor of the device."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> Ghost:
+        rest = {"storage_offset": raw.storage_offset(), "dtype": raw.dtype, "device": DEVICE}
+        return Tensor._make_wrapper_subclass(cls, raw.shape, strides=raw.stride(), **rest)  # type: ignore[return-value]
+
+    def __init__(self, raw: Tensor) -> None:
+        self.raw = raw
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Ghost({self.raw})"
+
+    def tolist(self) -> Any:
+        return self.raw.tolist()
+
+    def numpy(self) -> Any:  # type: ignore[override]
+        raise TypeError("can't convert a ghost tensor to numpy; copy it to the CPU first")
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def is_set_to(self, other: Tensor) -> bool:
+        return isinstance(other, Ghost) and self.raw.is_set_to(other.raw)
+
+
+def _of(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """One operation, by the CPU."""
+    ghosts = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Ghost)]
+    if ghosts and func._schema.name not in ACROSS:
+        indexed = func._schema.name in INDEXED  # also by tensors of the CPU
+        for x in tree_leaves(((args[0], args[2:]) if indexed else args, kwargs)):
+            if isinstance(x, Tensor) and not isinstance(x, Ghost) and x.dim():
+                raise RuntimeError(
+                    f"{func}: expected all tensors on one device, found {DEVICE} and {x.device}"
+                )
+    asked = kwargs.get("device")
+    here = bool(ghosts) if asked is None else _of(asked)
+    if func._schema.name == "aten::copy_":
+        here = isinstance(args[0], Ghost)
+    args, kwargs = tree_map_only(Ghost, lambda x: x.raw, (args, kwargs))
+    if _of(asked):
+        kwargs["device"] = torch.device("cpu")
+    with _disable_current_modes():
+        out = func(*args, **kwargs)
+    known = {id(x.raw): x for x in ghosts}  # what was written in place is the same tensor
+    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Ghost(t), out) if here else out
+
+
+class _Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, dict(kwargs or {}))
+
+
+class _Function(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in MAKES and _of(kwargs.get("device")):
+            del kwargs["device"]
+            return Ghost(func(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def haunted() -> Iterator[torch.device]:
+    """Within it the device is there, and modules that move to it keep their ties.
+
+    Tensors written in Python cannot be made in inference mode, so that only switches gradients off.
+    """
+    swaps, mode = torch.__future__.get_swap_module_params_on_conversion(), torch.inference_mode
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    enter, leave = mode.__enter__, mode.__exit__
+    mode.__enter__, mode.__exit__ = torch.no_grad.__enter__, torch.no_grad.__exit__  # type: ignore[assignment]
+    try:
+        with _Dispatch(), _Function():
+            yield DEVICE
+    finally:
+        mode.__enter__, mode.__exit__ = enter, leave  # type: ignore[method-assign]
+        torch.__future__.set_swap_module_params_on_conversion(swaps)

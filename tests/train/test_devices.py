@@ -1,0 +1,126 @@
+"""Runs that learn, and are used, on another device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.device.ghost import DEVICE, Ghost, haunted
+from tests.train.conftest import Notes
+from tests.train.test_ranks import place, recipe_of
+
+import polyhead as ph
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.registry import CACHE
+from polyhead.train.pipeline import run_training
+from polyhead.train.reporting import read_metrics
+
+__all__ = ["place"]
+pytestmark = pytest.mark.usefixtures("unsynced")
+TASKS = ("translation", "language-model", "masked-lm", "denoising", "classification")
+PROMPTS = ["the king", "a dog barks at", "two"]
+
+
+def learned(recipe: Recipe) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    run_training(recipe, report=Notes())
+    return read_metrics(recipe.out / "metrics.jsonl"), load_file(recipe.out / "model.safetensors")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_learns_there_what_it_learns_here(task: str, place: Path) -> None:
+    """Losses, measures, averages, checkpoints: with everything moved and moved back."""
+    wanted = learned(recipe_of(place, task, f"{task}-here", ema=0.9, precision="fp32"))
+    with haunted():
+        recipe = recipe_of(place, task, f"{task}-there", ema=0.9, precision="fp32", device=str(DEVICE))
+        found = learned(recipe)
+        again, _ = run_training(
+            recipe, resume=True, report=Notes()
+        )  # the finished one is opened and measured
+        assert all(isinstance(p, Ghost) for p in again.model.parameters())
+    assert len(found[0]) == len(wanted[0])
+    for a, b in zip(found[0], wanted[0], strict=True):
+        for name in a.keys() & {"loss", "ppl", "grad_norm", "accuracy", "f1", "word_ppl"}:
+            assert a[name] == pytest.approx(b[name], rel=1e-4), name
+    assert found[1].keys() == wanted[1].keys()
+    for name, weight in found[1].items():
+        torch.testing.assert_close(weight, wanted[1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path) -> dict[str, Path]:
+    """A trained run of each task."""
+    recipes = {task: recipe_of(place, task, f"{task}-used", precision="fp32") for task in TASKS}
+    for recipe in recipes.values():
+        run_training(recipe, report=Notes())
+    return {task: recipe.out for task, recipe in recipes.items()}
+
+
+def both(path: Path, use: Any) -> tuple[Any, Any]:
+    """What a use of a run gives on the CPU and there."""
+    here = use(ph.load(path, device="cpu"))
+    with haunted():
+        return here, use(ph.load(path, device=str(DEVICE)))
+
+
+@pytest.mark.parametrize("cache", [name for name in CACHE.names() if name not in ("state", "low_rank")])
+def test_a_language_model_writes_the_same_from_any_cache(cache: str, runs: dict[str, Path]) -> None:
+    def use(run: ph.Run) -> Any:
+        drawn = run.generate(PROMPTS, n=2, seed=3, max_new_tokens=6, temperature=0.8, top_p=0.9, cache=cache)
+        return drawn, run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, repetition_penalty=1.3)
+
+    here, there = both(runs["language-model"], use)
+    assert here == there
+
+
+@pytest.mark.parametrize("cache", ["static", "paged"])
+def test_beams_and_scores_are_the_same(cache: str, runs: dict[str, Path]) -> None:
+    def use(run: ph.Run) -> Any:
+        return run.translate(PROMPTS, beam_size=3, n_best=2, cache=cache)
+
+    here, there = both(runs["translation"], use)
+    assert here == there
+
+    def likely(run: ph.Run) -> Any:
+        return run.generate(PROMPTS, beam_size=3, cache=cache, max_new_tokens=5)
+
+    here, there = both(runs["language-model"], likely)
+    assert here == there
+
+
+def test_the_other_uses_are_the_same(runs: dict[str, Path]) -> None:
+    pairs = PROMPTS, ["der König", "ein Hund", "zwei"]
+    for task, use in (
+        ("translation", lambda run: [s.log_prob for s in run.score(*pairs)]),
+        ("translation", lambda run: run.attention("the king", "der König")[2].cpu()),
+        ("language-model", lambda run: [s.log_prob for s in run.score(PROMPTS)]),
+        ("language-model", lambda run: run.attention_maps("the king")["self"][2].cpu()),
+        ("masked-lm", lambda run: [f.probability for f in run.fill_mask(["the <mask> of"])[0][0]]),
+        ("masked-lm", lambda run: run.embed(PROMPTS).cpu()),
+        ("classification", lambda run: [list(c.probabilities.values()) for c in run.classify(PROMPTS)]),
+    ):
+        here, there = both(runs[task], use)
+        torch.testing.assert_close(torch.as_tensor(there), torch.as_tensor(here), rtol=1e-4, atol=1e-5)
+
+
+def test_a_draft_guesses_there(runs: dict[str, Path]) -> None:
+    guess = {"name": "draft", "run": str(runs["language-model"]), "tokens": 2}
+
+    def use(run: ph.Run) -> Any:
+        return run.generate(PROMPTS, max_new_tokens=6, temperature=0.0, speculate=guess)
+
+    here, there = both(runs["language-model"], use)
+    assert here == there
+
+
+def test_a_device_that_is_not_there_is_refused(runs: dict[str, Path]) -> None:
+    for name in ("cuda:7", "gpu", "cdua"):
+        with pytest.raises(
+            UserError, match=f"device '{name}' is none that torch can use here; there are: cpu"
+        ):
+            ph.load(runs["translation"], device=name)
+    with haunted(), pytest.raises(UserError, match="int8 is for the CPU"):
+        ph.load(runs["translation"], device=str(DEVICE), dtype="int8")
