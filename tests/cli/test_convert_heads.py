@@ -11,6 +11,7 @@ from tests.train.conftest import Notes, small_recipe, unsynced, write_corpus
 
 import polyhead
 from polyhead.cli import main
+from polyhead.cli.convert_heads import new_recipe
 from polyhead.models.convert import pool_heads
 from polyhead.nn.weights import weights
 from polyhead.recipe import load_recipe
@@ -34,6 +35,15 @@ def trained(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def table(out: str) -> dict[str, tuple[str, str]]:
     rows = re.findall(r"^(.+?) +(\S+)  ->  +(\S+)$", out, re.M)
     return {name: (before, after) for name, before, after in rows}
+
+
+def test_pooled_heads_learn_whole(trained: Path, tmp_path: Path) -> None:
+    """Also those of a run whose other weights had learned with adapters alone."""
+    recipe = load_recipe(trained / "recipe.yaml", ["start=runs/first", "train.adapt.rank=2"])
+    assert recipe.train.adapt
+    made = new_recipe(recipe, 2, 0.5, tmp_path)
+    assert made is not None and made.train.adapt is None
+    assert (made.model.n_kv_heads, made.train.steps, made.out) == (2, 10, tmp_path)
 
 
 def test_the_new_run_is_measured_beside_the_old_and_goes_on_from_the_means(
