@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,7 @@ from polyhead.models import build
 from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.planning.probe import Blank
 from polyhead.recipe import Recipe, TrainConfig
-from polyhead.train import checkpoint
+from polyhead.train import checkpoint, loop, pipeline
 from polyhead.train.gradients import Gradients
 from polyhead.train.loop import seed_of, update
 from polyhead.train.pipeline import run_training
@@ -192,6 +194,63 @@ def test_two_processes_repeat_themselves_to_the_bit_also_over_a_resume(place: Pa
 def test_ranks_draw_their_own_dropout() -> None:
     assert len({seed_of(7, step, rank) for step in range(50) for rank in range(8)}) == 400
     assert seed_of(7, 3, 0) == seed_of(7, 3)
+
+
+def test_every_rank_draws_for_itself_while_it_trains(place: Path) -> None:
+    recipe = recipe_of(place, "translation", "draws", steps=3)
+
+    def work(ranks: Ranks) -> list[int]:
+        seeds, real = [], loop.update
+
+        def noting(*arguments: Any) -> bool:
+            seeds.append(torch.initial_seed())
+            return real(*arguments)
+
+        loop.update = noting  # type: ignore[assignment]
+        run_training(recipe, report=Notes(), ranks=ranks)
+        return seeds
+
+    first, second = together(2, work)
+    assert len({*first.said, *second.said}) == 6
+    assert first.said == [seed_of(recipe.train.seed, step) for step in (1, 2, 3)]  # as one process would
+
+
+@pytest.mark.parametrize("when", ["at first", "later"])
+def test_weights_that_drift_apart_become_those_of_the_first_rank(when: str, place: Path) -> None:
+    """As on processors that round differently, only more."""
+    recipe = recipe_of(place, "translation", f"drift-{when[-2:]}", steps=5, save_every=2)
+
+    def work(ranks: Ranks) -> str:
+        if ranks.rank and when == "at first":
+            make = pipeline.build
+            pipeline.build = lambda config, seed: make(config, seed + 1)
+        elif ranks.rank:
+            real, calls = loop.update, [0]
+
+            def drifting(training: Training, *arguments: Any) -> bool:
+                calls[0] += 1
+                done = real(training, *arguments)
+                if calls[0] == 3:
+                    with torch.no_grad():
+                        for w in training.model.parameters():
+                            w.add_(1e-3)
+                return done
+
+            loop.update = drifting  # type: ignore[assignment]
+        run, _ = run_training(recipe, report=Notes(), ranks=ranks)
+        # the first one's model has the average by now
+        own = dict(run.model.named_parameters()) if ranks.rank else last_saved(recipe)
+        return hashlib.sha256(
+            b"".join(own[name].detach().numpy().tobytes() for name in sorted(own))
+        ).hexdigest()
+
+    ends = together(2, work)
+    assert [end.code for end in ends] == [0, 0], ends
+    assert ends[0].said == ends[1].said
+
+
+def last_saved(recipe: Recipe) -> dict[str, Tensor]:
+    return checkpoint.load(recipe.out / "checkpoints" / f"step-{recipe.train.steps}").tensors["model"]
 
 
 def test_machines_need_not_see_the_same_files(place: Path, tmp_path: Path) -> None:
@@ -427,3 +486,20 @@ def test_what_is_told_is_json_and_reaches_all() -> None:
         )
         assert sums == pytest.approx([3, 0.3])
         assert sums == ends[0].said[3]
+
+
+def test_turns_come_one_after_another(tmp_path: Path) -> None:
+    """The first of all, then the first of every other machine, then the rest; nobody goes on before all are done."""
+    book = tmp_path / "book"
+
+    def work(ranks: Ranks) -> str:
+        def write() -> None:
+            time.sleep(0.1 * (3 - ranks.rank))  # so that those without patience would come before
+            with book.open("a") as file:
+                file.write(str(ranks.rank))
+
+        ranks.in_turn(write)
+        return book.read_text()
+
+    ends = together(4, work, machines=2)
+    assert [end.said for end in ends] == ["0231"] * 4
