@@ -29,12 +29,13 @@ from polyhead.models import build
 from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.planning.probe import Blank
 from polyhead.recipe import Recipe, TrainConfig
-from polyhead.train import checkpoint, loop, pipeline
+from polyhead.train import checkpoint, loop, pipeline, several
 from polyhead.train.gradients import Gradients
 from polyhead.train.loop import seed_of, update
 from polyhead.train.pipeline import run_training
 from polyhead.train.ranks import Ranks
 from polyhead.train.reporting import read_metrics
+from polyhead.train.several import carriers
 from polyhead.train.training import Training
 
 pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
@@ -415,6 +416,32 @@ def test_a_step_sends_the_bytes_that_a_plan_says(world: int) -> None:
         steps = np.diff(end.said)
         assert steps.mean() == pytest.approx(planned.data, rel=0.01)
         assert (steps > planned.data).all()  # counts, flags and pulses come on top
+
+
+@pytest.mark.parametrize(
+    ("gpus", "here", "wanted"),
+    [(0, 2, "gloo"), (1, 2, "gloo"), (2, 2, "cpu:gloo,cuda:nccl"), (8, 2, "cpu:gloo,cuda:nccl")],
+)
+def test_gpus_talk_by_themselves_where_each_process_has_one(
+    gpus: int, here: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert carriers() == wanted
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert carriers() == "gloo"
+
+
+def test_what_not_all_can_use_none_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(ranks: Ranks) -> Any:
+        return [torch.distributed.get_backend(), ranks.sum(1)]
+
+    def of_rank() -> str:
+        return "cpu:gloo,cuda:nccl" if os.environ["RANK"] == "1" else "gloo"
+
+    monkeypatch.setattr(several, "carriers", of_rank)
+    assert [end.said for end in together(2, work)] == [["gloo", [2.0]]] * 2
 
 
 # what is refused

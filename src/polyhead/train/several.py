@@ -1,4 +1,4 @@
-"""Several processes that train together on torch.distributed, gloo carrying what they sum; each wait has an end."""
+"""Several processes that train together on torch.distributed; each wait has an end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lost(RuntimeError):
 
 
 class Several:
-    """One of several processes, on gloo. Every wait ends: with an answer, or with ``Lost`` after ``timeout`` seconds.
+    """One of several processes. Every wait ends: with an answer, or with ``Lost`` after ``timeout`` seconds.
 
     While the first rank works and the others have nothing to do, what counts is not how long but whether it lives.
     """
@@ -46,13 +46,16 @@ class Several:
         self.threads = torch.get_num_threads()
         self.gradients: Gradients | None = None
         self.leader = os.environ.get("LOCAL_RANK", "0") == "0"
-        self.board.write(f"leader/{rank}", str(self.leader))
-        every = [f"leader/{r}" for r in range(world)]
+        self.board.write(f"here/{rank}", json.dumps([self.leader, carriers()]))
+        every = [f"here/{r}" for r in range(world)]
         self._await(every, (), until=time.monotonic() + JOIN)
-        self.leaders = {r for r, key in enumerate(every) if self.board.read(key) == "True"}
+        here = [json.loads(self.board.read(key)) for key in every]
+        self.leaders = {r for r, (leader, _) in enumerate(here) if leader}
+        # what all have: the shortest is what every other one has as well
+        shared = min((carrying for _, carrying in here), key=len)
         with self._heard(timeout):
             limit = timedelta(seconds=timeout)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+            dist.init_process_group(shared, store=store, rank=rank, world_size=world, timeout=limit)
 
     def use_threads(self, wanted: int | None) -> None:
         self.threads = wanted or torch.get_num_threads()
@@ -181,6 +184,13 @@ class Several:
                 raise Lost from None
             broken = f"the connection to another rank broke off ({_brief(error)})"
             raise Lost(_no_answer(silent, limit) if late else broken) from None
+
+
+def carriers() -> str:
+    """What may carry sums from here: gloo, and NCCL between GPUs where each process of the machine has one of its own."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    return "cpu:gloo,cuda:nccl" if gpus >= here else "gloo"
 
 
 @contextmanager

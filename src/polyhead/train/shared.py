@@ -90,6 +90,7 @@ def check_alike(ranks: Ranks, recipe: Recipe, model: nn.Module, identity: Mappin
         "the training text": identity["train"],
         "the validation text": identity["valid"],
         "the model": str(shapes),
+        "the device": next(model.parameters()).device.type,
     }
     theirs = ranks.tell(lambda: own)
     if other := [name for name, fact in own.items() if theirs[name] != fact]:
