@@ -113,12 +113,12 @@ def _onnx(made: Run, dtype: str) -> Fill:
 
 def _ctranslate2(made: Run, dtype: str) -> Fill:
     from polyhead.export.ctranslate2 import check, write
+    from polyhead.export.description import save_tokenizer
 
     check(made.model, dtype)
-    tokenizer = made.tokenizer.for_encoders() if made.config.kind == "encoder" else made.tokenizer
 
     def fill(place: Path) -> str:
-        tokenizer.save(place, segments=made.config.segments > 1)
+        save_tokenizer(made, place)
         return f"{write(made.model, made.tokenizer, place, dtype)} for CTranslate2 in {dtype}"
 
     return fill

@@ -8,6 +8,7 @@ from polyhead.errors import UserError
 from polyhead.hf.writing import published
 from polyhead.run import Run
 from polyhead.run_files import write_json
+from polyhead.text.chat.recognise import template_of
 
 
 def describe(run: Run, directory: Path) -> None:
@@ -20,5 +21,11 @@ def describe(run: Run, directory: Path) -> None:
         write_json(directory / "config.json", content.config)
         if content.generation:
             write_json(directory / "generation_config.json", content.generation)
+    save_tokenizer(run, directory)
+
+
+def save_tokenizer(run: Run, directory: Path) -> None:
+    """The tokenizer as other tools read it: what stands around a text and how it converses are in its files."""
     tokenizer = run.tokenizer.for_encoders() if run.config.kind == "encoder" else run.tokenizer
-    tokenizer.save(directory, segments=run.config.segments > 1)
+    template = template_of(run.generation.chat) if run.generation.chat else ""
+    tokenizer.save(directory, segments=run.config.segments > 1, template=template)
