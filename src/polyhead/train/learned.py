@@ -28,17 +28,14 @@ def adapt(model: nn.Module, section: AdaptSection, seed: int) -> None:
     A part may be the name of the map (``q_proj``), of something that has such maps (``cross``, ``encoder.stack.layers.0``)
     or both (``attn.q_proj``). The same seed gives the same adapters.
     """
-    linears = {
-        name: part
-        for name, part in model.named_modules(
-            remove_duplicate=False
-        )  # tied ones have several names, and stay tied
-        if type(part) is nn.Linear and not _under(name, whole(model, section))
-    }
+    # tied maps are one module under several names, and stay one
+    every = model.named_modules(remove_duplicate=False)
+    learned = whole(model, section)
+    linears = {name: part for name, part in every if type(part) is nn.Linear and not _under(name, learned)}
     for part in section.parts:
         if not any(_within(part, name) for name in linears):
             named = sorted({word for name in linears for word in name.split(".") if not word.isdecimal()})
-            hint = nearest(part, named) or f"; there are: {', '.join(named)}"
+            hint = nearest(part, named) or f"; there are: {', '.join(named) or 'none'}"
             raise UserError(f"train.adapt.parts: no linear map of the model is called {part!r}{hint}")
     chosen = {id(linears[name]) for name in linears if any(_within(p, name) for p in section.parts)}
     linears = {name: part for name, part in linears.items() if id(part) in chosen}
@@ -49,7 +46,7 @@ def adapt(model: nn.Module, section: AdaptSection, seed: int) -> None:
                 f"{linear.in_features}; at most {least}"
             )
     model.requires_grad_(False)
-    for name in whole(model, section):
+    for name in learned:
         for parameter in parameters_of(model, name, "train.adapt.learn").values():
             parameter.requires_grad_(True)
     bits = torch.Generator().manual_seed(seed)
