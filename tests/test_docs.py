@@ -37,7 +37,7 @@ WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
 EXCERPT = re.compile(r"# (src/\S+)\n")
 FILE = re.compile(r"# ((?!src/)\S+/\S+\.py)\n")
-SHOWN_BY_ACTING = {"docs/own_parts.md"}  # pages whose blocks for the shell are run as well
+SHOWN_BY_ACTING = {"docs/own_parts.md", "docs/export.md"}  # pages whose blocks for the shell are run as well
 TINY = {
     "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 64,
     "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
@@ -228,6 +228,7 @@ def home(trained: Path, beside: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 WITH_PYTHON = [page for page in PAGES if any(f.language == "python" for f in fences(page.read_text()))]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
 def test_the_examples_run(page: Path, home: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "docs"}
