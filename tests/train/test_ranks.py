@@ -248,6 +248,9 @@ def test_weights_that_drift_apart_become_those_of_the_first_rank(when: str, plac
     ends = together(2, work)
     assert [end.code for end in ends] == [0, 0], ends
     assert ends[0].said == ends[1].said
+    if when == "at first":
+        alone = recipe_of(place, "translation", "drift-none", steps=5, save_every=2)
+        assert_close(trained(alone, 1)["final"], load_file(recipe.out / "model.safetensors"))
 
 
 def last_saved(recipe: Recipe) -> dict[str, Tensor]:
