@@ -53,6 +53,14 @@ def place(unsynced: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for line in (directory / "train.en").read_text().split("\n")[:-1]
     ]
     (directory / "labelled.tsv").write_text("\n".join(["text\tlabel", *labelled]) + "\n")
+    pairs = zip(
+        *((directory / f"train.{side}").read_text().split("\n")[:-1] for side in ("de", "en")), strict=True
+    )
+    talks = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+        for asked, said in pairs
+    ]
+    (directory / "talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     return directory
 
 
@@ -69,6 +77,9 @@ def recipe_of(place: Path, kind: str, out: str, **train: Any) -> Recipe:
             kind, "encoder"
         )
         recipe["train"]["label_smoothing"] = None
+    if kind == "chat":
+        recipe["data"] |= {"train": ["talks.jsonl"], "valid": ["talks.jsonl"], "max_len": 32}
+        recipe["model"]["kind"] = "decoder"
     if kind == "classification":
         recipe["data"] |= {"train": ["labelled.tsv"], "valid": ["labelled.tsv"], "documents": "file"}
     return Recipe.model_validate(recipe)
@@ -121,7 +132,7 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
-KINDS = ["translation", "language-model", "masked-lm", "denoising", "classification"]
+KINDS = ["translation", "language-model", "masked-lm", "denoising", "classification", "chat"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
