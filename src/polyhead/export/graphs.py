@@ -101,13 +101,9 @@ class LanguageGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Pair]
     ) -> tuple[Tensor, list[Pair]]:
-        """(B, T), (B, P + T), (B, T) -> logits (B, T, V) of the next tokens, and all pairs one step longer.
-
-        The query of a padding token stands at position 0 or more, so that it sees something: no number is NaN.
-        """
-        pos = position_ids.clamp(min=0)
-        cache = Past(past, positions(attention_mask), pos)
-        logits = self.model.decode(input_ids, pos, cache)  # type: ignore[arg-type]
+        """(B, T), (B, P + T), (B, T) -> logits (B, T, V) of the next tokens, and all pairs one step longer."""
+        cache = Past(past, positions(attention_mask), position_ids)
+        logits = self.model.decode(input_ids, position_ids, cache)  # type: ignore[arg-type]
         return logits.float(), cache.pairs
 
 
@@ -168,7 +164,7 @@ def _language(model: CausalLM, sizes: Sizes) -> Graph:
     inputs = [
         Input("input_ids", _tokens(model, sizes.rows, sizes.tokens), {0: BATCH, 1: TOKENS}),
         Input("attention_mask", mask, {0: BATCH, 1: ALL}),
-        Input("position_ids", positions(mask)[:, sizes.past :].clamp(min=0), {0: BATCH, 1: TOKENS}),
+        Input("position_ids", positions(mask)[:, sizes.past :], {0: BATCH, 1: TOKENS}),
         *_pairs(model, n, "past_key_values.{}", (sizes.rows, sizes.past), REMEMBERED),
     ]
     return Graph("model", LanguageGraph(model), inputs, ["logits", *_named("present.{}", n)], (n,))
