@@ -147,3 +147,22 @@ def test_what_was_read_is_not_read_again(run):
     assert sum(counted) <= new + 8 < once + new
     assert again == run.chat(talk, temperature=0, max_new_tokens=4)
     assert isinstance(talker, Chat)
+
+
+def test_each_request_is_told_the_likeliest_in_its_own_places(run):
+    """Of two that are decoded together one asks for them; what it says is the first of them, as the likeliest is taken."""
+    engine = run.engine()
+    wishes = {"temperature": 0, "max_new_tokens": 5}
+    silent, asking, other = (
+        engine.submit(text, top=top, **wishes) for text, top in (("hello", 0), ("kind", 3), ("you", 2))
+    )
+    for stream in (silent, asking, other):
+        stream.texts()
+    assert silent.tops[0] == [()] * len(silent.tokens[0])
+    for stream, top in ((asking, 3), (other, 2)):
+        assert [one[0][0] for one in stream.tops[0]] == stream.tokens[0]
+        assert [one[0][1] for one in stream.tops[0]] == pytest.approx(stream.log_probs[0])
+        assert {len(one) for one in stream.tops[0]} == {top}
+    assert asking.tokens != other.tokens != silent.tokens
+    with pytest.raises(UserError, match="drawn text of a language model alone"):
+        engine.submit("hello", top=2, beam_size=2)

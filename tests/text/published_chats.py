@@ -264,7 +264,19 @@ PHI4 = (
     "message['content'] + '<|im_end|>'}}{% endif %}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
 )
-OTHERS = {"granite": GRANITE, "phi-4-mini": PHI4_MINI, "phi-4": PHI4, "nothing": "", "broken": "{% for"}
+MISTRAL_V7 = (
+    "{{- bos_token }}{%- for message in messages %}{%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + "
+    "'[/INST]' }}{%- elif message['role'] == 'system' %}{{- '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }}"
+    "{%- elif message['role'] == 'assistant' %}{{- message['content'] + eos_token }}{%- endif %}{%- endfor %}"
+)
+OTHERS = {
+    "mistral-v7": MISTRAL_V7,
+    "granite": GRANITE,
+    "phi-4-mini": PHI4_MINI,
+    "phi-4": PHI4,
+    "nothing": "",
+    "broken": "{% for",
+}
 PUBLISHED = {
     "qwen2": QWEN2, "qwen2.5": QWEN25, "qwen3": QWEN3, "smollm2": SMOLLM2, "openhermes": OPENHERMES, "llama2": LLAMA2,
     "llama3": LLAMA3, "llama3.1": LLAMA31, "mixtral": MIXTRAL, "mistral-v1": MISTRAL_V1, "mistral-v3": MISTRAL_V3,

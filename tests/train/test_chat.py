@@ -117,6 +117,9 @@ def test_the_loss_is_that_of_the_answers_alone(learned):
                 log_p = run.model(torch.tensor([whole]))[0].log_softmax(-1)
             for at in range(len(prompt), len(whole)):
                 total, count = total - float(log_p[at - 1, whole[at]]), count + 1
+    task = TASK.get("chat").open(run.recipe, run.tokenizer, Notes())
+    batches = [task.batch(rows) for rows in task.plan(0)]
+    assert sum(map(task.count, batches)) == sum(task.loss(run.model, one).count for one in batches) == count
     (loss,), (ppl,) = notes.series("loss", "valid")[-1:], notes.series("ppl", "valid")[-1:]
     assert loss == pytest.approx(total / count, rel=1e-3, abs=1e-5)
     assert ppl == pytest.approx(torch.tensor(total / count).exp().item(), rel=1e-3)

@@ -20,7 +20,7 @@ from polyhead.errors import UserError
 from polyhead.nn.loss import IGNORED
 from polyhead.registry import CHAT, Choice
 from polyhead.text.chat.base import ChatFormat, Message
-from polyhead.text.chat.tokens import Written, ends, tokens
+from polyhead.text.chat.tokens import Written, tokens
 from polyhead.text.tokenizer import Tokenizer
 
 LAYOUT = 1  # of the files of a cache; another number makes another cache
@@ -72,7 +72,6 @@ class ConversationStore:
         settings = [LAYOUT, prints, tokenizer.sha256, share, chat.written(), max_len]
         key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
         directory, format = Path(cache) / f"chat-{key}", CHAT.build(chat)
-        ends(format, tokenizer)  # a vocabulary without its tokens is no fault of a line
 
         def write(temporary: Path) -> ConversationReport:
             report = ConversationReport(conversations.where)
