@@ -125,49 +125,6 @@ function program(path, body) {
 
 /* ---- the tools ---- */
 const TOOLS = {
-  completions: ["Continue", () => {
-    const own = model.generation, said = make("p", { class: "text", role: "log", "aria-label": "continuation" });
-    const knobs = settings([
-      { name: "max_tokens", title: "Longest, in tokens", min: 1, max: 1000, value: own.max_new_tokens },
-      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.05, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
-      { name: "top_p", title: "Top p", min: 0.05, max: 1, step: 0.05, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
-      { name: "top_k", title: "Top k", min: 0, max: 100, value: Math.min(own.top_k, 100), shown: (v) => v === "0" ? "all" : v },
-      { name: "repetition_penalty", title: "Against repeating", min: 1, max: 2, step: 0.05, value: 1, shown: (v) => v === "1" ? "none" : v },
-      { name: "seed", title: "Seed", type: "number", min: 0, value: "", placeholder: "by chance" },
-      { name: "stop", title: "Stop at", type: "text", value: "", placeholder: "a text" },
-    ]);
-    const [label, input] = field("Text", "Write how it begins …");
-    const here = tool("Continue", async ({ signal, note }) => {
-      const body = { model: model.id, prompt: input.value, truncate: true, stream: true, stream_options: { include_usage: true } };
-      for (const name of ["max_tokens", "temperature", "top_p", "top_k", "repetition_penalty"]) body[name] = knobs.value(name);
-      if (knobs.value("seed") !== null) body.seed = knobs.value("seed");
-      if (knobs.value("stop")) body.stop = knobs.value("stop");
-      program("/v1/completions", { ...body, stream: false, stream_options: undefined });
-      const fresh = make("span", { class: "new" }), begun = performance.now();
-      put(empty(said), make("span", { class: "prompt" }, input.value), fresh);
-      answer.hidden = false;
-      said.classList.add("going");
-      let first = null, reason = "", usage = null;
-      try {
-        for await (const event of events(await ask("/v1/completions", body, signal))) {
-          first ??= performance.now();
-          for (const choice of event.choices) { fresh.append(choice.text); reason = choice.finish_reason ?? reason; }
-          usage = event.usage ?? usage;
-        }
-      } finally { said.classList.remove("going"); further.disabled = false; }
-      const tokens = usage.completion_tokens, rate = (tokens - 1) / Math.max(1e-3, (performance.now() - first) / 1000);
-      const ended = reason === "length" ? "as long as allowed" : "ended by itself";
-      note.textContent = `${tokens} tokens, ${tokens > 1 ? `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} a second, ` : ""}the first after ${Math.round(first - begun)} ms; ${ended}`;
-    });
-    const further = make("button", { class: "button", type: "button", disabled: "" }, "Go on from there");
-    further.addEventListener("click", () => { input.value = said.textContent; further.disabled = true; here.run(); });
-    here.actions.insertBefore(further, here.actions.lastChild);
-    const answer = put(make("div", { class: "answer", hidden: "" }), said);
-    put(here.sheet, label, input, answer, here.actions);
-    here.root.append(more("Settings", knobs.box));
-    return here.root;
-  }],
-
   "chat/completions": ["Converse", () => {
     const own = model.generation, talk = make("div", { class: "talk answer", role: "log", "aria-label": "conversation" });
     const knobs = settings([
@@ -212,6 +169,49 @@ const TOOLS = {
     anew.addEventListener("click", () => { messages = []; empty(talk); input.focus(); });
     here.actions.insertBefore(anew, here.actions.lastChild);
     put(here.sheet, talk, label, input, here.actions);
+    here.root.append(more("Settings", knobs.box));
+    return here.root;
+  }],
+
+  completions: ["Continue", () => {
+    const own = model.generation, said = make("p", { class: "text", role: "log", "aria-label": "continuation" });
+    const knobs = settings([
+      { name: "max_tokens", title: "Longest, in tokens", min: 1, max: 1000, value: own.max_new_tokens },
+      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.05, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
+      { name: "top_p", title: "Top p", min: 0.05, max: 1, step: 0.05, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
+      { name: "top_k", title: "Top k", min: 0, max: 100, value: Math.min(own.top_k, 100), shown: (v) => v === "0" ? "all" : v },
+      { name: "repetition_penalty", title: "Against repeating", min: 1, max: 2, step: 0.05, value: 1, shown: (v) => v === "1" ? "none" : v },
+      { name: "seed", title: "Seed", type: "number", min: 0, value: "", placeholder: "by chance" },
+      { name: "stop", title: "Stop at", type: "text", value: "", placeholder: "a text" },
+    ]);
+    const [label, input] = field("Text", "Write how it begins …");
+    const here = tool("Continue", async ({ signal, note }) => {
+      const body = { model: model.id, prompt: input.value, truncate: true, stream: true, stream_options: { include_usage: true } };
+      for (const name of ["max_tokens", "temperature", "top_p", "top_k", "repetition_penalty"]) body[name] = knobs.value(name);
+      if (knobs.value("seed") !== null) body.seed = knobs.value("seed");
+      if (knobs.value("stop")) body.stop = knobs.value("stop");
+      program("/v1/completions", { ...body, stream: false, stream_options: undefined });
+      const fresh = make("span", { class: "new" }), begun = performance.now();
+      put(empty(said), make("span", { class: "prompt" }, input.value), fresh);
+      answer.hidden = false;
+      said.classList.add("going");
+      let first = null, reason = "", usage = null;
+      try {
+        for await (const event of events(await ask("/v1/completions", body, signal))) {
+          first ??= performance.now();
+          for (const choice of event.choices) { fresh.append(choice.text); reason = choice.finish_reason ?? reason; }
+          usage = event.usage ?? usage;
+        }
+      } finally { said.classList.remove("going"); further.disabled = false; }
+      const tokens = usage.completion_tokens, rate = (tokens - 1) / Math.max(1e-3, (performance.now() - first) / 1000);
+      const ended = reason === "length" ? "as long as allowed" : "ended by itself";
+      note.textContent = `${tokens} tokens, ${tokens > 1 ? `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} a second, ` : ""}the first after ${Math.round(first - begun)} ms; ${ended}`;
+    });
+    const further = make("button", { class: "button", type: "button", disabled: "" }, "Go on from there");
+    further.addEventListener("click", () => { input.value = said.textContent; further.disabled = true; here.run(); });
+    here.actions.insertBefore(further, here.actions.lastChild);
+    const answer = put(make("div", { class: "answer", hidden: "" }), said);
+    put(here.sheet, label, input, answer, here.actions);
     here.root.append(more("Settings", knobs.box));
     return here.root;
   }],
