@@ -95,11 +95,11 @@ class Experts(nn.Module):
         picked, weights = self.pick(tokens)
         order = picked.flatten().argsort(stable=True)  # by expert
         loads = picked.flatten().bincount(minlength=len(self.experts)).tolist()
-        dealt = tokens[order // self.top_k].split(loads)
+        dealt = tokens.index_select(0, order // self.top_k).split(loads)
         done = torch.cat(
             [expert(some) for expert, some in zip(self.experts, dealt, strict=True) if len(some)]
         )
-        found = done[order.argsort()].view(len(tokens), self.top_k, -1)
+        found = done.index_select(0, order.argsort()).view(len(tokens), self.top_k, -1)
         return (found * weights[..., None]).sum(1).to(tokens.dtype)
 
     def pick(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
