@@ -23,11 +23,10 @@ LIMIT = 100.0  # seconds after which a test has failed
 
 
 class End(NamedTuple):
-    """How a process ended: exit code or minus the signal, what it said or gave, and when."""
+    """How a process ended: exit code or minus the signal, and what it said or gave."""
 
     code: int
     said: Any
-    seconds: float
 
 
 def together(
@@ -56,7 +55,7 @@ def together(
                 said = Path(place) / str(pids[pid])
                 content = json.loads(said.read_text()) if said.exists() else None
                 code = os.waitstatus_to_exitcode(status)
-                ends[pids[pid]] = End(code, content, time.monotonic() - started)
+                ends[pids[pid]] = End(code, content)
             elif time.monotonic() - started > LIMIT or len(ends) == enough:
                 for other, rank in pids.items():
                     if rank not in ends:

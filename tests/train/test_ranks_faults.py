@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,13 @@ from polyhead.train.board import BEAT
 from polyhead.train.launch import LOST
 from polyhead.train.pipeline import run_training
 from polyhead.train.ranks import Ranks
+from polyhead.train.several import joined
+from polyhead.train.tasks.translation import Translation
 
-TIMEOUT, GRACE = 3.0, 15.0
+TIMEOUT = 5.0
+FIRST_SAVE = (
+    6  # call of ``tell``: behind those of checkpoint, tokenizer, vocabulary, what is alike, and evaluation
+)
 KILLED, RAISED = -signal.SIGKILL, 70
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -65,38 +71,25 @@ def at(call: int, real: Callable[..., Any], action: Callable[[], None]) -> Calla
 
 
 def sabotage(where: str, ranks: Ranks, action: Callable[[], None]) -> None:
-    """Let this process do it: before a step, between two buckets of gradients, while the first rank saves or evaluates."""
+    """Let this process do it: before a step, between two buckets of gradients, while the first rank saves or measures."""
+    others: Any = ranks
     if where in ("first step", "late step"):
         loop.update = at(1 if where == "first step" else 19, loop.update, action)  # type: ignore[assignment]
     elif where == "between buckets":
-        gradients.BUCKET = 1  # too late for the default of Gradients, which is changed instead
-        gradients.Gradients.__init__.__defaults__ = (1,)  # type: ignore[misc]
         gradients.Bucket.send = at(40, gradients.Bucket.send, action)  # type: ignore[method-assign]
+    elif ranks.rank:
+        others.tell = at(FIRST_SAVE if where == "save" else FIRST_SAVE - 1, others.tell, action)
     elif where == "save":
-        if ranks.rank:
-            ranks.tell = at(saves(ranks), ranks.tell, action)  # type: ignore[method-assign]
-        else:
-            checkpoint.os.fsync = at(3, lambda fd: None, action)  # type: ignore[assignment]
-    elif where == "evaluation":
-        if ranks.rank:
-            ranks.tell = at(saves(ranks) - 1, ranks.tell, action)  # type: ignore[method-assign]
-        else:
-            from polyhead.train.tasks.translation import Translation
-
-            Translation.evaluate = at(1, Translation.evaluate, action)  # type: ignore[method-assign]
-
-
-def saves(ranks: Ranks) -> int:
-    """Which call of ``tell`` is the first save: behind that of the checkpoint, tokenizer, vocabulary, identity, evaluation."""
-    return 6
+        checkpoint.safetensors.write = at(1, checkpoint.safetensors.write, action)  # type: ignore[assignment]
+    else:
+        Translation.evaluate = at(1, Translation.evaluate, action)  # type: ignore[method-assign]
 
 
 def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) -> list[End]:
     def work(ranks: Ranks) -> None:
         if ranks.rank == rank:
             sabotage(where, ranks, ACTIONS[what][0])
-        elif where == "between buckets":
-            gradients.Gradients.__init__.__defaults__ = (1,)  # type: ignore[misc]
+        gradients.Gradients.__init__.__defaults__ = (1,)  # type: ignore[misc]  # a bucket for each tensor
         run_training(recipe, report=Notes(), ranks=ranks)
 
     return together(world, work, timeout=TIMEOUT, enough=world - 1 if what == "stop" else None)
@@ -120,11 +113,12 @@ def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where:
     own, other = ends[rank], ends[1 - rank]
     assert own.code == ACTIONS[what][1], ends
     assert other.code == LOST, ends
-    assert other.seconds < TIMEOUT + GRACE
     if what in ("raise", "refuse") and rank == 1:
         assert other.said == ""  # who failed has said why
+    elif what in ("raise", "refuse"):  # whose word may be lost with the board that it keeps
+        assert other.said == "" or other.said.startswith("the connection to another rank broke off (")
     elif what == "stop" and rank == 1:
-        assert other.said == "rank 1 has not answered for 3 s"
+        assert other.said == "rank 1 has not answered for 5 s"
     elif what == "stop":
         assert other.said.startswith("the other ranks have not answered for")
     else:
@@ -144,13 +138,12 @@ def test_a_full_disk_on_the_first_rank_ends_all(place: Path) -> None:
 
     def work(ranks: Ranks) -> None:
         if not ranks.rank:
-            checkpoint.os.fsync = at(12, lambda fd: None, full)  # type: ignore[assignment]
+            checkpoint.safetensors.write = at(3, checkpoint.safetensors.write, full)  # type: ignore[assignment]
         run_training(recipe, report=Notes(), ranks=ranks)
 
     first, other = together(2, work, timeout=TIMEOUT)
     assert (first.code, other.code) == (2, LOST)
     assert "No space left on device" in first.said
-    assert other.seconds < TIMEOUT + GRACE
     assert not (recipe.out / "run.lock").exists()
 
 
@@ -158,7 +151,6 @@ def test_a_full_disk_on_the_first_rank_ends_all(place: Path) -> None:
 def test_three_processes_end_when_one_is_killed(place: Path) -> None:
     ends = sabotaged(recipe_of(place, "translation", "three", steps=20), 2, "first step", "kill", world=3)
     assert [end.code for end in ends] == [LOST, LOST, KILLED]
-    assert max(end.seconds for end in ends) < TIMEOUT + GRACE
 
 
 @pytest.mark.acceptance("G1")
@@ -171,25 +163,19 @@ def test_a_process_that_never_comes_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 def at_rank_one_exits() -> Any:
-    from polyhead.train.several import joined
-
     return lambda timeout: os._exit(0) if os.environ["RANK"] == "1" else joined(timeout)
 
 
 def test_a_long_evaluation_is_waited_for(place: Path) -> None:
     """Longer than the timeout: the first rank lives, and that is what counts."""
-    import time
-
     recipe = recipe_of(place, "translation", "patient", steps=4)
 
     def work(ranks: Ranks) -> None:
         if not ranks.rank:
-            from polyhead.train.tasks.translation import Translation
-
-            Translation.evaluate = at(1, Translation.evaluate, lambda: time.sleep(2.5 * BEAT))  # type: ignore[method-assign]
+            Translation.evaluate = at(1, Translation.evaluate, lambda: time.sleep(5 * BEAT))  # type: ignore[method-assign]
         run_training(recipe, report=Notes(), ranks=ranks)
 
-    ends = together(2, work, timeout=1.5 * BEAT)
+    ends = together(2, work, timeout=3 * BEAT)
     assert [end.code for end in ends] == [0, 0], ends
 
 
