@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import torch
@@ -15,13 +14,12 @@ from polyhead.analysis.classes import Classified, Texts, classify
 from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, bleu, chrf
-from polyhead.analysis.perplexity import Perplexity, perplexity
+from polyhead.analysis.perplexity import Perplexity, of_text
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
 from polyhead.analysis.vectors import embed
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
-from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
@@ -249,9 +247,7 @@ class Run:
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
         model, width = self._need("decoder"), self.recipe.data.max_len if self.recipe else self.config.max_len
-        with TemporaryDirectory() as place:
-            store = TokenStore.open_or_build(text, self.tokenizer, place)
-            return perplexity(model, store, width, max(1, self.generation.batch_tokens // width))
+        return of_text(model, self.tokenizer, text, width, self.generation.batch_tokens)
 
     def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
         """Source tokens, target tokens and cross-attention (layers, heads, T, S); translates where no target is given.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from polyhead.data.rows import collate_rows
+from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
 from polyhead.nn.loss import cross_entropy
 from polyhead.nn.place import beside
+from polyhead.text.tokenizer import Tokenizer
 
 
 class Perplexity(NamedTuple):
@@ -45,6 +48,15 @@ class Perplexity(NamedTuple):
     @property
     def bits_per_character(self) -> float:
         return self.nll / math.log(2) / max(self.characters, 1)
+
+
+def of_text(
+    model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch_tokens: int
+) -> Perplexity:
+    """Of files of plain text, in rows of ``width`` tokens, as many at a time as ``batch_tokens`` allow."""
+    with TemporaryDirectory() as place:
+        store = TokenStore.open_or_build(text, tokenizer, place)
+        return perplexity(model, store, width, max(1, batch_tokens // width))
 
 
 @torch.no_grad()
