@@ -50,9 +50,7 @@ class Perplexity(NamedTuple):
         return self.nll / math.log(2) / max(self.characters, 1)
 
 
-def of_text(
-    model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch_tokens: int
-) -> Perplexity:
+def of_text(model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch_tokens: int) -> Perplexity:
     """Of files of plain text, in rows of ``width`` tokens, as many at a time as ``batch_tokens`` allow."""
     with TemporaryDirectory() as place:
         store = TokenStore.open_or_build(text, tokenizer, place)
