@@ -168,8 +168,8 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
             "this run's recipe names no test files; give them: polyhead eval RUN FILE, or take --split valid",
         ),
         (
-            ["eval", "RUN", "--split", "valid", "--beam-size", "2", "--limit", "3"],
-            "--beam-size, --limit: of translations; this run is a language model, and nothing is decoded",
+            ["eval", "RUN", "--split", "valid", "--beam-size", "2", "--length-penalty", "1"],
+            "--beam-size, --length-penalty: of translations; this run is a language model and is measured on plain text",
         ),
         (
             ["score", "RUN", "FILE", "FILE"],
