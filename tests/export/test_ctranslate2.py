@@ -66,7 +66,12 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {"position": "learned", "segments": 2, "embedding_norm": True, "feed_forward": "gelu"},
     "classifier": {"labels": ("a", "b"), "segments": 2},
     "pooled": {"head": False, "pooling": {"name": "first", "activation": "gelu"}, "position": "rope"},
-    "mean": {"head": False, "pooling": "mean", "position": "t5", "n_kv_heads": 2},
+    "mean": {
+        "head": False,
+        "pooling": {"name": "mean", "activation": "tanh"},
+        "position": "t5",
+        "n_kv_heads": 2,
+    },
     "sandwich": {"norm_first": True, "sandwich_norm": True, "position": "shaw"},
 }
 
