@@ -108,6 +108,10 @@ def test_no_module_imports_itself_in_a_circle() -> None:
             "from polyhead.cli import main; main(['serve', '--help'])",
             {"torch", "uvicorn", "prometheus_client"},
         ),
+        (
+            "from polyhead.cli import main; main(['export', '--help'])",
+            {"torch", "onnxruntime", "onnxscript", "ctranslate2"},
+        ),
         ("import polyhead.recipe", {"torch"}),
     ],
 )
