@@ -8,7 +8,7 @@ import pytest
 
 from polyhead.cli import main
 from polyhead.recipe import Recipe, load_recipe
-from polyhead.sections import DistillSection, StartSection
+from polyhead.sections import AdaptSection, DistillSection, StartSection
 
 RECIPE = """
 data: {train: [train.de, train.en], valid: [valid.de, valid.en], target_lang: en}
@@ -78,6 +78,8 @@ def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert any(line.startswith("data.test: list[str] | null = null  ") for line in lines)
     assert any(line.startswith("model.position: part = sinusoidal  ") for line in lines)
     assert "start.every: int = 1  of its layers the first and every n-th after; 2 halves the depth" in lines
+    assert "train.adapt.rank: int = 8  numbers between A and B; fewer learn less and cost less" in lines
     maybe = {"start": StartSection, "distill": DistillSection}
     sections = [maybe.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
-    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections)
+    within = len(AdaptSection.model_fields) - 1  # in the place of train.adapt itself
+    assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + within
