@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sentences", type=int, default=6000, help="of the embedded corpus")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--other", choices=["ours", "ddp"], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -59,6 +61,7 @@ def main() -> None:
         follow(options)
         return
     n = options.processes
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with tempfile.TemporaryDirectory() as folder:
         options.folder = Path(folder)
         tokens = prepare(options)
@@ -69,29 +72,39 @@ def main() -> None:
             f"{n} processes of 1 thread, DDP": partial(lead, kind="ddp"),
         }
         with apart(contestants, options) as calls:
-            for _ in range(3):
+            for _ in range(2):
                 for call in calls.values():
                     call()
-            seconds: dict[str, list[float]] = {name: [] for name in calls}
+            seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
             for _ in range(options.rounds):
                 for name, call in calls.items():
                     seconds[name].append(call())
-    first = seconds["1 process of 1 thread"]
-    rows = [["contestant", "ms an update", "target tokens/s", "times 1 process of 1 thread"]]
+    first = [wall for wall, _ in seconds["1 process of 1 thread"]]
+    rows = [
+        [
+            "contestant",
+            "ms an update",
+            "of the processor, a process",
+            "target tokens/s",
+            "times 1 process of 1 thread",
+        ]
+    ]
     for name, times in seconds.items():
-        middle = statistics.median(times)
-        rows.append([name, f"{1e3 * middle:.0f}", f"{tokens / middle:,.0f}", f"{ratio(first, times):.2f}"])
+        wall, used = (list(column) for column in zip(*times, strict=True))
+        middle = statistics.median(wall)
+        cells = [f"{1e3 * middle:.0f}", f"{1e3 * statistics.median(used):.0f}", f"{tokens / middle:,.0f}"]
+        rows.append([name, *cells, f"{ratio(first, wall):.2f}"])
     print(f"{options.preset}, {options.precision}, vocabulary {options.vocab_size}, {tokens:,.0f} target tokens an update, "
           f"medians of {options.rounds} interleaved rounds of {TURN} updates")  # fmt: skip
     print(table(rows))
 
 
-TURN = 4  # updates at a time
+TURN = 3  # updates at a time
 
 
 def prepare(options: argparse.Namespace) -> float:
     """Write the corpus, its tokens and a tokenizer into the folder; returns the mean of the target tokens of a batch."""
-    corpus = open_corpus(write_corpus(options.folder, n=6000)["train"])
+    corpus = open_corpus(write_corpus(options.folder, n=options.sentences)["train"])
     train_tokenizer(texts(corpus), Choice("bpe"), options.vocab_size).save(options.folder)
     task, plan = opened(options)
     return statistics.mean(task.count(task.batch(rows)) for rows in plan)
@@ -112,10 +125,10 @@ def settings(options: argparse.Namespace) -> TrainConfig:
     return TrainConfig(steps=10**6, max_tokens=options.max_tokens, precision=options.precision, lr=1e-4)
 
 
-def stepper(options: argparse.Namespace, ranks: Ranks, kind: str = "ours") -> Callable[[], float]:
-    """Does a turn of updates and returns the seconds of one."""
-    import time
-
+def stepper(
+    options: argparse.Namespace, ranks: Ranks, kind: str = "ours"
+) -> Callable[[], tuple[float, float]]:
+    """Does a turn of updates; returns the seconds of one, and those of the processor for this process."""
     tune_memory()
     task, plan = opened(options)
     config = settings(options)
@@ -126,13 +139,13 @@ def stepper(options: argparse.Namespace, ranks: Ranks, kind: str = "ours") -> Ca
         ddp(task, training, config, ranks) if kind == "ddp" else partial(ours, task, training, config, ranks)
     )
 
-    def turn() -> float:
+    def turn() -> tuple[float, float]:
         ranks.sum(0)
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         for _ in range(TURN):
             training.progress.step += 1
             step(parts[training.progress.step % len(parts)])
-        return (time.perf_counter() - start) / TURN
+        return (time.perf_counter() - start[0]) / TURN, (time.process_time() - start[1]) / TURN
 
     return turn
 
@@ -159,9 +172,7 @@ def ddp(
     task: Translation, training: Training, config: TrainConfig, ranks: Ranks
 ) -> Callable[[list[Any]], None]:
     """The same update with torch's own wrapper, which averages over processes."""
-    wrapped = nn.parallel.DistributedDataParallel(
-        Lossy(task, training.model), gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    wrapped = nn.parallel.DistributedDataParallel(Lossy(task, training.model), gradient_as_bucket_view=True)
     device = torch.device("cpu")
     precision = resolve(config.precision, device)
 
@@ -180,13 +191,13 @@ def ddp(
     return step
 
 
-def alone(options: argparse.Namespace, threads: int) -> Callable[[], float]:
+def alone(options: argparse.Namespace, threads: int) -> Callable[[], tuple[float, float]]:
     """One process."""
     torch.set_num_threads(threads)
     return stepper(options, ALONE)
 
 
-def lead(options: argparse.Namespace, kind: str) -> Callable[[], float]:
+def lead(options: argparse.Namespace, kind: str) -> Callable[[], tuple[float, float]]:
     """The first of several processes; the others follow its steps until it is gone."""
     n = options.processes
     with socket.create_server(("127.0.0.1", 0)) as free:
