@@ -407,6 +407,13 @@ def test_weights_lie_as_they_are_multiplied(shared: bool) -> None:
     np.testing.assert_allclose(found, table[[2, 5]] @ matrix.T @ table.T, rtol=1e-5)
 
 
+def test_examples_stay_within_the_positions_of_a_model() -> None:
+    assert writing.Sizes(3, 1, 2, 7).within(4) == (3, 1, 2, 3)
+    assert writing.Sizes(1, 6, 4, 0).within(3) == (1, 3, 3, 0)
+    assert writing.Sizes(1, 6, 4, 9).within(8) == (1, 6, 4, 2)
+    assert all(sizes.within(512) == sizes for sizes in writing.PROVED)
+
+
 def test_sizes_of_the_examples_are_all_different() -> None:
     """Equal ones would be taken for one axis."""
     assert len(set(writing.TRACED)) == 4

@@ -79,7 +79,7 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> list[str]:
 
 def _prove(model: Model, tokenizer: Tokenizer, tokens: list[str], directory: Path, close: float) -> None:
     """Ask what was written about random texts; a UserError where it says anything else than the model."""
-    ids = torch.randint(len(tokens), (2, min(7, model.config.max_len - 2)))
+    ids = torch.randint(len(tokens), (2, max(1, min(7, model.config.max_len - 2))))
     if isinstance(model, Seq2Seq):
         wanted, found = _scores(model, ids, tokenizer, tokens, directory)
     elif isinstance(model, CausalLM):

@@ -34,6 +34,11 @@ class Sizes(NamedTuple):
     source: int
     past: int
 
+    def within(self, length: int) -> Sizes:
+        """The same, but of no more tokens than a model knows positions."""
+        tokens, past = min(self.tokens, length), min(self.past, length - 1)
+        return Sizes(self.rows, tokens, min(self.source, length), min(past, length - tokens))
+
 
 class Input(NamedTuple):
     """One input of a graph: an example and, by number, the names of the axes that vary."""

@@ -181,9 +181,12 @@ def _save(made: Any, path: Path) -> bool:
 @torch.no_grad()
 def _prove(model: Model, number: int, path: Path, close: float) -> None:
     """Run what was written on other sizes than it was traced with; a UserError where it says anything else."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no class in common
+        raise UserError(f"onnxruntime does not open {path.name} of this model: {_said(error)}") from error
     for sizes in PROVED:
-        graph = graphs(model, sizes)[number]
+        graph = graphs(model, sizes.within(model.config.max_len))[number]
         wanted = tree_leaves(graph.module(*graph.arguments([given.example for given in graph.inputs])))
         found = session.run(None, {given.name: given.example.numpy() for given in graph.inputs})
         for name, ours, theirs in zip(graph.outputs, wanted, found, strict=True):
