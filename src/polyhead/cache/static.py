@@ -170,7 +170,8 @@ class StaticLayer:
         return KV(_of(self.k, rows), _of(self.v, rows), pos, seen=seen)
 
     def select(self, rows: Tensor) -> None:
-        there = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)] or [None, None]
+        kept = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)]
+        there: list[Tensor | None] = [*kept] or [None, None]
         moved = [
             torch.index_select(x, 0, rows, out=to) for x, to in zip((self.k, self.v), there, strict=True)
         ]

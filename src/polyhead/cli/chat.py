@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import read_lines
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import (
+    AS_TRAINED,
+    CacheName,
+    Device,
+    Dtype,
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from polyhead.document import parse_part
 from polyhead.errors import UserError, nearest
 
@@ -20,7 +30,6 @@ if TYPE_CHECKING:
     from polyhead.generate.chat import Chat
     from polyhead.text.chat.base import Message
 
-AS_TRAINED = "of the run"
 COMMANDS = {"/reset": "forgets what was said", "/quit": "ends, as Ctrl-D does"}
 
 
@@ -37,30 +46,16 @@ def run(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="longest answer, in tokens", show_default=AS_TRAINED)
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="only the k likeliest tokens; 0 is all", show_default=AS_TRAINED)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED),
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same answers")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="text that ends an answer; may be given again")
     ] = None,
-    cache: Annotated[
-        str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
-    ] = None,
+    cache: CacheName = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:

@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import AS_TRAINED, Device, Dtype
 from polyhead.places import file_place
-
-OF_THE_RUN = "of the run"
 
 
 def run(
@@ -25,14 +23,14 @@ def run(
     ] = None,
     split: Annotated[Literal["test", "valid"], typer.Option(help="which files of the recipe")] = "test",
     beam_size: Annotated[
-        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=OF_THE_RUN)
+        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="above 0 favours longer outputs", show_default=OF_THE_RUN)
+        float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(help="tokens decoded together; less needs less memory", show_default=OF_THE_RUN),
+        typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
@@ -44,13 +42,13 @@ def run(
         typer.Option(
             metavar="COLUMN",
             help="classifiers: column or key of the text; twice for pairs",
-            show_default=OF_THE_RUN,
+            show_default=AS_TRAINED,
         ),
     ] = None,
     label: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="classifiers: column or key of the label", show_default=OF_THE_RUN
+            metavar="COLUMN", help="classifiers: column or key of the label", show_default=AS_TRAINED
         ),
     ] = None,
     dtype: Dtype = "fp32",

@@ -8,10 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import read_lines
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import (
+    AS_TRAINED,
+    CacheName,
+    Device,
+    Dtype,
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 from polyhead.document import parse_part
-
-AS_TRAINED = "of the run"
 
 
 def run(
@@ -25,23 +33,11 @@ def run(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="longest continuation, in tokens", show_default=AS_TRAINED)
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="only the k likeliest tokens; 0 is all", show_default=AS_TRAINED)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED),
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     beam_size: Annotated[
         int | None,
         typer.Option(
@@ -54,9 +50,7 @@ def run(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
-    cache: Annotated[
-        str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
-    ] = None,
+    cache: CacheName = None,
     speculate: Annotated[
         str | None,
         typer.Option(

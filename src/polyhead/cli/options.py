@@ -6,6 +6,27 @@ from typing import Annotated
 
 import typer
 
+AS_TRAINED = "of the run"  # what holds where an option is not given
+
+Temperature = Annotated[
+    float | None, typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED)
+]
+TopK = Annotated[
+    int | None, typer.Option(help="only the k likeliest tokens; 0 is all", show_default=AS_TRAINED)
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED),
+]
+MinP = Annotated[
+    float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
+]
+CacheName = Annotated[
+    str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
+]
 Dtype = Annotated[
     str,
     typer.Option(

@@ -10,12 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
-
-AS_TRAINED = "of the run"
 
 
 def run(
@@ -44,9 +42,7 @@ def run(
         bool,
         typer.Option("--strict", help="refuse unknown fields, which else are ignored and told in a header"),
     ] = False,
-    cache: Annotated[
-        str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
-    ] = None,
+    cache: CacheName = None,
     chat: Annotated[
         str | None,
         typer.Option(

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 
 if TYPE_CHECKING:
     from polyhead.run import Run
-
-AS_TRAINED = "of the run"
 
 
 def run(
@@ -44,10 +42,7 @@ def run(
     target_lang: Annotated[
         str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)
     ] = None,
-    cache: Annotated[
-        str | None,
-        typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED),
-    ] = None,
+    cache: CacheName = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),

@@ -13,14 +13,13 @@ from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
 from polyhead.data.rows import Ints, Rows
 from polyhead.errors import UserError
-from polyhead.models import CausalLM
-from polyhead.nn.loss import IGNORED, Loss, cross_entropy
-from polyhead.nn.place import beside
+from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
 from polyhead.train.tasks.plain_text import check_rows
 
@@ -102,22 +101,15 @@ class Chat:
 
     def count(self, batch: Rows) -> int:
         """Labels that count."""
-        return int((batch.labels >= 0).sum())
+        return next_token.count(batch)
 
     def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
-        assert isinstance(model, CausalLM)
-        batch = beside(model, batch)
-        features = model.features(batch.tokens, batch.pos)
-        return cross_entropy(features, model.head, batch.labels, self.smoothing)
+        return next_token.loss(model, batch, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Rows) -> Scores:
         """Of every token that the assistant says."""
-        assert isinstance(model, CausalLM)
-        batch = beside(model, batch)
-        asked = batch.labels != IGNORED
-        hidden = model.features(batch.tokens, batch.pos)[asked]
-        return Scores(model.head(hidden), batch.labels[asked], hidden)
+        return next_token.scores(model, batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss without smoothing and perplexity of what the assistant says in the validation text."""
@@ -138,12 +130,9 @@ class Chat:
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: ConversationStore) -> dict[str, float]:
-        assert isinstance(model, CausalLM)
         nll, tokens = 0.0, 0
         for rows in self._plan(store, 0):
-            batch = store.batch(rows, self.pad_id)
-            batch = beside(model, batch)
-            loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
+            loss = next_token.loss(model, store.batch(rows, self.pad_id))
             nll, tokens = nll + float(loss.nll), tokens + loss.count
         return {"loss": nll / tokens, "ppl": math.exp(min(nll / tokens, 700.0))}
 

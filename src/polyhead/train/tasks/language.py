@@ -14,13 +14,13 @@ from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
-from polyhead.nn.loss import IGNORED, Loss, cross_entropy
-from polyhead.nn.place import beside
+from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
 from polyhead.train.tasks.plain_text import check_rows, open_stores, test_facts, text_of
 
@@ -100,22 +100,15 @@ class LanguageModel:
 
     def count(self, batch: Rows) -> int:
         """Labels that count."""
-        return int((batch.labels >= 0).sum())
+        return next_token.count(batch)
 
     def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
-        assert isinstance(model, CausalLM)
-        batch = beside(model, batch)
-        features = model.features(batch.tokens, batch.pos)
-        return cross_entropy(features, model.head, batch.labels, self.smoothing)
+        return next_token.loss(model, batch, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Rows) -> Scores:
         """Of every token that has a next one."""
-        assert isinstance(model, CausalLM)
-        batch = beside(model, batch)
-        asked = batch.labels != IGNORED
-        hidden = model.features(batch.tokens, batch.pos)[asked]
-        return Scores(model.head(hidden), batch.labels[asked], hidden)
+        return next_token.scores(model, batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss and perplexity a token, perplexity a word and bits a character of the validation text."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.device.ghost import DEVICE, Ghost, haunted
-from tests.train.conftest import Notes
+from tests.train.conftest import Notes, unsynced
 from tests.train.test_ranks import place, recipe_of
 
 import polyhead as ph
@@ -19,7 +19,7 @@ from polyhead.registry import CACHE
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import read_metrics
 
-__all__ = ["place"]
+__all__ = ["place", "unsynced"]
 pytestmark = pytest.mark.usefixtures("unsynced")
 TASKS = ("translation", "language-model", "masked-lm", "denoising", "classification")
 PROMPTS = ["the king", "a dog barks at", "two"]

@@ -1,0 +1,32 @@
+"""What tasks have in common whose rows predict the token after each."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from polyhead.data.rows import Rows
+from polyhead.models import CausalLM
+from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.place import beside
+from polyhead.train.tasks.base import Scores
+
+
+def count(batch: Rows) -> int:
+    """Labels that count."""
+    return int((batch.labels >= 0).sum())
+
+
+def loss(model: nn.Module, batch: Rows, smoothing: float = 0.0) -> Loss:
+    """Cross-entropy as sums."""
+    assert isinstance(model, CausalLM)
+    batch = beside(model, batch)
+    return cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels, smoothing)
+
+
+def scores(model: nn.Module, batch: Rows) -> Scores:
+    """Of every token that has a label."""
+    assert isinstance(model, CausalLM)
+    batch = beside(model, batch)
+    asked = batch.labels != IGNORED
+    hidden = model.features(batch.tokens, batch.pos)[asked]
+    return Scores(model.head(hidden), batch.labels[asked], hidden)
