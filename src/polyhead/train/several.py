@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from polyhead.errors import UserError
@@ -222,7 +222,8 @@ def _store(rank: int, world: int) -> Store:
         limit = timedelta(seconds=JOIN)
         return TCPStore(*where, timeout=limit, wait_for_workers=False, master_listen_fd=listener)
     store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=JOIN))))[0]
-    return store
+    # torchrun keeps its store when it starts the processes again, with all that those before have written there
+    return PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 @contextmanager
