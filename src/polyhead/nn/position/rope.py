@@ -97,6 +97,8 @@ class Rope(Position):
         if torch.compiler.is_exporting():
             return self._written_out(x, pos)
         cos, sin = self._once(self._turns, pos, x.size(1), x.size(2), x.device)
+        if not torch.is_grad_enabled():  # what surrounds a function of autograd's takes as long as this one
+            return _turned(x, cos, sin, self.layout)
         out: Tensor = _Turn.apply(x, cos, sin, self.layout)
         return out
 
@@ -130,19 +132,24 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
-        wide = torch.promote_types(x.dtype, torch.float32)  # bf16 has no fast products on the CPU
-        # (B, T, H, D), which is how the heads of a projection lie in memory, and those of a gradient need not
-        y = x.transpose(1, 2).to(wide, memory_format=torch.contiguous_format).contiguous()
-        out, width = torch.empty_like(y), 2 * cos.size(-1)
-        _TURNS[layout](y[..., :width], cos, sin, out[..., :width])
-        out[..., width:] = y[..., width:]
-        return out.to(x.dtype).transpose(1, 2)
+        return _turned(x, cos, sin, layout)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         back: Tensor = _Turn.apply(grad, cos, -sin, ctx.layout)
         return back, None, None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)  # bf16 has no fast products on the CPU
+    # (B, T, H, D), which is how the heads of a projection lie in memory, and those of a gradient need not
+    y = x.transpose(1, 2).to(wide, memory_format=torch.contiguous_format).contiguous()
+    out, width = torch.empty_like(y), 2 * cos.size(-1)
+    _TURNS[layout](y[..., :width], cos, sin, out[..., :width])
+    if width < y.size(-1):
+        out[..., width:] = y[..., width:]
+    return out.to(x.dtype).transpose(1, 2)
 
 
 def _half(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
