@@ -117,7 +117,7 @@ def test_a_draft_guesses_there(runs: dict[str, Path]) -> None:
 
 
 def test_a_device_that_is_not_there_is_refused(runs: dict[str, Path]) -> None:
-    for name in ("cuda:7", "gpu", "cdua"):
+    for name in ("cuda:7", "gpu", "cdua", "meta"):
         with pytest.raises(
             UserError, match=f"device '{name}' is none that torch can use here; there are: cpu"
         ):

@@ -23,11 +23,13 @@ def device_of(name: str) -> torch.device:
     if name == "cuda" and torch.cuda.device_count() > 1:
         name = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
     try:
-        return torch.empty(0, device=name).device
+        there = torch.zeros(1, device=name)
+        there.item()  # a number comes back, which it does not from "meta"
+        return there.device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        there = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise UserError(
-            f"device {show(name)} is none that torch can use here; there are: {', '.join(['cpu', *there])}"
+            f"device {show(name)} is none that torch can use here; there are: {', '.join(usable)}"
         ) from error
 
 
