@@ -30,11 +30,12 @@ class Piece(NamedTuple):
 
 
 class News(NamedTuple):
-    """What became of one text since it was heard of last."""
+    """What became of one text since it was heard of last; an error comes in its turn, after the pieces before it."""
 
     talk: Talk
     pieces: list[Piece]
     ended: bool
+    error: BaseException | None = None
 
 
 class Talk:
@@ -43,7 +44,6 @@ class Talk:
     def __init__(self, number: int, asked: Asked, hears: Queue[News | None], live: bool) -> None:
         self.number, self.asked, self.hears, self.live = number, asked, hears, live  # live: wants every piece
         self.stream: Stream | None = None
-        self.error: BaseException | None = None
         self.begun = time.monotonic()
         self.first = 0.0  # when its first token came
         self.told = [0] * asked.n  # tokens of each output that its pieces came with
@@ -164,12 +164,14 @@ class Driver(threading.Thread):
 
     def _begin(self, talks: Sequence[Talk]) -> None:
         assert self.engine is not None
+        begun = []
         for talk in talks:
             try:
                 talk.stream = self.talks[talk] = self.engine.begin(talk.asked)
+                begun.append(News(talk, [], False))
             except BaseException as error:
-                talk.error = error
-        self._tell([News(talk, [], talk.error is not None) for talk in talks])
+                begun.append(News(talk, [], True, error))
+        self._tell(begun)
 
     def _drop(self, talk: Talk) -> None:
         stream = self.talks.pop(talk, None)
@@ -178,7 +180,7 @@ class Driver(threading.Thread):
 
     def _news(self, talk: Talk) -> News | None:
         """What there is to say of a text, if it is wanted now."""
-        stream, pieces = self.talks[talk], []
+        stream, pieces, fault = self.talks[talk], [], None
         try:
             for said in stream.news():
                 talk.first = talk.first or time.monotonic()
@@ -188,13 +190,12 @@ class Driver(threading.Thread):
         except BaseException as error:  # a panic of the tokenizer too: it is the affair of this text alone
             log.error("a text cannot be told: %s", where(error))
             stream.cancel()
-            talk.error = error
+            fault = error
         end = stream.request.end
         if end is None:
             return News(talk, pieces, False) if pieces else None
         del self.talks[talk]
-        talk.error = talk.error or end.error
-        return News(talk, pieces, True)
+        return News(talk, pieces, True, fault or end.error)
 
     def _work(self) -> None:
         """The jobs that wait first, and those that can be done along with them."""
@@ -230,9 +231,7 @@ class Driver(threading.Thread):
 
     def _end(self, error: Exception) -> None:
         """Everybody who still waits is told."""
-        for talk in list(self.talks):
-            talk.error = error
-        self._tell([News(talk, [], True) for talk in self.talks])
+        self._tell([News(talk, [], True, error) for talk in self.talks])
         for job in self._jobs:
             if job.done.set_running_or_notify_cancel():
                 job.done.set_exception(error)

@@ -180,11 +180,9 @@ class Service:
                 asked = await self.aside(read, size(texts))
                 talks.all = [Talk(number, one, talks.hears, live) for number, one in enumerate(asked)]
                 self.driver.begin(talks.all)
-            for _ in talks.all:
-                await talks.hears.get()
-            for talk in talks.all:
-                if talk.error is not None:
-                    raise told(talk.error)
+            for taken in [await talks.hears.get() for _ in talks.all]:
+                if taken is not None and taken.error is not None:
+                    raise told(taken.error)
             yield talks
         finally:
             for talk in talks.all:
@@ -227,11 +225,11 @@ class Talks:
         try:
             while going:
                 news = await self.hears.get()
-                if news is not None:
-                    if news.talk.error is not None:
-                        raise told(news.talk.error)
-                    going -= news.ended
                 yield news
+                if news is not None:
+                    if news.error is not None:
+                        raise told(news.error)
+                    going -= news.ended
         finally:
             timer.cancel()
 
