@@ -65,10 +65,9 @@ class StaticCache:
         return Memory(self.nbytes, sum(self.lengths) * slot, max(self.peak, self.nbytes))
 
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
-        rows, host = list(rows), pos.cpu()
-        assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
-        last = host.amax(1).tolist()
-        ends = [max(self.lengths[row], at + 1) for row, at in zip(rows, last, strict=True)]
+        rows, host = list(rows), pos.tolist()
+        assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
+        ends = [max(self.lengths[row], 1 + max(at)) for row, at in zip(rows, host, strict=True)]
         longest = max(ends, default=0)
         if longest > self.max_len:
             raise UserError(
@@ -79,7 +78,6 @@ class StaticCache:
             self.lengths[row] = end
         if longest >= self.pos.size(1):
             self._grow(longest)
-        self.peak = max(self.peak, self.nbytes)
         step = self._step(rows, pos, host)
         for layer in self.layers:
             layer.step = step
@@ -92,6 +90,7 @@ class StaticCache:
         self.pos = torch.cat([self.pos, self.pos.new_full((n, self.pos.size(1)), -1)])
         for layer in self.layers:
             layer.add(n)
+        self.peak = max(self.peak, self.nbytes)
 
     @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:
@@ -116,18 +115,21 @@ class StaticCache:
             layer.select(index)
         self.peak = max(self.peak, self.nbytes)
 
-    def _step(self, rows: list[int], pos: Tensor, host: Tensor) -> Step:
+    def _step(self, rows: list[int], pos: Tensor, host: list[list[int]]) -> Step:
         """Mark the new positions; rows that stand together are written as one slice, others by index."""
         index = None if rows == list(range(len(self.lengths))) else torch.tensor(rows, device=self.device)
         if index is None and _aligned(host):
-            slots = slice(int(host[0, 0]), int(host[0, 0]) + host.size(1))
+            slots = slice(host[0][0], host[0][-1] + 1)
             self.pos[:, slots] = pos
-            return Step(None, slots, self.pos[:, None], visible(pos, self.pos[:, None], True), None)
+            held = self.pos[:, None]
+            return Step(None, slots, held, visible(pos, held, True), None)
         where = torch.arange(len(pos), device=self.device) if index is None else index
-        write = where[:, None], torch.where(pos < 0, self.pos.size(1) - 1, pos)
+        padding = pos < 0 if min(map(min, host)) < 0 else None
+        write = where[:, None], pos if padding is None else pos.masked_fill(padding, self.pos.size(1) - 1)
         self.pos[write] = pos
         held = _of(self.pos, index)[:, None]
-        return Step(index, write, held, visible(pos, held, True), (pos < 0)[:, None, :, None])
+        seen = visible(pos, held, True)
+        return Step(index, write, held, seen, None if padding is None else padding[:, None, :, None])
 
     def _grow(self, slots: int) -> None:
         """Room for ``slots`` at least; the spare slot stays the last."""
@@ -136,6 +138,7 @@ class StaticCache:
         self.pos = torch.cat([self.pos, self.pos.new_full((len(self.pos), more), -1)], 1)
         for layer in self.layers:
             layer.grow(more)
+        self.peak = max(self.peak, self.nbytes)
 
 
 class StaticLayer:
@@ -194,7 +197,7 @@ def _of(x: Tensor, rows: Tensor | None) -> Tensor:
     return x if rows is None else x[rows]
 
 
-def _aligned(pos: Tensor) -> bool:
+def _aligned(pos: list[list[int]]) -> bool:
     """Whether all rows hold the same run of positions: (B, T)."""
-    first = int(pos[0, 0])
-    return first >= 0 and bool((pos == torch.arange(first, first + pos.size(1))).all())
+    first = pos[0][0]
+    return first >= 0 and pos[0] == list(range(first, first + len(pos[0]))) and pos.count(pos[0]) == len(pos)
