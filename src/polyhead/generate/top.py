@@ -22,46 +22,50 @@ def likeliest(
     forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back. Logits may
     be of any precision; probabilities are fp32.
     """
-    k, rows = min(k, logits.size(1)), max(1, CHUNK // logits.size(1))
-    found = []
-    for start in range(0, len(logits), rows):
-        x = logits[start : start + rows].float()
-        most, log_sum = log_sums(x)
-        if banned or forced is not None:
-            x = x.clone() if x.dtype == logits.dtype else x
-        if banned:
-            x[:, list(banned)] = float("-inf")
-        if forced is not None:
-            _force(x, forced[start : start + rows])
-        values, ids = top(x, k)
-        found.append((values - most - log_sum, ids))
-    return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
+    rows = max(1, CHUNK // logits.size(1))
+    if len(logits) > rows:
+        parts = logits.split(rows)
+        forces = [None] * len(parts) if forced is None else forced.split(rows)
+        found = [likeliest(part, k, banned, force) for part, force in zip(parts, forces, strict=True)]
+        return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
+    x = logits.float()
+    most, log_sum = log_sums(x)
+    if banned or forced is not None:
+        x = x.clone() if x.dtype == logits.dtype else x
+    if banned:
+        x.index_fill_(1, torch.tensor(banned, device=x.device), float("-inf"))
+    if forced is not None:
+        _force(x, forced)
+    values, ids = top(x, min(k, x.size(1)))
+    return values - most - log_sum, ids
 
 
 def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As ``x.topk(k)`` over rows (N, V), or as ``x.max`` for one: the k greatest lie in the k blocks with the greatest maxima.
+    """As ``x.topk(k)`` over rows (N, V): the k greatest lie in the k blocks with the greatest maxima, or behind the last.
 
-    Finding maxima is 15 times as fast as sorting and 7 times as fast as finding where they are.
+    Finding maxima is 15 times as fast as sorting.
     """
     width = x.size(1)
+    if k == 1:
+        ids = _greatest(x)
+        return x.gather(1, ids), ids
     if width < 4 * k * BLOCK:
-        return _best(x, k)
+        values, ids = x.topk(k)
+        return values, ids
     whole = width // BLOCK * BLOCK
-    maxima = x[:, :whole].unflatten(1, (-1, BLOCK)).amax(-1)
-    if whole < width:
-        maxima = torch.cat([maxima, x[:, whole:].amax(-1, keepdim=True)], 1)
-    blocks = _best(maxima, k)[1]
+    blocks = x[:, :whole].unflatten(1, (-1, BLOCK)).amax(-1).topk(k).indices
     near = (blocks[:, :, None] * BLOCK + torch.arange(BLOCK, device=x.device)).flatten(1)
-    values, within = _best(
-        x.gather(1, near.clamp(max=width - 1)).masked_fill_(near >= width, float("-inf")), k
-    )
-    # where hardly anything is allowed, what lies beyond the last token is as good as the rest; it must still be a token
-    return values, near.gather(1, within).clamp_(max=width - 1)
+    if whole < width:
+        near = torch.cat([near, torch.arange(whole, width, device=x.device).expand(len(x), -1)], 1)
+    values, within = x.gather(1, near).topk(k)
+    return values, near.gather(1, within)
 
 
-def _best(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    values, ids = x.max(-1, keepdim=True) if k == 1 else x.topk(k)
-    return values, ids
+def _greatest(x: Tensor) -> Tensor:
+    """Where the greatest number of each row stands first: (N, V) -> (N, 1)."""
+    if x.device.type != "cpu":
+        return x.argmax(1, keepdim=True)
+    return torch.from_numpy(x.numpy().argmax(1, keepdims=True))  # in a tenth of torch's time
 
 
 def _force(logits: Tensor, forced: Tensor) -> None:
