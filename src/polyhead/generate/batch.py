@@ -108,8 +108,8 @@ class Batch:
         chosen = set(group)
         group = [member for member in self.members if member in chosen]
         rows = [(row, member, i) for row, (member, i) in enumerate(self._rows()) if member in chosen]
-        tokens = torch.tensor([member.newest(i) for _, member, i in rows], device=self.device)[:, None]
-        pos = torch.tensor([member.held[i] for _, member, i in rows], device=self.device)[:, None]
+        newest, held = zip(*((member.newest(i), member.held[i]) for _, member, i in rows), strict=True)
+        tokens, pos = torch.tensor([newest, held], device=self.device)[:, :, None].unbind()
         self.cache.begin([row for row, _, _ in rows], pos)
         logits = self.model.decode(tokens, pos, self.cache, self._memory_of(group))[:, -1]
         for row, member, i in rows:

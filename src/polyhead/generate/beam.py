@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -80,8 +81,8 @@ class Beaming:
     def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
         """One token more for each; those of equal width, and of which all or none may end, together."""
         beams = cast("Sequence[Beams]", searches)
-        ends = np.cumsum([len(beam.rows) for beam in beams]).tolist()
         kinds = [(len(beam.rows), len(beam.rows[0]) < self.least) for beam in beams]
+        ends = list(accumulate(width for width, _ in kinds))
         for width, unripe in dict.fromkeys(kinds):
             members = [i for i, kind in enumerate(kinds) if kind == (width, unripe)]
             own = logits
@@ -96,8 +97,8 @@ class Beaming:
         host = values.double().cpu().numpy().reshape(len(beams), width, -1)
         live = np.array([beam.live for beam in beams])
         scores, origin, token = _best_extensions(live, _free(host, beams), ids.cpu().numpy(), self.looked_at)
-        broken = np.isnan(host).any((1, 2)).tolist()
-        news = zip(beams, broken, scores.tolist(), origin.tolist(), token.tolist(), strict=True)
+        broken = np.isnan(host).any((1, 2))
+        news = zip(beams, *(x.tolist() for x in (broken, scores, origin, token)), strict=True)
         for beam, bad, *extensions in news:
             if bad:
                 beam.error = NOT_A_NUMBER
@@ -227,8 +228,8 @@ def beam_search(
 
 def _free(values: Floats, beams: Sequence[Beams]) -> Floats:
     """Log-probabilities (R, W, k), where tokens that the model was told cost nothing."""
-    told = np.array([len(beam.rows[0]) < beam.wish.certain for beam in beams])
-    return np.where(told[:, None, None] & np.isfinite(values), 0.0, values) if told.any() else values
+    told = [len(beam.rows[0]) < beam.wish.certain for beam in beams]
+    return np.where(np.array(told)[:, None, None] & np.isfinite(values), 0.0, values) if any(told) else values
 
 
 def _best_extensions(live: Floats, values: Floats, ids: Ints, k: int) -> tuple[Floats, Ints, Ints]:
@@ -236,5 +237,5 @@ def _best_extensions(live: Floats, values: Floats, ids: Ints, k: int) -> tuple[F
     requests, _, per_row = values.shape
     total = (live[:, :, None] + values).reshape(requests, -1)
     order = np.argsort(-total, axis=1, kind="stable")[:, :k]
-    token = np.take_along_axis(ids.reshape(requests, -1), order, 1)
-    return np.take_along_axis(total, order, 1), order // per_row, token
+    request = np.arange(requests)[:, None]
+    return total[request, order], order // per_row, ids.reshape(requests, -1)[request, order]

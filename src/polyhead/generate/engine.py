@@ -192,7 +192,7 @@ class Engine:
         """Those that wait, in their order, as long as there is room; nobody overtakes, so nobody waits for ever."""
         coming: list[Request] = []
         live = self.live
-        if len(live) > (1 - self.refill) * self._most:
+        if not self.waiting or len(live) > (1 - self.refill) * self._most:
             return
         rows, tokens = (
             sum(member.request.search.width for member in live),
