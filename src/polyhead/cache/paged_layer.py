@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape
-from polyhead.cache.stored import Pages, Stored, gathered
+from polyhead.cache.stored import Pages, Places, Stored, gathered
 from polyhead.nn.kv import KV, Watcher
 
 
@@ -62,11 +62,19 @@ class PagedLayer:
             self.soil(step.write)
         for x, part in zip((self.k, self.v), new, strict=True):
             x.flatten(0, 2).index_copy_(0, step.write, part.flatten(0, 2))
-        return Stored.of(
-            Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages))),
-            step.pos,
-            step.seen,
-        )
+        return Stored.of(self._pages(step), step.pos, step.seen)
+
+    def places(self) -> Places | None:
+        """Where this step's tokens go, for who writes them there himself; None where some are padding."""
+        assert self.step is not None, "begin() comes before places()"
+        step = self.step
+        if step.padding is not None:
+            return None
+        first = step.write.view(len(step.pages), self.k.size(1), -1)[:, 0].contiguous().flatten()
+        return Places(self._pages(step), first, step.pos, step.seen)
+
+    def _pages(self, step: Step) -> Pages:
+        return Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages)))
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (from, to) each."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
+from polyhead.cache.stored import Pages, Places
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
@@ -171,6 +172,19 @@ class StaticLayer:
             else:  # two index tensors about a slice: their dimensions come first
                 x[write[0], :, write[1]] = new.transpose(1, 2)
         return KV(_of(self.k, rows), _of(self.v, rows), pos, seen=seen)
+
+    def places(self) -> Places | None:
+        """Where this step's tokens go, for who writes them there himself; None where some are padding."""
+        assert self.step is not None, "begin() comes before places()"
+        _, write, pos, seen, padding = self.step
+        if padding is not None:
+            return None
+        if isinstance(write, slice):
+            row, slot = torch.arange(len(self.k))[:, None], torch.arange(write.start, write.stop)
+        else:
+            row, slot = write
+        pages = Pages(self.k, self.v, row, lambda x: x.index_select(0, row[:, 0]))
+        return Places(pages, (row * (self.k.size(1) * self.k.size(2)) + slot).flatten(), pos, seen)
 
     def select(self, rows: Tensor) -> None:
         kept = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)]

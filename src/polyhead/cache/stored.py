@@ -20,6 +20,15 @@ class Pages(NamedTuple):
     gather: Callable[[Tensor], Tensor]  # of k or v -> (B, K, n * slot, D)
 
 
+class Places(NamedTuple):
+    """Where the keys and values of a step lie, in the layer that tells it; in the others they lie as there."""
+
+    pages: Pages
+    write: Tensor  # (B * T,) int64: the slot of each new token in the first head, counted from that of the first page
+    pos: Tensor  # (B, 1, n * slot): of what lies there
+    seen: Tensor  # (B, 1, T, n * slot): which slots each new token may see
+
+
 class Stored(KV):
     """A KV that lies in pages: who can read them there need not wait for k and v, which are brought together when asked for."""
 

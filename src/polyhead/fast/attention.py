@@ -75,7 +75,7 @@ class PackedAttention(Attention):
     def mean(
         self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]
     ) -> Tensor:
-        pages = _pages(kv)
+        pages = pages_of(kv)
         triangle = mask is None and self.causal
         own_masks = mask is not None and mask.size(0) not in (1, len(pages.table))  # of rows that share keys
         pairs = (
@@ -91,7 +91,7 @@ class PackedAttention(Attention):
         return paged(q, pages, mask, self.scale)
 
 
-def _pages(kv: KV) -> Pages:
+def pages_of(kv: KV) -> Pages:
     """Where the slots of kv lie; a row that lies together is a page."""
     if isinstance(kv, Stored):
         return kv.pages
@@ -106,23 +106,17 @@ def _first(rows: int) -> Tensor:
 
 def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """softmax(q k^T * scale) v of queries (N, H, T, D) over slots where they lie; mask (1|B, 1|K, 1|T, S) -> (N, T, H * Dv)."""
-    found, (N, H, T, D), (B, n), (_, K, block, _) = kernels(), q.shape, pages.table.shape, pages.k.shape
+    found, (N, H, T, D), B, K = kernels(), q.shape, len(pages.table), pages.k.size(1)
     assert found is not None and N % B == 0, f"{N} rows of queries over {B}"
     q = q.transpose(1, 2)  # as they come out of a product
     if q.stride()[2:] != (D, 1) or (T > 1 and N > 1 and q.stride(0) != T * q.stride(1)):
         q = q.contiguous()
     k, v = (x if x.stride(3) == 1 and x.dtype == q.dtype else x.to(q.dtype).contiguous() for x in pages[:2])
-    masks = (0, 0, 0)
-    if mask is not None:
-        mask = mask if mask.stride(3) == 1 else mask.contiguous()
-        masks = tuple(
-            0 if size == 1 else stride for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True)
-        )  # type: ignore[assignment]
+    mask = mask if mask is None or mask.stride(3) == 1 else mask.contiguous()
     out = q.new_empty(N, T, H * v.size(3))
-    sizes = Sizes(
-        B, N // B, K, H // K, T, n * block, block, n, D, v.size(3), q.stride(1 if T > 1 else 0), k.stride(1), k.stride(0), k.stride(2),
-        v.stride(1), v.stride(0), v.stride(2), *masks, D**-0.5 if scale is None else scale,
-    )  # fmt: skip
+    sizes = sizes_of(pages._replace(k=k, v=v), N, T, mask)
+    sizes.group, sizes.q_token = H // K, q.stride(1 if T > 1 else 0)
+    sizes.scale = D**-0.5 if scale is None else scale
     getattr(found, f"attend_{SUFFIX[q.dtype]}")(
         q.data_ptr(),
         k.data_ptr(),
@@ -133,3 +127,17 @@ def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = No
         sizes,
     )
     return out
+
+
+def sizes_of(pages: Pages, rows: int, queries: int, mask: Tensor | None) -> Sizes:
+    """How ``rows`` of so many queries read pages; what a head of queries is like stays open."""
+    (B, n), (_, K, block, D), k, v = pages.table.shape, pages.k.shape, pages.k.stride(), pages.v.stride()
+    masks = (
+        (0, 0, 0)
+        if mask is None
+        else [stride * (size > 1) for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True)]
+    )
+    return Sizes(
+        B, rows // B, K, 0, queries, n * block, block, n, D, pages.v.size(3), 0,
+        k[1], k[0], k[2], v[1], v[0], v[2], *masks,
+    )  # fmt: skip

@@ -72,6 +72,7 @@ def kernels() -> ctypes.CDLL | None:
         return None
     found.pack.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
     found.log_sums.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
+    found.step_of.argtypes = [POINTER, WHOLE, POINTER, POINTER]
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
         getattr(found, f"linear_int8_{suffix}").argtypes = [*[POINTER] * 6, *[WHOLE] * 3]

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from polyhead.fast.attention import PackedAttention, can_fuse
 from polyhead.fast.int8 import Int8Linear, PlainInt8Linear, int8_product
 from polyhead.fast.linear import Product, product
-from polyhead.fast.native import SUFFIX
+from polyhead.fast.native import SUFFIX, kernels
+from polyhead.fast.operations import Unknown
+from polyhead.fast.step import PackedStack
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.head import Head
+from polyhead.nn.stack import Stack
 
 
 def packed(model: nn.Module, *, int8: bool = False) -> nn.Module:
@@ -53,6 +56,17 @@ def _pack(parent: nn.Module, product: Product) -> None:
             setattr(parent, name, PackedAttention(layer, product))
         else:
             _pack(layer, product)
+            if isinstance(layer, Stack):
+                setattr(parent, name, _stepping(layer))
+
+
+def _stepping(stack: Stack) -> Stack:
+    """With steps in one call where all of its parts can be written down as operations, and nobody hangs on to one."""
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in stack.modules())
+    try:
+        return stack if hooked or kernels() is None else PackedStack(stack)
+    except Unknown:
+        return stack
 
 
 def _lighten(part: nn.Module) -> None:

@@ -37,8 +37,8 @@ void softmax(float* row, const bool* seen, long slots, long padded) {
 
 // Some heads of one row of keys: for each of their queries the softmax over the slots, and the mean of the values by it. A page
 // holds all heads of its slots, and is read from end to end.
-template <class T>
-void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long first, long last,
+template <class Q, class T>
+void heads(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long first, long last,
            float* room) {
     const long each = z.share * z.queries * z.group, n = (last - first) * each, padded = (z.slots + LANES - 1) / LANES * LANES;
     float *query = room, *sums = query + n * z.dim, *scores = sums + n * z.v_dim;
@@ -79,8 +79,8 @@ void heads(const T* q, const T* k, const T* v, T* out, const bool* seen, const i
 }
 
 // The same for one head with many queries: two products, of which the keys and the values are the matrices.
-template <class T>
-void crowd(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long h, Floats* room) {
+template <class Q, class T>
+void crowd(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long h, Floats* room) {
     const long n = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
     float *panel = reinterpret_cast<float*>(room), *sums = panel + PANEL * std::max(z.dim, z.slots);
     float *query = sums + PANEL * ROWS, *scores = query + n * z.dim;
@@ -114,28 +114,26 @@ void crowd(const T* q, const T* k, const T* v, T* out, const bool* seen, const i
             for (long d = 0; d < width; d += LANES)
                 store(load(v + page(s) * z.v_page + h * z.v_head + s % z.block * z.v_slot + first + d), panel + s * PANEL + d);
         times(scores, padded, z.slots, [&](long i, const float* sum) {
-            T* to = out + (token(i) * z.heads * z.group + h * z.group + i % z.group) * z.v_dim + first;
+            Q* to = out + (token(i) * z.heads * z.group + h * z.group + i % z.group) * z.v_dim + first;
             for (long d = 0; d < width; d += LANES) store(load(sum + d), to + d);
         });
     }
 }
 
-template <class T>
-void attend(const T* q, const T* k, const T* v, T* out, const bool* seen, const int64_t* table, const Sizes& z) {
-    const long each = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
-    const long parts = each < CROWD ? std::min(z.heads, (omp_get_max_threads() + z.rows - 1) / z.rows) : z.heads, some = (z.heads + parts - 1) / parts;
+// By all threads of the region around it, which do not wait for each other.
+template <class Q, class T>
+void attend(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const int64_t* table, const Sizes& z) {
+    const long each = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL, threads = omp_get_num_threads();
+    const long parts = each < CROWD ? std::min(z.heads, (threads + z.rows - 1) / z.rows) : z.heads, some = (z.heads + parts - 1) / parts;
     const long shared = each < CROWD ? 0 : PANEL * (std::max(z.dim, z.slots) + ROWS);
-#pragma omp parallel
-    {
-        std::vector<Floats> room((some * each * (z.dim + z.v_dim + padded) + shared) / LANES);
-#pragma omp for schedule(static)
-        for (long unit = 0; unit < z.rows * parts; unit++) {
-            const long b = unit / parts, first = unit % parts * some, last = std::min(z.heads, first + some);
-            if (each >= CROWD)
-                crowd(q, k, v, out, seen, table, z, b, first, room.data());  // one head
-            else if (first < last)
-                heads(q, k, v, out, seen, table, z, b, first, last, reinterpret_cast<float*>(room.data()));
-        }
+    std::vector<Floats> room((some * each * (z.dim + z.v_dim + padded) + shared) / LANES);
+#pragma omp for schedule(static) nowait
+    for (long unit = 0; unit < z.rows * parts; unit++) {
+        const long b = unit / parts, first = unit % parts * some, last = std::min(z.heads, first + some);
+        if (each >= CROWD)
+            crowd(q, k, v, out, seen, table, z, b, first, room.data());  // one head
+        else if (first < last)
+            heads(q, k, v, out, seen, table, z, b, first, last, reinterpret_cast<float*>(room.data()));
     }
 }
 

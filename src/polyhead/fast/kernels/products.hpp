@@ -71,32 +71,30 @@ void multiply(long rows, const Floats* panel, const float* x, long stride, long 
     }
 }
 
-// Rows (M, steps) times the packed matrix (N, steps); finish(n, there) gives what is done with outputs n to n + there of a row.
+// Rows (M, steps) times the packed matrix (N, steps), by all threads of the region around it, which do not wait for each other;
+// finish(n, there) gives what is done with outputs n to n + there of a row.
 template <class T, class Finish>
 void products(const float* input, const float* packed, long M, long N, long steps, Finish finish) {
     const long chunk = M <= ROWS ? steps : STEPS;
     const bool fetch = M > 2 * ROWS;  // with few rows memory is busy anyway, and knows by itself what comes next
-#pragma omp parallel
-    {
-        std::vector<float> sums(std::min(M, BATCH) * PANEL);
-        for (long first = 0; first < M; first += BATCH) {
-            const long last = std::min(M, first + BATCH);
+    std::vector<float> sums(std::min(M, BATCH) * PANEL);
+    for (long first = 0; first < M; first += BATCH) {
+        const long last = std::min(M, first + BATCH);
 #pragma omp for schedule(static) nowait
-            for (long n = 0; n < N; n += PANEL) {
-                const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
-                for (long k = 0; k < steps; k += chunk) {
-                    const long here = std::min(chunk, steps - k);
-                    for (long m = first; m < last; m += ROWS) {
-                        const long quarter = m / ROWS;  // of what comes next: the first rows fetch one each
-                        const Floats* soon = fetch && quarter < WIDE ? panel + (k + here) * WIDE + quarter * here : nullptr;
-                        multiply<T>(std::min(ROWS, last - m), panel + k * WIDE, input + m * steps + k, steps, here,
-                                    sums.data() + (m - first) * PANEL, k == 0, soon);
-                    }
+        for (long n = 0; n < N; n += PANEL) {
+            const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
+            for (long k = 0; k < steps; k += chunk) {
+                const long here = std::min(chunk, steps - k);
+                for (long m = first; m < last; m += ROWS) {
+                    const long quarter = m / ROWS;  // of what comes next: the first rows fetch one each
+                    const Floats* soon = fetch && quarter < WIDE ? panel + (k + here) * WIDE + quarter * here : nullptr;
+                    multiply<T>(std::min(ROWS, last - m), panel + k * WIDE, input + m * steps + k, steps, here,
+                                sums.data() + (m - first) * PANEL, k == 0, soon);
                 }
-                for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
-                    const auto end = finish(n + j, std::min(LANES, N - n - j));
-                    for (long m = first; m < last; m++) end(m, load(&sums[(m - first) * PANEL + j]));
-                }
+            }
+            for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
+                const auto end = finish(n + j, std::min(LANES, N - n - j));
+                for (long m = first; m < last; m++) end(m, load(&sums[(m - first) * PANEL + j]));
             }
         }
     }
@@ -105,6 +103,7 @@ void products(const float* input, const float* packed, long M, long N, long step
 // x (M, K) times the packed matrix (N, K) -> (M, N); steps are those of K
 template <class T>
 void linear(const T* x, const float* packed, const float* bias, T* out, long M, long N, long steps) {
+#pragma omp parallel
     products<T>(reinterpret_cast<const float*>(x), packed, M, N, steps, [&](long n, long there) {
         const Floats more = bias ? load(bias + n, there) : Floats{};
         return [=](long m, Floats sum) { store(sum + more, out + m * N + n, there); };
@@ -140,6 +139,7 @@ void linear_int8(const T* x, const float* packed, const float* sizes, const int3
     std::vector<float> input(M * steps), units(M);
 #pragma omp parallel for schedule(static) if (M > ROWS)
     for (long m = 0; m < M; m++) units[m] = rounded(x + m * K, reinterpret_cast<uint8_t*>(&input[m * steps]), K);
+#pragma omp parallel
     products<int8_t>(input.data(), packed, M, N, steps, [&](long n, long there) {
         const Floats size = load(sizes + n, there), more = bias ? load(bias + n, there) : Floats{};
         const Ints offset = (Ints)load(reinterpret_cast<const float*>(offsets) + n, there);

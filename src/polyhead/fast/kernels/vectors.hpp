@@ -39,6 +39,7 @@ void store(Floats x, bf16* out) {  // to the nearest, ties to even
 
 template <class T>
 Floats load(const T* x, long n) {
+    if (n == LANES) return load(x);
     T all[LANES] = {};
     std::memcpy(all, x, n * sizeof(T));
     return load(all);

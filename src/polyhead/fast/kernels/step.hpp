@@ -1,0 +1,184 @@
+// A step of a whole decoder: a list of operations on rows of numbers, done one after another by all threads together, so
+// that between two of them there is nothing but a barrier.
+#pragma once
+#include <cmath>
+
+#include "activations.hpp"
+#include "attention.hpp"
+
+namespace {
+
+enum What : int64_t { NORM, ROUND, ANGLES, HEADS, PRODUCT, ATTEND };  // those up to HEADS concern each row by itself
+enum Norm : int64_t { LAYER, RMS };
+enum Kept : int64_t { FP32, BF16, INT8 };
+enum Joins : int64_t { ALONE, ADDED, MULTIPLIED };
+
+// Rows lie in a room, those of one kind together; places are in numbers a row from its beginning.
+struct Op {
+    int64_t what, in, out, with;      // where rows lie: what is read, written, and added or multiplied or turned by
+    int64_t width, inner;             // numbers of a row that is written, and of one that is read
+    int64_t way;                      // a Norm, how weights are kept, or whether pairs of features lie side by side
+    int64_t activation, joins;        // of a product
+    int64_t heads, kv_heads, dim, v_dim;
+    int64_t layer, source, mask;      // whose keys and values; of the source or its own; which of the masks
+    const void *weight, *bias, *sizes, *offsets;
+    double number;                    // eps, scale, gain or slope
+};
+
+struct Call {
+    int64_t rows, bf16;               // tokens in all; whether keys and values are kept in bf16
+    const int64_t *pos, *write;       // of each token: its position, and its slot in the first head
+    void* const* kept[2];             // keys and values of each layer: its own, those of the source
+    const int64_t* table[2];
+    const bool* const* seen[2];
+    Sizes sizes[2];
+    int64_t strange;                  // told: whether a key or value was not finite
+};
+
+// Sums over a row, sixteen at a time.
+template <class F>
+float sum_of(long n, F at) {
+    Floats sum = {};
+    for (long i = 0; i < n; i += LANES) sum += at(i, std::min(LANES, n - i));
+    return total(sum);
+}
+
+void norm(const float* x, float* out, const float* weight, const float* bias, const float* added, long n, int64_t way, double eps) {
+    const float mean = way == RMS ? 0 : sum_of(n, [&](long i, long there) { return load(x + i, there); }) / n;
+    const float square = sum_of(n, [&](long i, long there) {
+        Floats off = load(x + i, there) - mean;
+        for (long j = there; j < LANES; j++) off[j] = 0;
+        return off * off;
+    });
+    const float scale = 1 / std::sqrt(square / n + float(eps));
+    for (long i = 0; i < n; i += LANES) {
+        const long there = std::min(LANES, n - i);
+        Floats y = (load(x + i, there) - mean) * scale * load(weight + i, there);
+        if (bias) y += load(bias + i, there);
+        if (added) y += load(added + i, there);
+        store(y, out + i, there);
+    }
+}
+
+// Pairs of a head turned by angles: cos and sin (half,) each.
+void turn(float* __restrict x, const float* __restrict cos, const float* __restrict sin, long half, bool interleaved) {
+    const long step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
+    for (long j = 0; j < half; j++) {
+        const float a = x[j * step], b = x[j * step + apart];
+        x[j * step] = a * cos[j] - b * sin[j];
+        x[j * step + apart] = b * cos[j] + a * sin[j];
+    }
+}
+
+template <class T>
+void keep(const float* x, T* to, long n, Floats& strange) {
+    for (long d = 0; d < n; d += LANES) {
+        const Floats y = load(x + d);
+        strange += y * 0;
+        store(y, to + d);
+    }
+}
+
+// Queries and keys of a token are normed and turned where they lie; keys and values go where they are kept.
+template <class T>
+void heads_of(float* x, const float* angles, const Op& op, Call& call, long m) {
+    const Sizes& z = call.sizes[0];
+    const long half = op.inner / 2;
+    const auto ready = [&](float* head, const void* weight) {
+        if (weight) norm(head, head, static_cast<const float*>(weight), nullptr, nullptr, op.dim, RMS, op.number);
+        if (angles) turn(head, angles, angles + half, half, op.way);
+    };
+    for (long h = 0; h < op.heads; h++) ready(x + h * op.dim, op.weight);
+    float *k = x + op.heads * op.dim, *v = k + op.kv_heads * op.dim;
+    Floats strange = {};
+    for (long h = 0; h < op.kv_heads; h++) {
+        ready(k + h * op.dim, op.bias);
+        auto *to_k = static_cast<T*>(call.kept[0][2 * op.layer]), *to_v = static_cast<T*>(call.kept[0][2 * op.layer + 1]);
+        keep(k + h * op.dim, to_k + call.write[m] * z.k_slot + h * z.k_head, op.dim, strange);
+        keep(v + h * op.v_dim, to_v + call.write[m] * z.v_slot + h * z.v_head, op.v_dim, strange);
+    }
+    if (!(total(strange) == 0)) call.strange = 1;
+}
+
+void angles_of(float* out, const Op& op, int64_t pos) {
+    const auto* rate = static_cast<const float*>(op.weight);
+    for (long j = 0; j < op.width / 2; j++) {
+        const float angle = float(pos) * rate[j];
+        out[j] = std::cos(angle) * float(op.number);
+        out[op.width / 2 + j] = std::sin(angle) * float(op.number);
+    }
+}
+
+// What is done to each token by itself.
+void of_row(const Op& op, Call& call, float* room, long m) {
+    const long M = call.rows;
+    const float *in = room + op.in * M + m * op.inner, *with = op.with < 0 ? nullptr : room + op.with * M + m * op.inner;
+    float* out = room + op.out * M + m * op.width;
+    switch (op.what) {
+        case NORM: return norm(in, out, static_cast<const float*>(op.weight), static_cast<const float*>(op.bias), with, op.width, op.way, op.number);
+        case ANGLES: return angles_of(out, op, call.pos[m]);
+        case HEADS: return call.bf16 ? heads_of<bf16>(out, with, op, call, m) : heads_of<float>(out, with, op, call, m);
+        case ROUND:
+            if (op.way == INT8) {  // the sizes of 1 lie behind all rows
+                room[(op.out + op.width) * M + m] = rounded(in, reinterpret_cast<uint8_t*>(out), op.inner);
+                return;
+            }
+            for (long i = 0; i < op.inner; i += LANES)
+                store(load(in + i, std::min(LANES, op.inner - i)), reinterpret_cast<bf16*>(out) + i, std::min(LANES, op.inner - i));
+    }
+}
+
+void product_of(const Op& op, const Call& call, float* room) {
+    const long M = call.rows, N = op.width;
+    const float *in = room + op.in * M, *with = room + op.with * M, *packed = static_cast<const float*>(op.weight);
+    const float *bias = static_cast<const float*>(op.bias), *sizes = static_cast<const float*>(op.sizes), *units = in + op.inner * M;
+    const auto* offsets = static_cast<const float*>(op.offsets);
+    float* out = room + op.out * M;
+    const auto finish = [&](long n, long there) {
+        const Floats more = bias ? load(bias + n, there) : Floats{}, size = sizes ? load(sizes + n, there) : Floats{};
+        const Ints offset = offsets ? (Ints)load(offsets + n, there) : Ints{};
+        return [=, &op](long m, Floats sum) {
+            if (op.way == INT8) sum = __builtin_convertvector((Ints)sum - offset, Floats) * (size * units[m]);
+            Floats y = activated(sum + more, op.activation, float(op.number));
+            if (op.joins == ADDED) y += load(with + m * N + n, there);
+            if (op.joins == MULTIPLIED) y *= load(with + m * N + n, there);
+            store(y, out + m * N + n, there);
+        };
+    };
+    switch (op.way) {
+        case FP32: return products<float>(in, packed, M, N, op.inner, finish);
+        case BF16: return products<bf16>(in, packed, M, N, op.inner, finish);
+        default: return products<int8_t>(in, packed, M, N, op.inner, finish);
+    }
+}
+
+template <class T>
+void attention_of(const Op& op, const Call& call, float* room) {
+    Sizes z = call.sizes[op.source];
+    z.heads = op.kv_heads, z.group = op.heads / op.kv_heads, z.dim = op.dim, z.v_dim = op.v_dim, z.q_token = op.inner, z.scale = op.number;
+    auto* const* kept = call.kept[op.source] + 2 * op.layer;
+    attend(room + op.in * call.rows, static_cast<const T*>(kept[0]), static_cast<const T*>(kept[1]), room + op.out * call.rows,
+           call.seen[op.source][op.mask], call.table[op.source], z);
+}
+
+void step(const Op* ops, long count, Call& call, float* room) {
+#pragma omp parallel
+    for (long i = 0; i < count;) {
+        long end = i;
+        while (end < count && ops[end].what <= HEADS) end++;
+        if (end > i) {
+#pragma omp for schedule(static)
+            for (long m = 0; m < call.rows; m++)
+                for (long j = i; j < end; j++) of_row(ops[j], call, room, m);
+            i = end;
+            continue;
+        }
+        if (ops[i].what == PRODUCT) product_of(ops[i], call, room);
+        else if (call.bf16) attention_of<bf16>(ops[i], call, room);
+        else attention_of<float>(ops[i], call, room);
+#pragma omp barrier
+        i++;
+    }
+}
+
+}  // namespace

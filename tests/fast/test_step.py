@@ -1,0 +1,252 @@
+"""A step in one call of the kernels, against the plain model that knows nothing of them."""
+
+import copy
+
+import pytest
+import torch
+
+from polyhead.cache.make import make_cache
+from polyhead.config import ModelConfig
+from polyhead.fast import step as steps
+from polyhead.fast.native import kernels
+from polyhead.fast.pack import packed
+from polyhead.fast.step import PackedStack
+from polyhead.models import build
+from polyhead.registry import Choice
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler for the kernels")
+
+SIZES = {
+    "d_model": 128,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": 97,
+    "max_len": 48,
+    "d_ff": 200,
+    "kind": "decoder",
+}
+GROUPS = {"n_kv_heads": 2, "norm": "rmsnorm", "norm_first": True}
+MODELS = {
+    "base": {"kind": "encoder-decoder"},
+    "gpt2": {"position": "learned", "norm_first": True, "feed_forward": {"name": "gelu", "tanh": True}},
+    "llama": {**GROUPS, "position": "rope", "feed_forward": "swiglu"},
+    "qwen3": {**GROUPS, "position": "rope", "attention": {"name": "softmax", "qk_norm": True, "bias": False}, "feed_forward": "glu"},
+    "window": {"position": "rope", "attention": {"name": "softmax", "window": 3, "sink": 1, "scale": 0.3}, "feed_forward": "silu"},
+    "patterned": {
+        **GROUPS,
+        "position": "rope",
+        "pattern": [{"attention": {"name": "softmax", "window": 3}}, {"position": {"name": "rope", "theta": 100.0}}],
+        "feed_forward": "geglu",
+    },
+    "neox": {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}, "norm_first": True, "block": "parallel", "feed_forward": "gelu"},
+    "sandwich": {"norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
+    "normless": {"norm": "none", "feed_forward": "leaky_relu", "position": "none"},
+    "learned slope": {"norm": {"name": "layernorm", "bias": False}, "feed_forward": {"name": "prelu", "slope": 0.4, "bias": False}},
+    "crossing": {**GROUPS, "kind": "encoder-decoder", "position": "rope", "feed_forward": "reglu", "embedding_norm": "first"},
+    "looking": {"kind": "encoder-decoder", "cross_attention": {"name": "softmax", "qk_norm": True, "scale": 0.2}},
+}  # fmt: skip
+
+
+def made(name, dtype=torch.float32):
+    """A model whose biases and factors are not 0 and 1."""
+    model = build(ModelConfig.model_validate(SIZES | MODELS[name]), seed=1).eval()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    return model.to(dtype)
+
+
+@torch.inference_mode()
+def decoded(model, cache="static", rows=3, beams=1):
+    """Logits of 7 tokens: four one by one, then three at once."""
+    torch.manual_seed(3)
+    tokens, source = torch.randint(5, 97, (rows * beams, 7)), torch.randint(5, 97, (rows, 6))
+    held, memory = make_cache(Choice(cache), model.cache_shape, rows * beams, 48), None
+    if model.config.kind == "encoder-decoder":
+        source_pos = torch.arange(6).repeat(rows, 1)
+        source_pos[-1, 4:] = -1
+        memory = [kv.kept() for kv in model.encode(source, source_pos)]
+    found = []
+    for part in [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4), slice(4, 7)]:
+        pos = torch.arange(7).repeat(rows * beams, 1)[:, part]
+        held.begin(range(rows * beams), pos)
+        found.append(model.decode(tokens[:, part], pos, held, memory))
+    return torch.cat(found, 1).float()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Whether each step was one call."""
+    seen, inner = [], steps.Steps.__call__
+
+    def counted(*given):
+        out = inner(*given)
+        seen.append(out is not None)
+        return out
+
+    monkeypatch.setattr(steps.Steps, "__call__", counted)
+    return seen
+
+
+@pytest.mark.parametrize("cache", ["static", "paged"])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_give_the_logits_of_the_plain_model(name, cache, calls):
+    plain = made(name)
+    torch.testing.assert_close(
+        decoded(packed(copy.deepcopy(plain)), cache), decoded(plain, cache), atol=2e-5, rtol=1e-5
+    )
+    assert calls == [True] * 5
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("name", ["base", "llama", "neox", "sandwich"])
+def test_what_is_rounded_is_as_near_as_layer_by_layer(name, int8, calls, monkeypatch):
+    exact = decoded(made(name))
+    model = packed(made(name, torch.bfloat16), int8=int8)
+    off = (decoded(model) - exact).square().mean().sqrt()
+    assert calls == [True] * 5
+    monkeypatch.setattr(steps.Steps, "__call__", lambda *given: None)
+    by_layers = (decoded(model) - exact).square().mean().sqrt()
+    assert 0 < off < 1.1 * by_layers < 0.1 * exact.std()
+
+
+def test_whole_numbers_beside_fp32_are_those_of_the_layers(monkeypatch):
+    model = packed(made("llama"), int8=True)
+    found = decoded(model)
+    monkeypatch.setattr(steps.Steps, "__call__", lambda *given: None)
+    wanted = decoded(model)
+    assert (
+        found - wanted
+    ).square().mean().sqrt() < 2e-3 * wanted.std()  # a number between two whole ones may go to either
+
+
+@pytest.mark.parametrize("cache", ["static", "paged"])
+def test_beams_share_a_source(cache, calls):
+    plain = made("base")
+    wanted = decoded(plain, cache, rows=2, beams=3)
+    torch.testing.assert_close(decoded(packed(plain), cache, rows=2, beams=3), wanted, atol=2e-5, rtol=1e-5)
+    assert all(calls)
+
+
+@pytest.mark.parametrize("cache", ["static", "paged"])
+def test_some_rows_of_a_cache_step_by_themselves(cache):
+    plain = made("llama")
+    found = []
+    for model in (plain, packed(copy.deepcopy(plain))):
+        held = make_cache(Choice(cache), model.cache_shape, 4, 48)
+        with torch.inference_mode():
+            for rows, at in (([0, 1, 2, 3], [0, 0, 0, 0]), ([2], [1]), ([3, 0], [1, 1]), ([2, 1], [2, 1])):
+                pos = torch.tensor(at)[:, None]
+                held.begin(rows, pos)
+                found.append(model.decode(torch.tensor([[7 + row] for row in rows]), pos, held))
+            held.select([3, 3, 2])
+            held.begin([0, 1, 2], pos := torch.tensor([[2], [2], [3]]))
+            found.append(model.decode(torch.tensor([[5], [6], [7]]), pos, held))
+    for one, other in zip(found[:5], found[5:], strict=True):
+        torch.testing.assert_close(other, one, atol=2e-5, rtol=1e-5)
+
+
+def test_a_row_is_the_same_to_the_last_bit_whoever_steps_beside_it():
+    model = packed(made("llama"))
+    torch.manual_seed(3)
+    tokens = torch.randint(5, 97, (20, 4))
+
+    def said(rows):
+        cache = make_cache(Choice("static"), model.cache_shape, len(rows), 48)
+        with torch.inference_mode():
+            for t in range(4):
+                pos = torch.full((len(rows), 1), t)
+                cache.begin(range(len(rows)), pos)
+                out = model.decode(tokens[rows, t : t + 1], pos, cache)
+        return out
+
+    together = said(list(range(20)))
+    assert torch.equal(said([4]), together[4:5]) and torch.equal(said([9, 2, 7]), together[[9, 2, 7]])
+
+
+@pytest.mark.parametrize("cache", ["growing", "h2o", "window"])
+def test_other_caches_are_led_through_the_layers(cache, calls):
+    options = {"h2o": {"budget": 40}, "window": {"window": 40}}.get(cache, {})
+    model = made("gpt2")
+    held = [make_cache(Choice(cache, **options), model.cache_shape, 2, 48) for _ in range(2)]
+    pos, tokens = torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[5], [6]])
+    with torch.inference_mode():
+        for one in held:
+            one.begin([0, 1], pos)
+        wanted = model.decode(tokens, pos, held[0])
+        torch.testing.assert_close(packed(model).decode(tokens, pos, held[1]), wanted, atol=2e-5, rtol=1e-5)
+    assert calls == [False]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": "alibi"},
+        {"position": "t5"},
+        {"attention": {"name": "softmax", "softcap": 5.0}},
+        {"attention": {"name": "softmax", "tie": "kv"}},
+        {"attention": "linear"},
+        {"block": "conv"},
+        {"feed_forward": "experts"},
+        {"feed_forward": "conv1x1"},
+        {"norm": "batchnorm"},
+        {"block": "parallel", "norm_first": True, "norm": "none"},
+    ],
+    ids=str,
+)
+def test_a_part_without_operations_leaves_the_stack_as_it_is(changes):
+    model = build(ModelConfig.model_validate(SIZES | changes), seed=1).eval()
+    tokens = torch.randint(5, 97, (2, 6))
+    with torch.inference_mode():
+        wanted = model(tokens)
+        assert type(packed(model).stack).__name__ == "Stack" and not isinstance(model.stack, PackedStack)
+        torch.testing.assert_close(model(tokens), wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_who_looks_at_weights_is_shown_them(calls):
+    model, seen = packed(made("gpt2")), []
+    model.stack.layers[1].attn.watchers.append(seen.append)
+    decoded(model)
+    assert calls == [False] * 5 and [weights.shape[2:] for weights in seen[:2]] == [(1, 9), (1, 9)]
+
+
+def test_padding_and_masks_too_large_for_the_kernels_go_through_the_layers(calls, monkeypatch):
+    plain = made("llama")
+    model, tokens = packed(copy.deepcopy(plain)), torch.randint(5, 97, (2, 3))
+    for pos, square in ((torch.tensor([[0, 1, 2], [0, 1, -1]]), 2**17), (torch.arange(3).repeat(2, 1), 8)):
+        monkeypatch.setattr(steps, "SQUARE", square)
+        found = []
+        for one in (plain, model):
+            cache = make_cache(Choice("static"), plain.cache_shape, 2, 48)
+            with torch.inference_mode():
+                cache.begin([0, 1], pos)
+                found.append(one.decode(tokens, pos, cache)[pos >= 0])
+        torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-5)
+    assert calls == [False, False]
+
+
+def test_pages_that_got_what_is_not_finite_are_known():
+    model = packed(made("gpt2"))
+    with torch.no_grad():
+        model.embedding.token.weight[9] = float("nan")
+    cache = make_cache(Choice("paged", block=2), model.cache_shape, 2, 48)
+    with torch.inference_mode():
+        cache.begin([0, 1], pos := torch.zeros(2, 1, dtype=torch.int64))
+        out = model.decode(torch.tensor([[5], [9]]), pos, cache)
+        assert out[0].isfinite().all() and out[1].isnan().all()
+        cache.release(1)
+        cache.begin([1], pos[:1])  # the page of the other goes to a new row
+        assert model.decode(torch.tensor([[5]]), pos[:1], cache).isfinite().all()
+
+
+def test_two_threads_say_what_one_says():
+    model, threads = packed(made("base")), torch.get_num_threads()
+    try:
+        found = []
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            found.append(decoded(model))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
