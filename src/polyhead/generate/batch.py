@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,7 +110,7 @@ class Batch:
         group = [member for member in self.members if member in chosen]
         rows = [(row, member, i) for row, (member, i) in enumerate(self._rows()) if member in chosen]
         newest, held = zip(*((member.newest(i), member.held[i]) for _, member, i in rows), strict=True)
-        tokens, pos = torch.tensor([newest, held], device=self.device)[:, :, None].unbind()
+        tokens, pos = torch.from_numpy(np.array([newest, held])[:, :, None]).to(self.device).unbind()
         self.cache.begin([row for row, _, _ in rows], pos)
         logits = self.model.decode(tokens, pos, self.cache, self._memory_of(group))[:, -1]
         for row, member, i in rows:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from math import isnan
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -93,17 +94,14 @@ class Beaming:
             self._advance([beams[i] for i in members], own, width, banned)
 
     def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
-        values, ids = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device))
-        host = values.double().cpu().numpy().reshape(len(beams), width, -1)
-        live = np.array([beam.live for beam in beams])
-        scores, origin, token = _best_extensions(live, _free(host, beams), ids.cpu().numpy(), self.looked_at)
-        broken = np.isnan(host).any((1, 2))
-        news = zip(beams, *(x.tolist() for x in (broken, scores, origin, token)), strict=True)
-        for beam, bad, *extensions in news:
-            if bad:
+        found = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device))
+        values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in found)
+        best = _best_extensions(beams, _free(values, beams), ids, self.looked_at)
+        for beam, (scores, origins, tokens) in zip(beams, best, strict=True):
+            if isnan(scores[0]):
                 beam.error = NOT_A_NUMBER
             else:
-                beam.take(*extensions)
+                beam.take(scores, origins, tokens)
 
     def _forced(self, beams: Sequence[Beams], width: int, device: torch.device) -> Tensor | None:
         """What each row must say now, -1 for anything; None where all are free."""
@@ -232,10 +230,18 @@ def _free(values: Floats, beams: Sequence[Beams]) -> Floats:
     return np.where(np.array(told)[:, None, None] & np.isfinite(values), 0.0, values) if any(told) else values
 
 
-def _best_extensions(live: Floats, values: Floats, ids: Ints, k: int) -> tuple[Floats, Ints, Ints]:
-    """The k best extensions of each request: log-probability, the row they extend, their last token; (R, <=k)."""
-    requests, _, per_row = values.shape
-    total = (live[:, :, None] + values).reshape(requests, -1)
-    order = np.argsort(-total, axis=1, kind="stable")[:, :k]
+def _best_extensions(
+    beams: Sequence[Beams], values: Floats, ids: Ints, k: int
+) -> Iterable[tuple[list[float], list[int], list[int]]]:
+    """The k best extensions of each request: log-probabilities, the rows they extend, their last tokens; NaN comes first."""
+    requests, width, per_row = values.shape
+    if width == 1:  # those of one row are in order
+        found = zip(beams, values[:, 0].tolist(), ids[:, 0].tolist(), strict=True)
+        return [
+            ([beam.live[0] + value for value in own], [0] * per_row, tokens) for beam, own, tokens in found
+        ]
+    total = (np.array([beam.live for beam in beams])[:, :, None] + values).reshape(requests, -1)
+    order = np.where(np.isnan(total), -np.inf, -total).argsort(1, kind="stable")[:, :k]
     request = np.arange(requests)[:, None]
-    return total[request, order], order // per_row, ids.reshape(requests, -1)[request, order]
+    columns = total[request, order], order // per_row, ids.reshape(requests, -1)[request, order]
+    return zip(*(column.tolist() for column in columns), strict=True)
