@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyhead.errors import UserError
-from polyhead.generate.sampling import Chance, Sampling, min_p, penalise, pick, top_k, top_p
+from polyhead.generate.sampling import HEAD, Chance, Sampling, penalise, pick
 
 transformers = pytest.importorskip("transformers")
 INF = float("inf")
@@ -34,7 +34,7 @@ def kept(logits):
 @pytest.mark.parametrize("k", [1, 2, 5, 13, 99])
 def test_top_k_keeps_the_k_likeliest_and_their_equals(k):
     logits = rows(0)
-    out = top_k(logits, k)
+    out = Sampling(top_k=k).apply(logits, [])
     for row, found in zip(logits.tolist(), kept(out), strict=True):
         least = sorted(row, reverse=True)[min(k, len(row)) - 1]
         assert found == [i for i, x in enumerate(row) if x >= least]
@@ -45,7 +45,7 @@ def test_top_k_keeps_the_k_likeliest_and_their_equals(k):
 @pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 0.9, 0.999])
 def test_top_p_keeps_the_fewest_likeliest_that_have_p_together(p):
     logits = rows(1)
-    for row, found in zip(logits.tolist(), kept(top_p(logits, p)), strict=True):
+    for row, found in zip(logits.tolist(), kept(Sampling(top_p=p).apply(logits, [])), strict=True):
         wanted, total = [], 0.0
         for i in sorted(range(len(row)), key=lambda i: -row[i]):  # of equals the first
             if total >= p:
@@ -58,7 +58,7 @@ def test_top_p_keeps_the_fewest_likeliest_that_have_p_together(p):
 @pytest.mark.parametrize("p", [0.01, 0.3, 1.0])
 def test_min_p_keeps_what_is_so_likely_beside_the_likeliest(p):
     logits = rows(2)
-    for row, found in zip(logits.tolist(), kept(min_p(logits, p)), strict=True):
+    for row, found in zip(logits.tolist(), kept(Sampling(min_p=p).apply(logits, [])), strict=True):
         likely = softmax(row)
         assert found == [i for i, x in enumerate(likely) if x > max(likely) * p * (1 - 1e-6)]
 
@@ -68,6 +68,36 @@ def test_the_penalty_divides_what_is_positive_and_multiplies_the_rest():
     out = penalise(logits, [[0, 1, 1, 2], []], 2.0)
     assert out.tolist() == [[1.0, -4.0, 0.0, 4.0], [1.0, 2.0, 3.0, -4.0]]
     assert logits[0, 0] == 2.0  # what is given stays as it is
+
+
+def plainly(row, t, k, p, least):
+    """Which tokens of one row may come, by sorting all of them and adding up exactly."""
+    order = sorted(range(len(row)), key=lambda i: -row[i])  # of equals the first
+    weights = [math.exp((row[i] - row[order[0]]) / t) for i in order]
+    likely = [w for i, w in zip(order, weights, strict=True) if row[i] >= row[order[k - 1]]] if k else weights
+    before = np.cumsum([0.0, *likely[:-1]]) / math.fsum(likely)
+    return sorted(i for i, w, b in zip(order, likely, before, strict=False) if b < p and w >= least and w)
+
+
+@pytest.mark.parametrize("flat", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("given", [
+    {"top_k": 3 * HEAD}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_k": 2 * HEAD, "top_p": 0.7},
+    {"top_p": 0.7, "min_p": 0.2, "temperature": 0.7}, {"top_k": HEAD, "top_p": 0.999, "temperature": 2.0},
+])  # fmt: skip
+def test_however_many_tokens_may_come_they_are_those_of_a_whole_sort_and_drawn_as_from_all(given, flat):
+    torch.manual_seed(4)
+    logits = flat * torch.randn(6, 20 * HEAD)
+    logits[::2] = (4 * logits[::2]).round() / 4  # hundreds are equal
+    logits[1, : 19 * HEAD] = -INF
+    sampling = Sampling(**given)
+    allowed = sampling.apply(logits, [])
+    wanted = [
+        plainly(row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        for row in logits.tolist()
+    ]
+    assert kept(allowed) == wanted
+    for number in (0.0, 0.2, 0.7, 1 - 2**-53):
+        assert sampling.draw(logits, [], [number] * 6) == pick(allowed, [number] * 6)
 
 
 def processed(ids, logits, given):

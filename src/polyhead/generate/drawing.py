@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from polyhead.generate.decoder import NOT_A_NUMBER, Hypothesis, Ranked, Token
 from polyhead.generate.request import Search
-from polyhead.generate.sampling import Chance, Sampling, pick
+from polyhead.generate.sampling import Chance, Sampling
 
 
 class Drawing:
@@ -27,16 +28,14 @@ class Drawing:
             if sampling.repetition_penalty != 1
             else []
         )
-        allowed = sampling.apply(logits, seen)
-        if sampling.temperature == 0:
-            tokens = allowed.argmax(-1).tolist()
-        else:
-            tokens = pick(
-                allowed, [number for search in drawn for number in search.chance.uniform(search.numbers)]
-            )
-        chosen = torch.tensor(tokens, device=logits.device)[:, None]
+        cold = sampling.temperature == 0
+        numbers = (
+            [] if cold else [number for search in drawn for number in search.chance.uniform(search.numbers)]
+        )
+        tokens = sampling.draw(logits, seen, numbers)
+        chosen = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
         all_probs = logits.log_softmax(-1, dtype=torch.float32)
-        log_probs = all_probs.gather(1, chosen)[:, 0].tolist()
+        log_probs = all_probs.gather(1, chosen).flatten().tolist()
         first = 0
         for search in drawn:
             last = first + len(search.rows)

@@ -1,17 +1,24 @@
-"""Rules for drawing the next token: pure steps from logits (N, V) to logits, and a draw that batches cannot change."""
+"""Rules for drawing the next token: which may come, pure steps on the likeliest, and a draw that batches cannot change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from polyhead.errors import UserError
+from polyhead.fast.log_sums import log_sums
+from polyhead.generate.decoder import Floats
+from polyhead.generate.top import top
+
+Truths = npt.NDArray[np.bool_]
 
 NEVER = float("-inf")
+HEAD = 64  # tokens that are looked at first
 COLD = 1e-5  # a temperature below is 0: logits divided by it are not finite
 
 
@@ -44,17 +51,64 @@ class Sampling:
 
     def apply(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
         """All steps: (N, V) logits and the tokens of each row so far -> (N, V), what cannot come at -inf."""
+        logits = self._tempered(logits, seen)
+        if not self._cuts:
+            return logits
+        likely, ids = self._likely(logits)
+        return torch.full_like(logits, NEVER).scatter_(1, ids.to(logits.device), likely.to(logits))
+
+    def draw(self, logits: Tensor, seen: Sequence[Sequence[int]], uniform: Sequence[float]) -> list[int]:
+        """The token that comes after each row of (N, V), by a number from 0 to 1 for each: at temperature 0 the likeliest."""
+        logits = self._tempered(logits, seen)
+        if self.temperature == 0:
+            likeliest: list[int] = top(logits, 1)[1][:, 0].tolist()
+            return likeliest
+        if not self._cuts:
+            return pick(logits, uniform)
+        likely, ids = self._likely(logits)
+        return [row[i] for row, i in zip(ids.tolist(), pick(likely, uniform), strict=True)]
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether some tokens can never come."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    def _tempered(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
         logits = logits.float()
         if self.repetition_penalty != 1:
             logits = penalise(logits, seen, self.repetition_penalty)
-        if self.temperature == 0:
-            return logits
-        logits = logits / self.temperature
+        return logits if self.temperature in (0, 1) else logits / self.temperature
+
+    def _likely(self, logits: Tensor, k: int = HEAD) -> tuple[Tensor, Tensor]:
+        """Of (N, V) all tokens that may come: logits (N, K), -inf at those among them that may not, and ids, in their order.
+
+        Only the k likeliest are looked at, and eight times as many where the last of them is not yet one too many.
+        """
+        k, row = min(max(k, self.top_k), logits.size(1)), np.arange(len(logits))[:, None]
+        values, tokens = top(logits, k)
+        found, ids = values.double().cpu().numpy(), tokens.cpu().numpy()
+        by_id = ids.argsort(1)
+        found, ids = found[row, by_id], ids[row, by_id]
+        best_first = (-found).argsort(1, kind="stable")  # of equals the first token
+        ranked = found[row, best_first]
+        for kept in self._steps(ranked, logits):
+            if k < logits.size(1) and (kept & (ranked == ranked[:, -1:])).any():
+                return self._likely(logits, 8 * k)
+        found[row, best_first] = np.where(kept, ranked, NEVER)
+        return torch.from_numpy(found), torch.from_numpy(ids)
+
+    def _steps(self, ranked: Floats, logits: Tensor) -> Iterator[Truths]:
+        """Which of the likeliest tokens may come, (N, K) best first, after each step."""
+        kept = top_k(ranked, self.top_k) if self.top_k else ranked > NEVER
         if self.top_k:
-            logits = top_k(logits, self.top_k)
+            yield kept
         if self.top_p < 1:
-            logits = top_p(logits, self.top_p)
-        return min_p(logits, self.min_p) if self.min_p else logits
+            weights = np.exp(ranked - ranked[:, :1]) * kept
+            whole = weights.sum(1, keepdims=True) if self.top_k else log_sums(logits)[1].exp().cpu().numpy()
+            kept &= top_p(weights / whole, self.top_p)
+            yield kept
+        if self.min_p:
+            yield kept & min_p(ranked, self.min_p)
 
 
 def penalise(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
@@ -67,24 +121,19 @@ def penalise(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> T
     return logits
 
 
-def top_k(logits: Tensor, k: int) -> Tensor:
-    """Only the k likeliest tokens, and those as likely as the last of them (Fan et al., 2018)."""
-    least = logits.topk(min(k, logits.size(1))).values[:, -1:]
-    return logits.masked_fill(logits < least, NEVER)
+def top_k(ranked: Floats, k: int) -> Truths:
+    """The k likeliest tokens, and those as likely as the last of them (Fan et al., 2018): of logits (N, K), best first."""
+    return ranked >= ranked[:, min(k, ranked.shape[1]) - 1, None]
 
 
-def top_p(logits: Tensor, p: float) -> Tensor:
+def top_p(probabilities: Floats, p: float) -> Truths:
     """The fewest likeliest tokens that have at least the probability p together (Holtzman et al., 2019)."""
-    ordered, index = logits.sort(descending=True, stable=True)
-    probabilities = ordered.softmax(-1)
-    dropped = probabilities.cumsum(-1) - probabilities >= p
-    return logits.masked_fill(torch.empty_like(dropped).scatter(1, index, dropped), NEVER)
+    return probabilities.cumsum(1) - probabilities < p
 
 
-def min_p(logits: Tensor, p: float) -> Tensor:
-    """Only tokens at least p times as likely as the likeliest one (Nguyen et al., 2024)."""
-    log_probs = logits.log_softmax(-1)
-    return logits.masked_fill(log_probs < log_probs.amax(-1, keepdim=True) + np.log(p), NEVER)
+def min_p(ranked: Floats, p: float) -> Truths:
+    """Tokens at least p times as likely as the likeliest one (Nguyen et al., 2024): of logits (N, K), best first."""
+    return ranked >= ranked[:, :1] + np.log(p)
 
 
 class Chance:
@@ -109,8 +158,6 @@ def pick(logits: Tensor, uniform: Sequence[float]) -> list[int]:
     """The token of each row of (N, V) at which its summed probabilities exceed a number from 0 to 1."""
     cumulated = logits.double().softmax(-1).cumsum(-1)
     # below the whole sum, whatever it was rounded to, and never a token of probability 0
-    wanted = torch.tensor(uniform, dtype=torch.float64).to(logits.device)[:, None] * cumulated[:, -1:]
-    found: list[int] = (
-        torch.searchsorted(cumulated, wanted, right=True)[:, 0].clamp(max=logits.size(1) - 1).tolist()
-    )
-    return found
+    wanted = torch.from_numpy(np.array(uniform)[:, None]).to(logits.device) * cumulated[:, -1:]
+    found: list[int] = torch.searchsorted(cumulated, wanted, right=True).flatten().tolist()
+    return [min(token, logits.size(1) - 1) for token in found]
