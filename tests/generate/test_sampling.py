@@ -81,14 +81,15 @@ def plainly(row, t, k, p, least):
 
 @pytest.mark.parametrize("flat", [0.1, 1.0, 6.0])
 @pytest.mark.parametrize("given", [
-    {"top_k": 3 * HEAD}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_k": 2 * HEAD, "top_p": 0.7},
+    {"top_k": 3 * HEAD}, {"top_p": 0.9}, {"top_p": 0.01}, {"min_p": 0.02}, {"top_k": 2 * HEAD, "top_p": 0.7},
     {"top_p": 0.7, "min_p": 0.2, "temperature": 0.7}, {"top_k": HEAD, "top_p": 0.999, "temperature": 2.0},
 ])  # fmt: skip
 def test_however_many_tokens_may_come_they_are_those_of_a_whole_sort_and_drawn_as_from_all(given, flat):
     torch.manual_seed(4)
     logits = flat * torch.randn(6, 20 * HEAD)
     logits[::2] = (4 * logits[::2]).round() / 4  # hundreds are equal
-    logits[1, : 19 * HEAD] = -INF
+    logits[3, 0] = -INF
+    logits[1, : 19 * HEAD], logits[3, 1:] = -INF, 1.0
     sampling = Sampling(**given)
     allowed = sampling.apply(logits, [])
     wanted = [
