@@ -159,7 +159,8 @@ def test_a_model_says_the_same_by_our_kernels_and_by_torch(other_kernels, monkey
     assert not any(isinstance(part, Int8Linear | PackedAttention) for part in other.modules())
     theirs = say(other, cache)
     assert [x.tokens for x in ours] == [x.tokens for x in theirs]
-    assert [x.log_prob for x in ours] == pytest.approx([x.log_prob for x in theirs], abs=1e-3)
+    # what lies between two whole numbers is rounded to either, as the last bit before it wants
+    assert [x.log_prob for x in ours] == pytest.approx([x.log_prob for x in theirs], rel=5e-3)
 
 
 def test_logits_are_near_those_of_the_model_that_was_trained():

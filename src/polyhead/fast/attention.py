@@ -22,7 +22,7 @@ LANES = 16  # a head's width is a multiple of it
 
 def can_fuse(attn: Attention) -> bool:
     """Whether the kernels serve this attention: what they do not know are biases on scores, and bounds."""
-    widths = attn.head_dim, attn.v_head_dim, *(len(layer.weight) for layer in _projections(attn))
+    queries = len(attn.q_proj.weight)  # of a source, only what comes behind them is wanted
     known = (
         attn.position.acts_on != "scores"
         and attn.softcap is None
@@ -32,7 +32,7 @@ def can_fuse(attn: Attention) -> bool:
     return (
         known
         and kernels() is not None
-        and widths[0] % LANES == widths[1] % LANES == 0 == widths[2] % PANEL == widths[3] % PANEL
+        and attn.head_dim % LANES == attn.v_head_dim % LANES == queries % PANEL == 0
     )
 
 
@@ -95,11 +95,11 @@ def pages_of(kv: KV) -> Pages:
     """Where the slots of kv lie; a row that lies together is a page."""
     if isinstance(kv, Stored):
         return kv.pages
-    return Pages(kv.k, kv.v, _first(len(kv.k)), lambda x: x)
+    return Pages(kv.k, kv.v, first_rows(len(kv.k)), lambda x: x)
 
 
 @cache
-def _first(rows: int) -> Tensor:
+def first_rows(rows: int) -> Tensor:
     """0, 1, ... (rows, 1): made once, for each layer of each step asks for it."""
     return torch.arange(rows)[:, None]
 
@@ -132,12 +132,18 @@ def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = No
 def sizes_of(pages: Pages, rows: int, queries: int, mask: Tensor | None) -> Sizes:
     """How ``rows`` of so many queries read pages; what a head of queries is like stays open."""
     (B, n), (_, K, block, D), k, v = pages.table.shape, pages.k.shape, pages.k.stride(), pages.v.stride()
-    masks = (
-        (0, 0, 0)
-        if mask is None
-        else [stride * (size > 1) for size, stride in zip(mask.shape[:3], mask.stride()[:3], strict=True)]
-    )
     return Sizes(
         B, rows // B, K, 0, queries, n * block, block, n, D, pages.v.size(3), 0,
-        k[1], k[0], k[2], v[1], v[0], v[2], *masks,
+        k[1], k[0], k[2], v[1], v[0], v[2], **strides_of(mask),
     )  # fmt: skip
+
+
+def strides_of(mask: Tensor | None) -> dict[str, int]:
+    """Of a mask (1|B, 1|K, 1|T, S), from one row, head and query to the next; 0 where all have the same."""
+    if mask is None:
+        return {}
+    names = ("seen_row", "seen_head", "seen_query")
+    return {
+        name: stride * (size > 1)
+        for name, size, stride in zip(names, mask.shape[:3], mask.stride()[:3], strict=True)
+    }

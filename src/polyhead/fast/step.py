@@ -15,11 +15,13 @@ from torch import Tensor
 
 from polyhead.cache.base import Cache
 from polyhead.cache.stored import Pages, Places
-from polyhead.fast.attention import SQUARE, pages_of, sizes_of
+from polyhead.fast.attention import SQUARE, first_rows, pages_of, sizes_of, strides_of
 from polyhead.fast.native import POINTER, WHOLE, Sizes, kernels
 from polyhead.fast.operations import Op, written
-from polyhead.nn.kv import KV, Memory, visible
+from polyhead.nn.kv import KV, Memory, visible, whole, within_documents
 from polyhead.nn.stack import Stack
+
+ROOM = 2**23  # numbers of all rows at most: more do not stay near, and layer by layer they are fewer
 
 
 class Call(ctypes.Structure):
@@ -35,11 +37,20 @@ class Call(ctypes.Structure):
 
 
 class Read(NamedTuple):
-    """What attention of all layers reads: of the tokens so far, or of the source."""
+    """What attention of all layers reads: tokens held and new, or the source."""
 
-    kept: list[Tensor]  # keys and values of each layer, which lie alike
-    pages: Pages  # of one of them
-    seen: list[Tensor | None]  # masks (B, 1, T, S)
+    kept: list[Tensor]  # keys and values of each layer; empty where nothing is kept
+    table: Tensor  # (B, n) int64: the pages of each row
+    seen: list[Tensor | None]  # masks (1|B, 1, 1|T, S)
+    sizes: Sizes
+
+    def told(self, call: Call, i: int) -> tuple[object, ...]:
+        """Write the addresses down; they hold as long as what comes back."""
+        kept = (POINTER * len(self.kept))(*[part.data_ptr() for part in self.kept])
+        seen = (POINTER * len(self.seen))(*[None if mask is None else mask.data_ptr() for mask in self.seen])
+        call.kept[i] = ctypes.addressof(kept) if self.kept else None
+        call.table[i], call.seen[i], call.sizes[i] = self.table.data_ptr(), ctypes.addressof(seen), self.sizes
+        return kept, seen
 
 
 class Steps:
@@ -50,57 +61,101 @@ class Steps:
         self.ops = (Op * len(self.writer.ops))(*self.writer.ops)
         self.group = max(op.heads // op.kv_heads for op in self.ops if op.kv_heads)
         self.crosses = any(op.source for op in self.ops)
+        self.causal = self.writer.attentions[0].causal
 
     def __call__(
-        self, x: Tensor, pos: Tensor, cache: Cache, memory: Sequence[Memory] | None
+        self, x: Tensor, pos: Tensor | None, cache: Cache | None, memory: Sequence[Memory] | None
     ) -> Tensor | None:
         """(B, T, C), (B, T) -> (B, T, C); None where a step is none for them, and the layers must do it."""
-        tell = getattr(cache.layers[0], "places", None)  # most kinds of caches have no such slots
-        places: Places | None = None if tell is None else tell()
-        if places is None or any(attn.watchers for attn in self.writer.attentions):
+        (B, T, C), M = x.shape, x.size(0) * x.size(1)
+        places = None if cache is None else _places(cache)
+        reads = self._reads(B, T, pos, cache, places, memory)
+        if reads is None or not self._serves(M * self.writer.width, x, reads):
             return None
-        masks: list[Tensor | None] = [
-            places.seen if window is None else visible(pos, places.pos, True, window)
-            for window in self.writer.windows
-        ]
-        kept = [part for layer in cache.layers for part in (layer.k, layer.v)]  # type: ignore[attr-defined]
-        reads = [Read(kept, places.pages, masks)]
-        if self.crosses:
-            source = _source(memory)
-            if source is None:
-                return None
-            reads.append(source)
-        (B, T, C), most = x.shape, SQUARE // (x.size(1) * self.group)
-        if any(
-            read.pages.k.dtype != x.dtype
-            or B // len(read.pages.table) * read.pages.table.size(1) * read.pages.k.size(2) > most
-            for read in reads
-        ):
-            return None
-        room, M = torch.empty(B * T * self.writer.width), B * T
+        room = torch.empty(M * self.writer.width)
         room[: M * C].view(B, T, C).copy_(x)
-        pos, write = pos.contiguous(), places.write
-        call = Call(M, x.dtype == torch.bfloat16, pos.data_ptr(), write.data_ptr())
-        held = []
-        for i, (parts, pages, seen) in enumerate(reads):
-            kept_at = (POINTER * len(parts))(*[part.data_ptr() for part in parts])
-            seen_at = (POINTER * len(seen))(*[None if mask is None else mask.data_ptr() for mask in seen])
-            held += [kept_at, seen_at]
-            call.kept[i], call.seen[i] = ctypes.addressof(kept_at), ctypes.addressof(seen_at)
-            call.table[i], call.sizes[i] = pages.table.data_ptr(), sizes_of(pages, B, T, seen[0])
+        pos = (whole(T, x.device).expand(B, -1) if pos is None else pos).contiguous()
+        call = Call(M, x.dtype == torch.bfloat16, pos.data_ptr(), places and places.write.data_ptr())
+        there = [read.told(call, i) for i, read in enumerate(reads)]  # as long as the call lasts
         found = kernels()
         assert found is not None
         found.step_of(self.ops, len(self.ops), ctypes.byref(call), room.data_ptr())
-        if call.strange and (soil := getattr(cache.layers[0], "soil", None)):
+        del there
+        if places and call.strange and (soil := getattr(cache.layers[0], "soil", None)):  # type: ignore[union-attr]
             soil(places.write)
         out = room[self.out * M :][: M * C].view(B, T, C)
         return out if x.dtype == out.dtype else out.to(x.dtype)
+
+    def _reads(
+        self,
+        rows: int,
+        length: int,
+        pos: Tensor | None,
+        cache: Cache | None,
+        places: Places | None,
+        memory: Sequence[Memory] | None,
+    ) -> list[Read] | None:
+        """What is read; None where it does not lie as the kernels read it."""
+        if cache is None:
+            own = self._alone(pos, rows, length)
+        elif pos is None or places is None:
+            return None
+        else:
+            kept = [part for layer in cache.layers for part in (layer.k, layer.v)]  # type: ignore[attr-defined]
+            own = _of(kept, places.pages, self._masks(pos, places.pos, places.seen), rows, length)
+        if not self.crosses:
+            return [own]
+        source = _source(memory, rows, length)
+        return None if source is None else [own, source]
+
+    def _serves(self, room: int, x: Tensor, reads: Sequence[Read]) -> bool:
+        """Whether this is for the kernels: small, in one precision, and watched by nobody."""
+        squares = [x.size(1) * self.group * read.sizes.share * read.sizes.slots for read in reads]
+        return (
+            room <= ROOM
+            and max(squares) <= SQUARE
+            and all(part.dtype == x.dtype for read in reads for part in read.kept[:1])
+            and not any(attn.watchers for attn in self.writer.attentions)
+        )
+
+    def _alone(self, pos: Tensor | None, rows: int, length: int) -> Read:
+        """Tokens that see those of their row and no others."""
+        masks: list[Tensor | None] = [None]
+        if pos is not None or self.causal or len(self.writer.windows) > 1:
+            pos = whole(length, torch.device("cpu")).expand(rows, -1) if pos is None else pos
+            seen = self._masks(pos, pos[:, None], visible(pos, pos[:, None], self.causal))
+            masks = [within_documents(mask, pos) for mask in seen]
+        if len(masks) > 1:  # they shall lie alike
+            masks = [
+                None if mask is None else mask.expand(rows, 1, length, -1).contiguous() for mask in masks
+            ]
+        sizes = Sizes(
+            rows=rows, share=1, queries=length, slots=length, block=length, pages=1, **strides_of(masks[0])
+        )
+        return Read([], first_rows(rows), masks, sizes)
+
+    def _masks(self, pos: Tensor, there: Tensor, seen: Tensor | None) -> list[Tensor | None]:
+        """What each kind of attention sees of slots at positions (B, 1, S)."""
+        return [
+            seen if window is None else visible(pos, there, self.causal, window)
+            for window in self.writer.windows
+        ]
 
     def __deepcopy__(self, memo: object) -> Steps:
         return self  # it never changes
 
 
-def _source(memory: Sequence[Memory] | None) -> Read | None:
+def _places(cache: Cache) -> Places | None:
+    """Where a step's keys and values go; most kinds of caches have no such slots."""
+    tell = getattr(cache.layers[0], "places", None)
+    return None if tell is None else tell()
+
+
+def _of(kept: list[Tensor], pages: Pages, seen: list[Tensor | None], rows: int, queries: int) -> Read:
+    return Read(kept, pages.table, seen, sizes_of(pages, rows, queries, seen[0]))
+
+
+def _source(memory: Sequence[Memory] | None, rows: int, queries: int) -> Read | None:
     """Keys and values of the source, as they are kept for being read at every step; None where they are not."""
     if not memory or not all(
         type(kv) is KV
@@ -111,13 +166,12 @@ def _source(memory: Sequence[Memory] | None) -> Read | None:
         for kv in memory
     ):
         return None
-    first = memory[0]
-    assert isinstance(first, KV)
-    return Read([part for kv in memory for part in kv[:2]], pages_of(first), [first.seen])  # type: ignore[index]
+    parts = [part for kv in memory for part in (kv.k, kv.v)]  # type: ignore[attr-defined]
+    return _of(parts, pages_of(memory[0]), [memory[0].seen], rows, queries)  # type: ignore[arg-type, attr-defined]
 
 
 class PackedStack(Stack):
-    """A stack whose steps with a cache are one call."""
+    """A stack whose steps are one call."""
 
     def __init__(self, plain: Stack) -> None:
         super().__init__(list(plain.layers), plain.final_norm)
@@ -132,5 +186,5 @@ class PackedStack(Stack):
         memory: Sequence[Memory] | None = None,
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
-        out = None if cache is None or pos is None else self.steps(x, pos, cache, memory)
+        out = self.steps(x, pos, cache, memory)
         return super().forward(x, pos, cache, memory) if out is None else out

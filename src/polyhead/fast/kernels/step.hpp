@@ -28,7 +28,7 @@ struct Op {
 struct Call {
     int64_t rows, bf16;               // tokens in all; whether keys and values are kept in bf16
     const int64_t *pos, *write;       // of each token: its position, and its slot in the first head
-    void* const* kept[2];             // keys and values of each layer: its own, those of the source
+    void* const* kept[2];             // keys and values of each layer: its own, those of the source; none: those of the rows alone
     const int64_t* table[2];
     const bool* const* seen[2];
     Sizes sizes[2];
@@ -90,9 +90,10 @@ void heads_of(float* x, const float* angles, const Op& op, Call& call, long m) {
     };
     for (long h = 0; h < op.heads; h++) ready(x + h * op.dim, op.weight);
     float *k = x + op.heads * op.dim, *v = k + op.kv_heads * op.dim;
+    for (long h = 0; h < op.kv_heads; h++) ready(k + h * op.dim, op.bias);
+    if (!call.kept[0]) return;
     Floats strange = {};
     for (long h = 0; h < op.kv_heads; h++) {
-        ready(k + h * op.dim, op.bias);
         auto *to_k = static_cast<T*>(call.kept[0][2 * op.layer]), *to_v = static_cast<T*>(call.kept[0][2 * op.layer + 1]);
         keep(k + h * op.dim, to_k + call.write[m] * z.k_slot + h * z.k_head, op.dim, strange);
         keep(v + h * op.v_dim, to_v + call.write[m] * z.v_slot + h * z.v_head, op.v_dim, strange);
@@ -156,9 +157,14 @@ template <class T>
 void attention_of(const Op& op, const Call& call, float* room) {
     Sizes z = call.sizes[op.source];
     z.heads = op.kv_heads, z.group = op.heads / op.kv_heads, z.dim = op.dim, z.v_dim = op.v_dim, z.q_token = op.inner, z.scale = op.number;
-    auto* const* kept = call.kept[op.source] + 2 * op.layer;
-    attend(room + op.in * call.rows, static_cast<const T*>(kept[0]), static_cast<const T*>(kept[1]), room + op.out * call.rows,
-           call.seen[op.source][op.mask], call.table[op.source], z);
+    const float* q = room + op.in * call.rows;
+    float* out = room + op.out * call.rows;
+    const bool* seen = call.seen[op.source][op.mask];
+    if (const auto* kept = call.kept[op.source])
+        return attend(q, static_cast<const T*>(kept[2 * op.layer]), static_cast<const T*>(kept[2 * op.layer + 1]), out, seen, call.table[op.source], z);
+    z.k_head = op.dim, z.v_head = op.v_dim, z.k_slot = z.v_slot = op.inner, z.k_page = z.v_page = z.slots * op.inner;
+    const float *k = q + op.heads * op.dim, *v = k + op.kv_heads * op.dim;
+    attend(q, k, v, out, seen, call.table[op.source], z);
 }
 
 void step(const Op* ops, long count, Call& call, float* room) {
