@@ -40,9 +40,9 @@ MODELS = {
     },
     "one key": {"n_kv_heads": 1, "position": "rope"},
     "neox": {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}, "norm_first": True, "block": "parallel", "feed_forward": "gelu"},
-    "sandwich": {"norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
+    "sandwich": {"norm": {"name": "rmsnorm", "around_one": True, "eps": 0.1}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
     "normless": {"norm": "none", "feed_forward": "leaky_relu", "position": "none"},
-    "learned slope": {"norm": {"name": "layernorm", "bias": False}, "feed_forward": {"name": "prelu", "slope": 0.4, "bias": False}},
+    "learned slope": {"norm": {"name": "layernorm", "bias": False, "eps": 0.1}, "feed_forward": {"name": "prelu", "slope": 0.4, "bias": False}},
     "crossing": {**GROUPS, "kind": "encoder-decoder", "position": "rope", "feed_forward": "reglu", "embedding_norm": "first"},
     "looking": {"kind": "encoder-decoder", "cross_attention": {"name": "softmax", "qk_norm": True, "scale": 0.2}},
 }  # fmt: skip
@@ -221,21 +221,19 @@ def test_who_looks_at_weights_is_shown_them(calls):
 
 
 def test_padding_and_what_is_too_large_for_the_kernels_go_through_the_layers(calls):
-    monkeypatch = pytest.MonkeyPatch()
     plain = made("llama")
     model, tokens = packed(copy.deepcopy(plain)), torch.randint(5, 97, (2, 3))
     padded, whole = torch.tensor([[0, 1, 2], [0, 1, -1]]), torch.arange(3).repeat(2, 1)
     for pos, limits in ((padded, {}), (whole, {"SQUARE": 8}), (whole, {"ROOM": 999}), (whole, {})):
-        for limit, value in limits.items():
-            monkeypatch.setattr(steps, limit, value)
         found = []
-        for one in (plain, model):
-            cache = make_cache(Choice("static"), plain.cache_shape, 2, 48)
-            with torch.inference_mode():
+        with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+            for limit, value in limits.items():
+                patch.setattr(steps, limit, value)
+            for one in (plain, model):
+                cache = make_cache(Choice("static"), plain.cache_shape, 2, 48)
                 cache.begin([0, 1], pos)
                 found.append(one.decode(tokens, pos, cache)[pos >= 0])
         torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-5)
-        monkeypatch.undo()
     assert calls == [False, False, False, True]
 
 
