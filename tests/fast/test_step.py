@@ -38,7 +38,7 @@ MODELS = {
         "pattern": [{"attention": {"name": "softmax", "window": 3}}, {"position": {"name": "rope", "theta": 100.0}}],
         "feed_forward": "geglu",
     },
-    "one key": {"n_kv_heads": 1, "position": "rope"},
+    "one key": {"n_kv_heads": 1, "position": {"name": "rope", "scaling": "yarn", "factor": 4.0, "original_len": 12}},
     "neox": {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}, "norm_first": True, "block": "parallel", "feed_forward": "gelu"},
     "sandwich": {"norm": {"name": "rmsnorm", "around_one": True, "eps": 0.1}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
     "normless": {"norm": "none", "feed_forward": "leaky_relu", "position": "none"},
@@ -243,12 +243,12 @@ def test_pages_that_got_what_is_not_finite_are_known():
         model.embedding.token.weight[9] = float("nan")
     cache = make_cache(Choice("paged", block=2), model.cache_shape, 2, 48)
     with torch.inference_mode():
-        cache.begin([0, 1], pos := torch.zeros(2, 1, dtype=torch.int64))
-        out = model.decode(torch.tensor([[5], [9]]), pos, cache)
+        cache.begin([0, 1], pos := torch.arange(2).repeat(2, 1))
+        out = model.decode(torch.tensor([[5, 6], [5, 9]]), pos, cache)[:, 1]
         assert out[0].isfinite().all() and out[1].isnan().all()
         cache.release(1)
-        cache.begin([1], pos[:1])  # the page of the other goes to a new row
-        assert model.decode(torch.tensor([[5]]), pos[:1], cache).isfinite().all()
+        cache.begin([1], pos[:1, :1])  # the page of the other goes to a new row, which writes half of it
+        assert model.decode(torch.tensor([[5]]), pos[:1, :1], cache).isfinite().all()
 
 
 def test_two_threads_say_what_one_says():
