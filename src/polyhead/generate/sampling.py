@@ -51,33 +51,33 @@ class Sampling:
 
     def apply(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
         """All steps: (N, V) logits and the tokens of each row so far -> (N, V), what cannot come at -inf."""
-        logits = self._tempered(logits, seen)
-        if not self._cuts:
+        logits = self._penalised(logits, seen)
+        if self.temperature == 0:
             return logits
+        if not self._cuts:
+            return logits / self.temperature
         likely, ids = self._likely(logits)
         return torch.full_like(logits, NEVER).scatter_(1, ids.to(logits.device), likely.to(logits))
 
     def draw(self, logits: Tensor, seen: Sequence[Sequence[int]], uniform: Sequence[float]) -> list[int]:
         """The token that comes after each row of (N, V), by a number from 0 to 1 for each: at temperature 0 the likeliest."""
-        logits = self._tempered(logits, seen)
+        logits = self._penalised(logits, seen)
         if self.temperature == 0:
             likeliest: list[int] = top(logits, 1)[1][:, 0].tolist()
             return likeliest
         if not self._cuts:
-            return pick(logits, uniform)
+            return pick(logits / self.temperature, uniform)
         likely, ids = self._likely(logits)
         return [row[i] for row, i in zip(ids.tolist(), pick(likely, uniform), strict=True)]
 
     @property
     def _cuts(self) -> bool:
         """Whether some tokens can never come."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def _tempered(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
+    def _penalised(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
         logits = logits.float()
-        if self.repetition_penalty != 1:
-            logits = penalise(logits, seen, self.repetition_penalty)
-        return logits if self.temperature in (0, 1) else logits / self.temperature
+        return logits if self.repetition_penalty == 1 else penalise(logits, seen, self.repetition_penalty)
 
     def _likely(self, logits: Tensor, k: int = HEAD) -> tuple[Tensor, Tensor]:
         """Of (N, V) all tokens that may come: logits (N, K), -inf at those among them that may not, and ids, in their order.
@@ -86,7 +86,7 @@ class Sampling:
         """
         k, row = min(max(k, self.top_k), logits.size(1)), np.arange(len(logits))[:, None]
         values, tokens = top(logits, k)
-        found, ids = values.double().cpu().numpy(), tokens.cpu().numpy()
+        found, ids = (values / self.temperature).double().cpu().numpy(), tokens.cpu().numpy()
         by_id = ids.argsort(1)
         found, ids = found[row, by_id], ids[row, by_id]
         best_first = (-found).argsort(1, kind="stable")  # of equals the first token
@@ -104,7 +104,10 @@ class Sampling:
             yield kept
         if self.top_p < 1:
             weights = np.exp(ranked - ranked[:, :1]) * kept
-            whole = weights.sum(1, keepdims=True) if self.top_k else log_sums(logits)[1].exp().cpu().numpy()
+            if self.top_k:
+                whole = weights.sum(1, keepdims=True)
+            else:
+                whole = log_sums(logits / self.temperature)[1].exp().cpu().numpy()
             kept &= top_p(weights / whole, self.top_p)
             yield kept
         if self.min_p:
