@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from polyhead.cache.pages import NoRoom, PageTable, Span, Usage
 from polyhead.errors import UserError
 from polyhead.nn.kv import visible
 from polyhead.registry import CACHE
+
+Ints = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
 
 
 @CACHE.register("paged")
@@ -60,7 +65,7 @@ class PagedCache:
         self._names = count()
         self.rows = [self._empty() for _ in range(n_rows)]  # the sequence of each row
         self._dirty: set[int] = set()  # pages with numbers that are not finite
-        self._index: tuple[tuple[object, ...], Tensor, Tensor] | None = None
+        self._index: tuple[tuple[object, ...], tuple[Ints, Tensor, Tensor]] | None = None
         self.layers = [PagedLayer(self.block, shape, self.soil) for _ in range(shape.n_layers)]
 
     @property
@@ -82,8 +87,8 @@ class PagedCache:
         return rows * -(-self.max_len // self.block) if self.blocks is None else self.blocks
 
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
-        rows, host = list(rows), pos.cpu()
-        assert len(set(rows)) == len(pos), f"{len(pos)} rows of positions for rows {rows}"
+        rows, host = list(rows), pos.cpu().numpy()
+        assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
         spans = self._spans(rows, host)
         wanted = self.table.wanted(spans)
         more = wanted - self.table.available
@@ -163,21 +168,19 @@ class PagedCache:
         self.table.fork(src, seq)
         return seq
 
-    def _spans(self, rows: list[int], host: Tensor) -> list[Span]:
+    def _spans(self, rows: list[int], host: Ints) -> list[Span]:
         """What each row writes; positions follow each other, padding may stand anywhere."""
-        lasts = host.amax(1).tolist()
-        longest = max(lasts, default=-1)
-        if longest >= self.max_len:
-            raise UserError(
-                f"position {longest} does not fit into a cache of {self.max_len} positions; "
-                "make it longer or the text shorter"
-            )
-        firsts = host.masked_fill(host < 0, self.max_len).amin(1).tolist()
-        counts = (host >= 0).sum(1).tolist()
         spans = []
-        for row, first, last, n in zip(rows, firsts, lasts, counts, strict=True):
-            assert not n or last - first + 1 == n, f"{n} positions from {first} to {last} of row {row}"
-            spans.append(Span(self.rows[row], first, last + 1) if n else Span(self.rows[row], 0, 0))
+        for row, at in zip(rows, host.tolist(), strict=True):
+            real = [place for place in at if place >= 0]
+            first, end = (min(real), max(real) + 1) if real else (0, 0)
+            assert end - first == len(real), f"{len(real)} positions from {first} to {end - 1} of row {row}"
+            if end > self.max_len:
+                raise UserError(
+                    f"position {end - 1} does not fit into a cache of {self.max_len} positions; "
+                    "make it longer or the text shorter"
+                )
+            spans.append(Span(self.rows[row], first, end))
         return spans
 
     def _grow(self, more: int) -> None:
@@ -194,35 +197,31 @@ class PagedCache:
         for layer in self.layers:
             layer.grow(more)
 
-    def _step(self, rows: list[int], pos: Tensor, host: Tensor) -> Step:
+    def _step(self, rows: list[int], pos: Tensor, host: Ints) -> Step:
         """Slots of the new tokens, pages to read, positions. Page 0 of the storage swallows padding."""
-        pages, read = self._pages(rows)
-        padding = pos < 0 if bool((host < 0).any()) else None
-        at = pos if padding is None else pos.clamp(min=0)
-        K = self.layers[0].k.size(1)
-        heads = torch.arange(K, device=self.device)[:, None]
-        write = (pages.gather(1, at // self.block)[:, None] * K + heads) * self.block + (at % self.block)[
-            :, None
-        ]
-        write = write if padding is None else write.masked_fill(padding[:, None], 0)
-        lengths = torch.tensor([self.table.lengths[self.rows[row]] for row in rows], device=self.device)[
-            :, None
-        ]
-        slots = torch.arange(pages.size(1) * self.block, device=self.device)
-        held = torch.where(slots < lengths, slots, -1)[:, None]
-        padding = None if padding is None else padding[:, None, :, None]
-        return Step(write.flatten(), read, pages, held, visible(pos, held, True), padding)
+        table, pages, read = self._pages(rows)
+        empty, K = host < 0, self.layers[0].k.size(1)
+        page, slot = np.divmod(np.where(empty, 0, host), self.block)
+        heads = table[np.arange(len(host))[:, None], page][:, None] * K + np.arange(K)[:, None]
+        write = np.where(empty[:, None], 0, heads * self.block + slot[:, None])
+        lengths = np.array([self.table.lengths[self.rows[row]] for row in rows])[:, None]
+        slots = np.arange(table.shape[1] * self.block)
+        held = self._there(np.where(slots < lengths, slots, -1)[:, None])
+        padding = self._there(empty[:, None, :, None]) if empty.any() else None
+        return Step(self._there(write.ravel()), read, pages, held, visible(pos, held, True), padding)
 
-    def _pages(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+    def _pages(self, rows: list[int]) -> tuple[Ints, Tensor, Tensor]:
         """The pages of rows (B, n), and how to read them; the same as in the last step unless a table changed."""
         key = (self.table.changes, self.table.blocks, *(self.rows[row] for row in rows))
         if self._index is None or self._index[0] != key:
             tables = [self.table.tables[self.rows[row]] for row in rows]
             n = max(1, *map(len, tables), 1)
-            pages = torch.tensor(
-                [[page + 1 for page in t] + [0] * (n - len(t)) for t in tables], device=self.device
-            )
+            pages = np.array([[page + 1 for page in t] + [0] * (n - len(t)) for t in tables])
             K = self.layers[0].k.size(1)
-            read = (pages[:, None] * K + torch.arange(K, device=self.device)[:, None]).flatten()
-            self._index = key, pages, read
-        return self._index[1], self._index[2]
+            read = (pages[:, None] * K + np.arange(K)[:, None]).ravel()
+            self._index = key, (pages, self._there(pages), self._there(read))
+        return self._index[1]
+
+    def _there(self, x: Ints | Truths) -> Tensor:
+        """On the device."""
+        return torch.from_numpy(x).to(self.device)
