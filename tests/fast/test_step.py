@@ -39,6 +39,12 @@ MODELS = {
         "feed_forward": "geglu",
     },
     "one key": {"n_kv_heads": 1, "position": {"name": "rope", "scaling": "yarn", "factor": 4.0, "original_len": 12}},
+    "bloom": {"position": "alibi", "norm_first": True, "embedding_norm": True, "feed_forward": {"name": "gelu", "tanh": True}},
+    "t5": {**GROUPS, "kind": "encoder-decoder", "position": "t5", "feed_forward": "relu", "attention": {"name": "softmax", "scale": 1.0, "bias": False}},
+    "gemma2": {
+        **GROUPS, "position": "rope", "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True},
+        "pattern": [{"attention": {"name": "softmax", "window": 3, "softcap": 2.0, "scale": 1.0}}, {"attention": {"name": "softmax", "softcap": 0.5, "scale": 1.0}}],
+    },
     "neox": {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}, "norm_first": True, "block": "parallel", "feed_forward": "gelu"},
     "sandwich": {"norm": {"name": "rmsnorm", "around_one": True, "eps": 0.1}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
     "normless": {"norm": "none", "feed_forward": "leaky_relu", "position": "none"},
@@ -52,6 +58,7 @@ ENCODERS = {
         "kind": "encoder", "position": "rope", "norm_first": True, "feed_forward": "geglu",
         "pattern": [{}, {"attention": {"name": "softmax", "window": 3}}],
     },
+    "t5's": {"kind": "encoder", "position": "t5", "norm_first": True},
     "bert": {"kind": "encoder", "position": "learned", "feed_forward": "gelu", "embedding_norm": True, "segments": 2},
 }  # fmt: skip
 
@@ -109,7 +116,7 @@ def test_steps_give_the_logits_of_the_plain_model(name, cache, calls):
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
-@pytest.mark.parametrize("name", ["base", "llama", "neox", "sandwich"])
+@pytest.mark.parametrize("name", ["base", "llama", "bloom", "t5", "gemma2", "neox", "sandwich"])
 def test_what_is_rounded_is_as_near_as_layer_by_layer(name, int8, calls, monkeypatch):
     exact = decoded(made(name))
     model = packed(made(name, torch.bfloat16), int8=int8)
@@ -191,9 +198,7 @@ def test_other_caches_are_led_through_the_layers(cache, calls):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"position": "alibi"},
-        {"position": "t5"},
-        {"attention": {"name": "softmax", "softcap": 5.0}},
+        {"position": "shaw"},
         {"attention": {"name": "softmax", "tie": "kv"}},
         {"attention": "linear"},
         {"block": "conv"},
@@ -220,8 +225,9 @@ def test_who_looks_at_weights_is_shown_them(calls):
     assert calls == [False] * 5 and [weights.shape[2:] for weights in seen[:2]] == [(1, 9), (1, 9)]
 
 
-def test_padding_and_what_is_too_large_for_the_kernels_go_through_the_layers(calls):
-    plain = made("llama")
+@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
+def test_padding_and_what_is_too_large_for_the_kernels_go_through_the_layers(name, calls):
+    plain = made(name)
     model, tokens = packed(copy.deepcopy(plain)), torch.randint(5, 97, (2, 3))
     padded, whole = torch.tensor([[0, 1, 2], [0, 1, -1]]), torch.arange(3).repeat(2, 1)
     for pos, limits in ((padded, {}), (whole, {"SQUARE": 8}), (whole, {"ROOM": 999}), (whole, {})):
@@ -263,7 +269,9 @@ def test_two_threads_say_what_one_says():
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "patterned", "neox", "sandwich", *ENCODERS])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "patterned", "bloom", "gemma2", "neox", "sandwich", *ENCODERS]
+)
 def test_rows_that_keep_nothing_are_one_call_too(name, calls):
     """Encoders, and language models that are shown whole texts, with padding and with several documents in a row."""
     model = made(name)

@@ -14,18 +14,21 @@ from polyhead.fast.linear import PANEL, NativeLinear, Product
 from polyhead.fast.native import SUFFIX, Sizes, kernels
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
+from polyhead.nn.position.alibi import Alibi
+from polyhead.nn.position.base import Position
+from polyhead.nn.position.t5 import T5
 
 # queries times slots of a head at most: more scores do not stay near, and torch, which keeps none, is faster
 SQUARE = 2**17
 LANES = 16  # a head's width is a multiple of it
+BIASES = Alibi, T5
 
 
 def can_fuse(attn: Attention) -> bool:
-    """Whether the kernels serve this attention: what they do not know are biases on scores, and bounds."""
+    """Whether the kernels serve this attention: of biases on scores they know those that depend on positions alone."""
     queries = len(attn.q_proj.weight)  # of a source, only what comes behind them is wanted
     known = (
-        attn.position.acts_on != "scores"
-        and attn.softcap is None
+        (attn.position.acts_on != "scores" or type(attn.position) in BIASES)
         and len({*_projections(attn)}) == 3
         and attn.q_proj.in_features % 2 == 0
     )
@@ -88,7 +91,9 @@ class PackedAttention(Attention):
         )
         if watch or triangle or own_masks or kv.log_count is not None or pairs > SQUARE:
             return super().mean(q, kv, mask, pos, watch)
-        return paged(q, pages, mask, self.scale)
+        slots = pages.table.size(1) * pages.k.size(2)
+        bias = bias_of(self.position, (q.size(1), q.size(2), slots), pos, kv.pos)
+        return paged(q, pages, mask, self.scale, bias, self.softcap)
 
 
 def pages_of(kv: KV) -> Pages:
@@ -104,8 +109,18 @@ def first_rows(rows: int) -> Tensor:
     return torch.arange(rows)[:, None]
 
 
-def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = None) -> Tensor:
-    """softmax(q k^T * scale) v of queries (N, H, T, D) over slots where they lie; mask (1|B, 1|K, 1|T, S) -> (N, T, H * Dv)."""
+def paged(
+    q: Tensor,
+    pages: Pages,
+    mask: Tensor | None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Softmax attention of queries (N, H, T, D) to slots where they lie -> (N, T, H * Dv), as ``nn.kv.attend``.
+
+    ``mask`` (1|B, 1|K, 1|T, S) says what is seen; ``bias`` (1|B, H, T, S), of ``bias_of``, is added to scores, and N is B then.
+    """
     found, (N, H, T, D), B, K = kernels(), q.shape, len(pages.table), pages.k.size(1)
     assert found is not None and N % B == 0, f"{N} rows of queries over {B}"
     q = q.transpose(1, 2)  # as they come out of a product
@@ -116,13 +131,16 @@ def paged(q: Tensor, pages: Pages, mask: Tensor | None, scale: float | None = No
     out = q.new_empty(N, T, H * v.size(3))
     sizes = sizes_of(pages._replace(k=k, v=v), N, T, mask)
     sizes.group, sizes.q_token = H // K, q.stride(1 if T > 1 else 0)
-    sizes.scale = D**-0.5 if scale is None else scale
+    sizes.scale, sizes.softcap = D**-0.5 if scale is None else scale, softcap or 0.0
+    if bias is not None:
+        sizes.bias_row, sizes.bias_head, sizes.bias_query = strides_of(bias)
     getattr(found, f"attend_{SUFFIX[q.dtype]}")(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
         out.data_ptr(),
         None if mask is None else mask.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         pages.table.data_ptr(),
         sizes,
     )
@@ -134,16 +152,28 @@ def sizes_of(pages: Pages, rows: int, queries: int, mask: Tensor | None) -> Size
     (B, n), (_, K, block, D), k, v = pages.table.shape, pages.k.shape, pages.k.stride(), pages.v.stride()
     return Sizes(
         B, rows // B, K, 0, queries, n * block, block, n, D, pages.v.size(3), 0,
-        k[1], k[0], k[2], v[1], v[0], v[2], **strides_of(mask),
+        k[1], k[0], k[2], v[1], v[0], v[2], *strides_of(mask),
     )  # fmt: skip
 
 
-def strides_of(mask: Tensor | None) -> dict[str, int]:
-    """Of a mask (1|B, 1|K, 1|T, S), from one row, head and query to the next; 0 where all have the same."""
-    if mask is None:
-        return {}
-    names = ("seen_row", "seen_head", "seen_query")
-    return {
-        name: stride * (size > 1)
-        for name, size, stride in zip(names, mask.shape[:3], mask.stride()[:3], strict=True)
-    }
+def bias_of(
+    position: Position, extent: tuple[int, int, int], pos: Tensor | None, at: Tensor | None
+) -> Tensor | None:
+    """What is added to scores of so many heads, queries at pos and slots at ``at``: (1|B, H, T, S) in fp32.
+
+    Of queries and keys these schemes ask only how many there are.
+    """
+    heads, queries, slots = extent
+    k = torch.empty(1, 1, slots, 0)
+    bias = position.bias(torch.empty(1, heads, queries, 0), KV(k, k, at), pos)
+    return None if bias is None else bias.float().contiguous()
+
+
+def strides_of(x: Tensor | None) -> tuple[int, int, int]:
+    """Of a mask or bias (1|B, 1|H, 1|T, S), from one row, head and query to the next; 0 where all have the same."""
+    if x is None:
+        return 0, 0, 0
+    rows, heads, queries = (
+        stride * (size > 1) for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+    )
+    return rows, heads, queries

@@ -36,13 +36,18 @@ SUFFIX = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 WHOLES = """
 rows share heads group queries slots block pages dim v_dim q_token k_head k_page k_slot v_head v_page v_slot seen_row seen_head seen_query
+bias_row bias_head bias_query
 """
 
 
 class Sizes(ctypes.Structure):
     """As in attention.hpp."""
 
-    _fields_ = [*((name, WHOLE) for name in WHOLES.split()), ("scale", ctypes.c_double)]
+    _fields_ = [
+        *((name, WHOLE) for name in WHOLES.split()),
+        ("scale", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+    ]
 
 
 @cache
@@ -76,7 +81,7 @@ def kernels() -> ctypes.CDLL | None:
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
         getattr(found, f"linear_int8_{suffix}").argtypes = [*[POINTER] * 6, *[WHOLE] * 3]
-        getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 6, ctypes.POINTER(Sizes)]
+        getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 7, ctypes.POINTER(Sizes)]
     return found
 
 

@@ -44,7 +44,7 @@ class Op(ctypes.Structure):
     _fields_ = [
         *((name, WHOLE) for name in WHOLES.split()),
         *((name, POINTER) for name in ("weight", "bias", "sizes", "offsets")),
-        ("number", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("number", "bound")),
     ]
 
 
@@ -64,6 +64,7 @@ class Writer:
         self.held: list[Tensor] = []
         self.attentions: list[PackedAttention] = []
         self.windows: list[Window | None] = [None]  # a mask for each
+        self.biases: list[Position] = []  # what each adds to scores
         self.width = 0  # of all rows of a token together
         self._places: dict[tuple[object, int], int] = {}
         self.x = self.place("x", d_model)  # what layers read and add to
@@ -151,10 +152,13 @@ class Writer:
         window = None if source else attn.window
         if window not in self.windows:
             self.windows.append(window)
+        if attn.position.acts_on == "scores" and attn.position not in self.biases:
+            self.biases.append(attn.position)
+        bias = self.biases.index(attn.position) if attn.position in self.biases else NOWHERE
         out = self.place("merged", heads * Dv)
         self.add(
-            ATTEND, read, out, width=heads * Dv, inner=width, kv_heads=kv_heads, mask=self.windows.index(window),
-            number=D**-0.5 if attn.scale is None else attn.scale, **about,
+            ATTEND, read, out, with_=bias, width=heads * Dv, inner=width, kv_heads=kv_heads, mask=self.windows.index(window),
+            number=D**-0.5 if attn.scale is None else attn.scale, bound=attn.softcap or 0.0, **about,
         )  # fmt: skip
         return attn.o_proj, out
 

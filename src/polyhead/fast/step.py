@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import Cache
-from polyhead.cache.stored import Pages, Places
-from polyhead.fast.attention import SQUARE, first_rows, pages_of, sizes_of, strides_of
+from polyhead.cache.stored import Places
+from polyhead.fast.attention import SQUARE, bias_of, first_rows, pages_of, sizes_of, strides_of
 from polyhead.fast.native import POINTER, WHOLE, Sizes, kernels
 from polyhead.fast.operations import Op, written
 from polyhead.nn.kv import KV, Memory, visible, whole, within_documents
@@ -30,7 +30,7 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, WHOLE) for name in ("rows", "bf16")),
         *((name, POINTER) for name in ("pos", "write")),
-        *((name, POINTER * 2) for name in ("kept", "table", "seen")),
+        *((name, POINTER * 2) for name in ("kept", "table", "seen", "bias")),
         ("sizes", Sizes * 2),
         ("strange", WHOLE),
     ]
@@ -42,6 +42,7 @@ class Read(NamedTuple):
     kept: list[Tensor]  # keys and values of each layer; empty where nothing is kept
     table: Tensor  # (B, n) int64: the pages of each row
     seen: list[Tensor | None]  # masks (1|B, 1, 1|T, S)
+    biases: list[Tensor]  # (1|B, H, T, S), added to scores
     sizes: Sizes
 
     def told(self, call: Call, i: int) -> tuple[object, ...]:
@@ -49,8 +50,14 @@ class Read(NamedTuple):
         kept = (POINTER * len(self.kept))(*[part.data_ptr() for part in self.kept])
         seen = (POINTER * len(self.seen))(*[None if mask is None else mask.data_ptr() for mask in self.seen])
         call.kept[i] = ctypes.addressof(kept) if self.kept else None
-        call.table[i], call.seen[i], call.sizes[i] = self.table.data_ptr(), ctypes.addressof(seen), self.sizes
-        return kept, seen
+        biases = (POINTER * len(self.biases))(*[bias.data_ptr() for bias in self.biases])
+        call.table[i], call.seen[i], call.bias[i] = (
+            self.table.data_ptr(),
+            ctypes.addressof(seen),
+            ctypes.addressof(biases),
+        )
+        call.sizes[i] = self.sizes
+        return kept, seen, biases
 
 
 class Steps:
@@ -61,7 +68,7 @@ class Steps:
         self.ops = (Op * len(self.writer.ops))(*self.writer.ops)
         self.group = max(op.heads // op.kv_heads for op in self.ops if op.kv_heads)
         self.crosses = any(op.source for op in self.ops)
-        self.causal = self.writer.attentions[0].causal
+        self.heads, self.causal = max(op.heads for op in self.ops), self.writer.attentions[0].causal
 
     def __call__(
         self, x: Tensor, pos: Tensor | None, cache: Cache | None, memory: Sequence[Memory] | None
@@ -102,7 +109,9 @@ class Steps:
             return None
         else:
             kept = [part for layer in cache.layers for part in (layer.k, layer.v)]  # type: ignore[attr-defined]
-            own = _of(kept, places.pages, self._masks(pos, places.pos, places.seen), rows, length)
+            masks = self._masks(pos, places.pos, places.seen)
+            sizes = sizes_of(places.pages, rows, length, masks[0])
+            own = Read(kept, places.pages.table, masks, self._biases(sizes, pos, places.pos), sizes)
         if not self.crosses:
             return [own]
         source = _source(memory, rows, length)
@@ -129,10 +138,10 @@ class Steps:
             masks = [
                 None if mask is None else mask.expand(rows, 1, length, -1).contiguous() for mask in masks
             ]
-        sizes = Sizes(
-            rows=rows, share=1, queries=length, slots=length, block=length, pages=1, **strides_of(masks[0])
-        )
-        return Read([], first_rows(rows), masks, sizes)
+        sizes = Sizes(rows=rows, share=1, queries=length, slots=length, block=length, pages=1)
+        sizes.seen_row, sizes.seen_head, sizes.seen_query = strides_of(masks[0])
+        biases = self._biases(sizes, pos, None if pos is None else pos[:, None])
+        return Read([], first_rows(rows), masks, biases, sizes)
 
     def _masks(self, pos: Tensor, there: Tensor, seen: Tensor | None) -> list[Tensor | None]:
         """What each kind of attention sees of slots at positions (B, 1, S)."""
@@ -140,6 +149,15 @@ class Steps:
             seen if window is None else visible(pos, there, self.causal, window)
             for window in self.writer.windows
         ]
+
+    def _biases(self, sizes: Sizes, pos: Tensor | None, there: Tensor | None) -> list[Tensor]:
+        """What is added to the scores of slots at positions (B, 1, S)."""
+        extent = self.heads, sizes.queries, sizes.slots
+        found = [bias_of(position, extent, pos, there) for position in self.writer.biases]
+        biases = [bias for bias in found if bias is not None]
+        for bias in biases:  # they lie alike
+            sizes.bias_row, sizes.bias_head, sizes.bias_query = strides_of(bias)
+        return biases
 
     def __deepcopy__(self, memo: object) -> Steps:
         return self  # it never changes
@@ -149,10 +167,6 @@ def _places(cache: Cache) -> Places | None:
     """Where a step's keys and values go; most kinds of caches have no such slots."""
     tell = getattr(cache.layers[0], "places", None)
     return None if tell is None else tell()
-
-
-def _of(kept: list[Tensor], pages: Pages, seen: list[Tensor | None], rows: int, queries: int) -> Read:
-    return Read(kept, pages.table, seen, sizes_of(pages, rows, queries, seen[0]))
 
 
 def _source(memory: Sequence[Memory] | None, rows: int, queries: int) -> Read | None:
@@ -166,8 +180,10 @@ def _source(memory: Sequence[Memory] | None, rows: int, queries: int) -> Read | 
         for kv in memory
     ):
         return None
-    parts = [part for kv in memory for part in (kv.k, kv.v)]  # type: ignore[attr-defined]
-    return _of(parts, pages_of(memory[0]), [memory[0].seen], rows, queries)  # type: ignore[arg-type, attr-defined]
+    first, parts = memory[0], [part for kv in memory for part in (kv.k, kv.v)]  # type: ignore[attr-defined]
+    assert isinstance(first, KV)
+    pages = pages_of(first)
+    return Read(parts, pages.table, [first.seen], [], sizes_of(pages, rows, queries, first.seen))
 
 
 class PackedStack(Stack):

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "activations.hpp"
 #include "products.hpp"
 
 namespace {
@@ -16,11 +17,15 @@ struct Sizes {
     int64_t slots, block, pages;                 // slots that a row sees, in a page; pages of a row
     int64_t dim, v_dim, q_token;                 // widths of a head; from the queries of a token to those of the next
     int64_t k_head, k_page, k_slot, v_head, v_page, v_slot, seen_row, seen_head, seen_query;
-    double scale;
+    int64_t bias_row, bias_head, bias_query;     // of what is added to scores; its heads are those of the queries
+    double scale, softcap;                       // 0: no bound
 };
 
-// Scores of the slots that are seen -> their parts, up to the end of the row; who sees nothing gets 0.
-void softmax(float* row, const bool* seen, long slots, long padded) {
+// Products of a query with slots -> their parts of the whole, up to the end of the row: bounded, biased, and of those seen alone;
+// who sees nothing gets 0.
+void softmax(float* row, const bool* seen, const float* bias, float bound, long slots, long padded) {
+    for (long s = 0; bound > 0 && s < padded; s += LANES) store(bound * tangent(load(row + s) / bound), row + s);
+    for (long s = 0; bias && s < slots; s++) row[s] += bias[s];
     const float nothing = -std::numeric_limits<float>::infinity();
     float most = nothing;
     for (long s = 0; s < padded; s++) row[s] = s < slots && (!seen || seen[s]) ? row[s] : nothing;
@@ -38,7 +43,7 @@ void softmax(float* row, const bool* seen, long slots, long padded) {
 // Some heads of one row of keys: for each of their queries the softmax over the slots, and the mean of the values by it. A page
 // holds all heads of its slots, and is read from end to end.
 template <class Q, class T>
-void heads(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long first, long last,
+void heads(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const float* bias, const int64_t* table, const Sizes& z, long b, long first, long last,
            float* room) {
     const long each = z.share * z.queries * z.group, n = (last - first) * each, padded = (z.slots + LANES - 1) / LANES * LANES;
     float *query = room, *sums = query + n * z.dim, *scores = sums + n * z.v_dim;
@@ -60,8 +65,10 @@ void heads(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const i
                 }
         }
     for (long i = 0; i < n; i++) {
-        const bool* mask = seen ? seen + b * z.seen_row + (first + i / each) * z.seen_head + i % each / z.group % z.queries * z.seen_query : nullptr;
-        softmax(scores + i * padded, mask, z.slots, padded);
+        const long query = i % each / z.group % z.queries;
+        const bool* mask = seen ? seen + b * z.seen_row + (first + i / each) * z.seen_head + query * z.seen_query : nullptr;
+        const float* more = bias ? bias + b * z.bias_row + of_head(i) * z.bias_head + query * z.bias_query : nullptr;
+        softmax(scores + i * padded, mask, more, float(z.softcap), z.slots, padded);
     }
     std::memset(sums, 0, n * z.v_dim * sizeof(float));
     for (long start = 0; start < z.slots; start += z.block)
@@ -80,7 +87,7 @@ void heads(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const i
 
 // The same for one head with many queries: two products, of which the keys and the values are the matrices.
 template <class Q, class T>
-void crowd(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const int64_t* table, const Sizes& z, long b, long h, Floats* room) {
+void crowd(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const float* bias, const int64_t* table, const Sizes& z, long b, long h, Floats* room) {
     const long n = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL;
     float *panel = reinterpret_cast<float*>(room), *sums = panel + PANEL * std::max(z.dim, z.slots);
     float *query = sums + PANEL * ROWS, *scores = query + n * z.dim;
@@ -106,8 +113,12 @@ void crowd(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const i
         }
         times(query, z.dim, z.dim, [&](long i, const float* sum) { std::memcpy(scores + i * padded + start, sum, PANEL * sizeof(float)); });
     }
-    for (long i = 0; i < n; i++)
-        softmax(scores + i * padded, seen ? seen + b * z.seen_row + h * z.seen_head + i / z.group % z.queries * z.seen_query : nullptr, z.slots, padded);
+    for (long i = 0; i < n; i++) {
+        const long query = i / z.group % z.queries;
+        const bool* mask = seen ? seen + b * z.seen_row + h * z.seen_head + query * z.seen_query : nullptr;
+        const float* more = bias ? bias + b * z.bias_row + (h * z.group + i % z.group) * z.bias_head + query * z.bias_query : nullptr;
+        softmax(scores + i * padded, mask, more, float(z.softcap), z.slots, padded);
+    }
     for (long first = 0; first < z.v_dim; first += PANEL) {
         const long width = std::min(PANEL, z.v_dim - first);
         for (long s = 0; s < z.slots; s++)
@@ -122,7 +133,7 @@ void crowd(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const i
 
 // By all threads of the region around it, which do not wait for each other.
 template <class Q, class T>
-void attend(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const int64_t* table, const Sizes& z) {
+void attend(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const float* bias, const int64_t* table, const Sizes& z) {
     const long each = z.share * z.queries * z.group, padded = (z.slots + PANEL - 1) / PANEL * PANEL, threads = omp_get_num_threads();
     const long parts = each < CROWD ? std::min(z.heads, (threads + z.rows - 1) / z.rows) : z.heads, some = (z.heads + parts - 1) / parts;
     const long shared = each < CROWD ? 0 : PANEL * (std::max(z.dim, z.slots) + ROWS);
@@ -131,9 +142,9 @@ void attend(const Q* q, const T* k, const T* v, Q* out, const bool* seen, const 
     for (long unit = 0; unit < z.rows * parts; unit++) {
         const long b = unit / parts, first = unit % parts * some, last = std::min(z.heads, first + some);
         if (each >= CROWD)
-            crowd(q, k, v, out, seen, table, z, b, first, room.data());  // one head
+            crowd(q, k, v, out, seen, bias, table, z, b, first, room.data());  // one head
         else if (first < last)
-            heads(q, k, v, out, seen, table, z, b, first, last, reinterpret_cast<float*>(room.data()));
+            heads(q, k, v, out, seen, bias, table, z, b, first, last, reinterpret_cast<float*>(room.data()));
     }
 }
 

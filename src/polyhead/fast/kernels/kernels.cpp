@@ -55,13 +55,15 @@ void linear_int8_bf16(const bf16* x, const float* packed, const float* sizes, co
 
 // Queries (share * rows, T, H, dim) over keys and values in pages -> (share * rows, T, H, v_dim); table (rows, pages) says which
 // pages are a row's.
-void attend_fp32(const float* q, const float* k, const float* v, float* out, const bool* seen, const int64_t* table, const Sizes* z) {
+void attend_fp32(const float* q, const float* k, const float* v, float* out, const bool* seen, const float* bias,
+                 const int64_t* table, const Sizes* z) {
 #pragma omp parallel
-    attend(q, k, v, out, seen, table, *z);
+    attend(q, k, v, out, seen, bias, table, *z);
 }
-void attend_bf16(const bf16* q, const bf16* k, const bf16* v, bf16* out, const bool* seen, const int64_t* table, const Sizes* z) {
+void attend_bf16(const bf16* q, const bf16* k, const bf16* v, bf16* out, const bool* seen, const float* bias,
+                 const int64_t* table, const Sizes* z) {
 #pragma omp parallel
-    attend(q, k, v, out, seen, table, *z);
+    attend(q, k, v, out, seen, bias, table, *z);
 }
 
 // A step of a decoder: its operations in order, on rows in a room of so many numbers a row as they ask for.

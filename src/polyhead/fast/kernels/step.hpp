@@ -3,7 +3,6 @@
 #pragma once
 #include <cmath>
 
-#include "activations.hpp"
 #include "attention.hpp"
 
 namespace {
@@ -20,9 +19,9 @@ struct Op {
     int64_t way;                      // a Norm, how weights are kept, or whether pairs of features lie side by side
     int64_t activation, joins;        // of a product
     int64_t heads, kv_heads, dim, v_dim;
-    int64_t layer, source, mask;      // whose keys and values; of the source or its own; which of the masks
+    int64_t layer, source, mask;      // whose keys and values; of the source or its own; which of the masks (of biases: with)
     const void *weight, *bias, *sizes, *offsets;
-    double number;                    // eps, scale, gain or slope
+    double number, bound;             // eps, scale, gain or slope; a softcap
 };
 
 struct Call {
@@ -31,6 +30,7 @@ struct Call {
     void* const* kept[2];             // keys and values of each layer: its own, those of the source; none: those of the rows alone
     const int64_t* table[2];
     const bool* const* seen[2];
+    const float* const* bias[2];
     Sizes sizes[2];
     int64_t strange;                  // told: whether a key or value was not finite
 };
@@ -156,15 +156,17 @@ void product_of(const Op& op, const Call& call, float* room) {
 template <class T>
 void attention_of(const Op& op, const Call& call, float* room) {
     Sizes z = call.sizes[op.source];
-    z.heads = op.kv_heads, z.group = op.heads / op.kv_heads, z.dim = op.dim, z.v_dim = op.v_dim, z.q_token = op.inner, z.scale = op.number;
+    z.heads = op.kv_heads, z.group = op.heads / op.kv_heads, z.dim = op.dim, z.v_dim = op.v_dim, z.q_token = op.inner;
+    z.scale = op.number, z.softcap = op.bound;
     const float* q = room + op.in * call.rows;
     float* out = room + op.out * call.rows;
     const bool* seen = call.seen[op.source][op.mask];
+    const float* bias = op.with < 0 ? nullptr : call.bias[op.source][op.with];
     if (const auto* kept = call.kept[op.source])
-        return attend(q, static_cast<const T*>(kept[2 * op.layer]), static_cast<const T*>(kept[2 * op.layer + 1]), out, seen, call.table[op.source], z);
+        return attend(q, static_cast<const T*>(kept[2 * op.layer]), static_cast<const T*>(kept[2 * op.layer + 1]), out, seen, bias, call.table[op.source], z);
     z.k_head = op.dim, z.v_head = op.v_dim, z.k_slot = z.v_slot = op.inner, z.k_page = z.v_page = z.slots * op.inner;
     const float *k = q + op.heads * op.dim, *v = k + op.kv_heads * op.dim;
-    attend(q, k, v, out, seen, call.table[op.source], z);
+    attend(q, k, v, out, seen, bias, call.table[op.source], z);
 }
 
 void step(const Op* ops, long count, Call& call, float* room) {
