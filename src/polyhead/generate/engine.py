@@ -190,9 +190,11 @@ class Engine:
 
     def _admit(self) -> None:
         """Those that wait, in their order, as long as there is room; nobody overtakes, so nobody waits for ever."""
+        if not self.waiting:
+            return
         coming: list[Request] = []
         live = self.live
-        if not self.waiting or len(live) > (1 - self.refill) * self._most:
+        if len(live) > (1 - self.refill) * self._most:
             return
         rows, tokens = (
             sum(member.request.search.width for member in live),

@@ -86,13 +86,14 @@ class Sampling:
         """
         k, row = min(max(k, self.top_k), logits.size(1)), np.arange(len(logits))[:, None]
         values, tokens = top(logits, k)
-        found, ids = (values / self.temperature).double().cpu().numpy(), tokens.cpu().numpy()
+        ids, found = tokens.cpu().numpy(), (values.cpu().numpy() / self.temperature).astype(np.float64)
         by_id = ids.argsort(1)
         found, ids = found[row, by_id], ids[row, by_id]
         best_first = (-found).argsort(1, kind="stable")  # of equals the first token
         ranked = found[row, best_first]
+        edge = ranked == (ranked[:, -1:] if k < logits.size(1) else np.nan)  # as likely as what lies beyond
         for kept in self._steps(ranked, logits):
-            if k < logits.size(1) and (kept & (ranked == ranked[:, -1:])).any():
+            if (kept & edge).any():
                 return self._likely(logits, 8 * k)
         found[row, best_first] = np.where(kept, ranked, NEVER)
         return torch.from_numpy(found), torch.from_numpy(ids)
