@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from polyhead.analysis.sizes import count, parts, published
+from polyhead.analysis.sizes import active, count, parts, published
 from polyhead.cli import main
 from polyhead.config import ModelConfig
 from polyhead.models.build import model_class
@@ -100,3 +100,26 @@ def test_the_verb_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sizes", "bert-bse"]) == 2
     assert "did you mean 'bert-base'" in capsys.readouterr().err
     assert set(PUBLISHED) == set(PRESETS) - {"tiny"}
+
+
+def test_layers_of_a_pattern_are_counted_by_kind() -> None:
+    normed = {"attention": {"name": "softmax", "qk_norm": True}}
+    config = ModelConfig(
+        kind="decoder", vocab_size=50, d_model=32, n_layers=5, n_heads=2, pattern=[{}, normed]
+    )
+    layers = [(part.name, part.times, part.each) for part in parts(config) if "layer" in part.name]
+    plain = 12 * 32**2 + 13 * 32
+    assert layers == [("layer, as 1", 3, plain), ("layer, as 2", 2, plain + 2 * 16)]
+    assert count(config) == sum(p.numel() for p in model_class(config)(config).parameters())
+
+
+def test_of_experts_a_token_passes_those_that_it_has() -> None:
+    """Mixtral 8x7B (Jiang et al., 2024, sec. 2.1): 47 billion parameters, of which a token has 13."""
+    experts = {"name": "experts", "n_experts": 8, "top_k": 2, "each": "swiglu", "balance": False}
+    config = ModelConfig(
+        kind="decoder", vocab_size=32000, d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, d_ff=14336, norm="rmsnorm",
+        norm_first=True, position="rope", attention={"name": "softmax", "bias": False}, feed_forward=experts, tie_embeddings="none",
+    )  # fmt: skip
+    assert count(config) == 46_702_792_704
+    assert active(config) == 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336
+    assert round(active(config) / 1e9, 1) == 12.9

@@ -261,3 +261,14 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
 )
 def test_numbers_are_short(number: float, said: str) -> None:
     assert scaled(number) == said
+
+
+def test_the_rule_of_six_counts_what_a_token_passes() -> None:
+    experts = {"name": "experts", "n_experts": 4, "top_k": 2}
+    config = ModelConfig(
+        kind="decoder", vocab_size=50, d_model=32, n_layers=2, n_heads=2, feed_forward=experts
+    )
+    made = plan(config, probe=False, rows=3, length=16)
+    assert made.active == made.parameters - 2 * 2 * (2 * 32 * 128 + 128 + 32)
+    assert made.operations.rule == 6 * made.active * 3 * 16
+    assert f"{made.active:,} of them for each token" in next(lines(made))

@@ -6,13 +6,15 @@ import re
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from polyhead.config import ModelConfig
 from polyhead.models import preset
 from polyhead.models.build import model_class
+from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.presets import PUBLISHED
 
-LAYER = re.compile(r"\blayers\.\d+\.")
+LAYER = re.compile(r"\blayers\.(\d+)\.")
 SHORT = {"transform": "head", "transform_norm": "head", "classifier": "head"}  # what is counted with what
 FIRST = ("embedding", "layer", "final_norm", "pooler", "head")
 
@@ -36,30 +38,43 @@ def count(config: ModelConfig) -> int:
 
 
 def parts(config: ModelConfig) -> list[Part]:
-    """Every parameter once, by part: embeddings, layers (all of a stack are alike), final norms, pooler, head.
+    """Every parameter once, by part: embeddings, layers (by size, where a pattern makes several kinds), final norms, pooler, head.
 
     H is d_model, F d_ff, V the vocabulary, T max_len; A stands for the width of all heads, n_heads x head_dim, and G for
     that of all key/value heads.
     """
-    with torch.device("meta"):
-        model = model_class(config)(config)
-    sizes: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        name = _part(name)
-        sizes[name] = sizes.get(name, 0) + parameter.numel()
-    depth = {
-        "encoder layer": config.n_layers,
-        "decoder layer": config.decoder_layers,
-        "layer": config.n_layers,
-    }
+    sizes: dict[str, dict[int, int]] = {}  # of each layer, or of the one thing that there is
+    for name, parameter in _weightless(config).named_parameters():
+        layer = LAYER.search(name)
+        of_part = sizes.setdefault(_part(name), {})
+        number = int(layer[1]) if layer else 0
+        of_part[number] = of_part.get(number, 0) + parameter.numel()
     found = []
-    for name, size in sizes.items():
-        times = depth.get(name, 1)
-        if size % times:
-            # parts of a pattern with weights of their own
-            raise AssertionError(f"the layers of {name} are not alike")
-        found.append(Part(name, times, size // times, formula(config, name, size // times)))
+    for name, each in sizes.items():
+        kinds = {size: number for number, size in reversed(each.items())}  # and the first layer of each
+        for size, first in sorted(kinds.items(), key=lambda kind: kind[1]):
+            title = name if len(kinds) == 1 else f"{name}, as {first + 1}"
+            times = sum(one == size for one in each.values())
+            found.append(Part(title, times, size, formula(config, name, size)))
     return sorted(found, key=lambda part: next(i for i, word in enumerate(FIRST) if word in part.name))
+
+
+def active(config: ModelConfig) -> int:
+    """Parameters that a token passes: all but those of the experts that it does not have (Jiang et al., 2024, sec. 2.1)."""
+    model = _weightless(config)
+    experts = [part for part in model.modules() if isinstance(part, Experts)]
+    idle = sum(
+        sum(p.numel() for p in part.experts.parameters())
+        * (len(part.experts) - part.top_k)
+        // len(part.experts)
+        for part in experts
+    )
+    return sum(p.numel() for p in model.parameters()) - idle
+
+
+def _weightless(config: ModelConfig) -> nn.Module:
+    with torch.device("meta"):
+        return model_class(config)(config)
 
 
 def formula(config: ModelConfig, name: str, size: int) -> str:

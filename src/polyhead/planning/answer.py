@@ -53,6 +53,7 @@ class Plan(NamedTuple):
 
     name: str
     parameters: int
+    active: int  # of them, what a token passes
     sizes: list[sizes.Part]
     precision: str
     largest: Load

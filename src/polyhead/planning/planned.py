@@ -103,7 +103,8 @@ def _of(
     step = times * train.accumulate * sum(spent) / len(spent)
     steps = subject.steps
     both = 2 if config.kind == "encoder-decoder" else 1
-    rule = 6 * parameters * train.accumulate * sum(load.tokens for load in loads) / len(loads) / both
+    active = sizes.active(config)
+    rule = 6 * active * train.accumulate * sum(load.tokens for load in loads) / len(loads) / both
     memory = training_memory(
         config,
         largest,
@@ -138,7 +139,7 @@ def _of(
         elif subject.some:
             taken = _time(subject, spent, step / times, steps, context, decode_rows, seconds, clock)
     return Plan(
-        subject.name, parameters, parts, precision, largest, subject.mean, train.accumulate, train.optimizer, subject.batches,
+        subject.name, parameters, active, parts, precision, largest, subject.mean, train.accumulate, train.optimizer, subject.batches,
         subject.labels,
         steps, facts, operations, memory, literature(config, largest) if config.kind != "encoder-decoder" else None,
         _decoding(subject, context, decode_rows, notes), sent, taken, notes,

@@ -15,7 +15,8 @@ def lines(plan: Plan) -> Iterator[str]:
     """All of it, a paragraph for each kind of cost."""
     learn = plan.memory.gradients // 4
     some = f", {learn:,} of them or beside them learn" if learn < plan.parameters else ""
-    yield f"{plan.name}: {plan.parameters:,} parameters{some}, training in {plan.precision}"
+    passed = f", {plan.active:,} of them for each token" if plan.active < plan.parameters else ""
+    yield f"{plan.name}: {plan.parameters:,} parameters{passed}{some}, training in {plan.precision}"
     if plan.text:
         size, per = scaled(plan.text["bytes"]) + "B", f"{plan.batches:,.0f} batches an epoch"
         yield f"text: {plan.text['lines']:,.0f} lines, {size}; {per}"
