@@ -75,11 +75,13 @@ class Steps:
     ) -> Tensor | None:
         """(B, T, C), (B, T) -> (B, T, C); None where a step is none for them, and the layers must do it."""
         (B, T, C), M = x.shape, x.size(0) * x.size(1)
+        if M * self.writer.width > ROOM or any(attn.watchers for attn in self.writer.attentions):
+            return None
         places = None if cache is None else _places(cache)
         reads = self._reads(B, T, pos, cache, places, memory)
-        if reads is None or not self._serves(M * self.writer.width, x, reads):
+        if reads is None or any(read.kept and read.kept[0].dtype != x.dtype for read in reads):
             return None
-        room = torch.empty(M * self.writer.width)
+        room = torch.empty(M * self.writer.width, dtype=torch.float32)
         room[: M * C].view(B, T, C).copy_(x)
         pos = (whole(T, x.device).expand(B, -1) if pos is None else pos).contiguous()
         call = Call(M, x.dtype == torch.bfloat16, pos.data_ptr(), places and places.write.data_ptr())
@@ -102,10 +104,12 @@ class Steps:
         places: Places | None,
         memory: Sequence[Memory] | None,
     ) -> list[Read] | None:
-        """What is read; None where it does not lie as the kernels read it."""
+        """What is read; None where it does not lie as the kernels read it, or is too much for them."""
         if cache is None:
+            if not self._small(length, length):
+                return None
             own = self._alone(pos, rows, length)
-        elif pos is None or places is None:
+        elif pos is None or places is None or not self._small(length, places.pos.size(2)):
             return None
         else:
             kept = [part for layer in cache.layers for part in (layer.k, layer.v)]  # type: ignore[attr-defined]
@@ -115,17 +119,12 @@ class Steps:
         if not self.crosses:
             return [own]
         source = _source(memory, rows, length)
-        return None if source is None else [own, source]
+        if source is None or not self._small(length * source.sizes.share, source.sizes.slots):
+            return None
+        return [own, source]
 
-    def _serves(self, room: int, x: Tensor, reads: Sequence[Read]) -> bool:
-        """Whether this is for the kernels: small, in one precision, and watched by nobody."""
-        squares = [x.size(1) * self.group * read.sizes.share * read.sizes.slots for read in reads]
-        return (
-            room <= ROOM
-            and max(squares) <= SQUARE
-            and all(part.dtype == x.dtype for read in reads for part in read.kept[:1])
-            and not any(attn.watchers for attn in self.writer.attentions)
-        )
+    def _small(self, queries: int, slots: int) -> bool:
+        return queries * self.group * slots <= SQUARE
 
     def _alone(self, pos: Tensor | None, rows: int, length: int) -> Read:
         """Tokens that see those of their row and no others."""
