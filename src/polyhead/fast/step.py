@@ -75,7 +75,7 @@ class Steps:
     ) -> Tensor | None:
         """(B, T, C), (B, T) -> (B, T, C); None where a step is none for them, and the layers must do it."""
         (B, T, C), M = x.shape, x.size(0) * x.size(1)
-        if M * self.writer.width > ROOM or any(attn.watchers for attn in self.writer.attentions):
+        if not 0 < M * self.writer.width <= ROOM or any(attn.watchers for attn in self.writer.attentions):
             return None
         places = None if cache is None else _places(cache)
         reads = self._reads(B, T, pos, cache, places, memory)
