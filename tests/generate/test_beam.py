@@ -194,3 +194,14 @@ def test_a_model_in_training_mode_is_refused(table):
     model.training = True
     with pytest.raises(AssertionError, match=r"model\.eval"):
         run(model, beam_size=2)
+
+
+def test_one_hypothesis_that_is_not_a_number_is_said_where_the_others_have_extensions_enough(table):
+    class Holed(table):
+        def say(self, sources, prefixes):
+            logits = super().say(sources, prefixes)
+            logits[1:2] = math.nan  # of the first request's beams the second, as soon as there is one
+            return logits
+
+    with pytest.raises(UserError, match="not a number"):
+        run(Holed(1), beam_size=2, early_stopping="never")
