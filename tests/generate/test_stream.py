@@ -40,6 +40,15 @@ def streamed(decode, ids, stop=(), before=()):
 words = st.text(alphabet="abé你🙂 \n-s", min_size=1, max_size=4)
 
 
+@pytest.mark.parametrize("at", [0, 1, 30, 60])
+def test_a_word_after_many_tokens_without_a_text_stands_apart_from_the_one_before_them(at):
+    def decode(ids):
+        return " ".join("ab"[i] for i in ids if i < 2)
+
+    ids = [0, *[9] * 60, 1, *[9] * 5, 0]
+    assert "".join(streamed(decode, ids[at:], before=ids[:at])) == whole(decode, ids[:at], ids[at:])
+
+
 @pytest.mark.acceptance("C7", "C8")
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())

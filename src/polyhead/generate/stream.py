@@ -28,7 +28,7 @@ class TextStream:
         if "" in stop:
             raise UserError("a stop string is empty; it would end every text before it begins")
         self.decode, self.stop = decode, list(stop)
-        self.tail = list(before[-TAIL:])
+        self.tail = self._end_of(list(before))
         self.known = len(decode(self.tail))  # characters of the tail's text that are sure
         self.held = ""  # text that is sure, but may be the beginning of a stop string
         self.stopped = False
@@ -66,9 +66,17 @@ class TextStream:
 
     def _shorten(self, text: str) -> None:
         """Forget tokens whose text no longer matters, where the rest alone reads as it does behind them."""
-        rest = self.decode(self.tail[-TAIL:])
+        tail = self._end_of(self.tail)
+        rest = self.decode(tail)
         if text.endswith(rest):
-            self.tail, self.known = self.tail[-TAIL:], len(rest)
+            self.tail, self.known = tail, len(rest)
+
+    def _end_of(self, tokens: list[int]) -> list[int]:
+        """The last tokens, and so many that they say something: a word with none before it may be written otherwise."""
+        size = TAIL
+        while size < len(tokens) and not self.decode(tokens[-size:]):
+            size *= 2
+        return tokens[-size:]
 
     def _beginning(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""
