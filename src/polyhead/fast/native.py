@@ -77,6 +77,7 @@ def kernels() -> ctypes.CDLL | None:
         return None
     found.pack.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
     found.log_sums.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
+    found.best_of.argtypes = [POINTER, *[WHOLE] * 3, POINTER, WHOLE, POINTER, POINTER]
     found.step_of.argtypes = [POINTER, WHOLE, POINTER, POINTER]
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]

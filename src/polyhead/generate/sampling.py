@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UserError
+from polyhead.fast.best import best
 from polyhead.fast.log_sums import log_sums
 from polyhead.generate.decoder import Floats
-from polyhead.generate.top import top
 
 Truths = npt.NDArray[np.bool_]
 
@@ -63,7 +63,7 @@ class Sampling:
         """The token that comes after each row of (N, V), by a number from 0 to 1 for each: at temperature 0 the likeliest."""
         logits = self._penalised(logits, seen)
         if self.temperature == 0:
-            likeliest: list[int] = top(logits, 1)[1][:, 0].tolist()
+            likeliest: list[int] = best(logits, 1)[1][:, 0].tolist()
             return likeliest
         if not self._cuts:
             return pick(logits / self.temperature, uniform)
@@ -85,7 +85,7 @@ class Sampling:
         Only the k likeliest are looked at, and eight times as many where the last of them is not yet one too many.
         """
         k, row = min(max(k, self.top_k), logits.size(1)), np.arange(len(logits))[:, None]
-        values, tokens = top(logits, k)
+        values, tokens = best(logits, k)
         ids, found = tokens.cpu().numpy(), (values.cpu().numpy() / self.temperature).astype(np.float64)
         by_id = ids.argsort(1)
         found, ids = found[row, by_id], ids[row, by_id]

@@ -21,6 +21,36 @@ void log_sum(const float* row, long width, float* out) {
     out[1] = std::log(total(sum));
 }
 
+bool any(Ints truths) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)truths, (__m512i)truths);
+#else
+    int32_t found = 0;
+    for (long j = 0; j < LANES; j++) found |= truths[j];
+    return found;
+#endif
+}
+
+// The k greatest numbers of a row, best first, of equals the first, and where they stand; who is banned is passed over. Few are
+// greater than the last of those found so far, so hardly anything is moved.
+void best(const float* row, long width, long k, const int64_t* banned, long bans, float* values, int64_t* ids) {
+    for (long j = 0; j < k; j++) values[j] = -std::numeric_limits<float>::infinity(), ids[j] = j;
+    const auto take = [&](long i) {
+        if (!(row[i] > values[k - 1]) || std::find(banned, banned + bans, i) != banned + bans) return;
+        long at = k - 1;
+        for (; at > 0 && row[i] > values[at - 1]; at--) values[at] = values[at - 1], ids[at] = ids[at - 1];
+        values[at] = row[i], ids[at] = i;
+    };
+    const long whole = width / PANEL * PANEL;
+    for (long i = 0; i < whole; i += PANEL) {
+        Floats most = load(row + i);
+        for (long j = LANES; j < PANEL; j += LANES) most = load(row + i + j) > most ? load(row + i + j) : most;
+        if (any(most > values[k - 1]))
+            for (long j = 0; j < PANEL; j++) take(i + j);
+    }
+    for (long i = whole; i < width; i++) take(i);
+}
+
 }  // namespace
 
 extern "C" {
@@ -36,6 +66,12 @@ void pack(const float* weight, float* packed, long N, long steps) {
 void log_sums(const float* x, float* out, long N, long V) {
 #pragma omp parallel for schedule(static)
     for (long n = 0; n < N; n++) log_sum(x + n * V, V, out + 2 * n);
+}
+
+// Of every row (N, V) the k greatest numbers and their places -> (N, k) each
+void best_of(const float* x, long N, long V, long k, const int64_t* banned, long bans, float* values, int64_t* ids) {
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < N; n++) best(x + n * V, V, k, banned, bans, values + n * k, ids + n * k);
 }
 
 void linear_fp32(const float* x, const float* packed, const float* bias, float* out, long M, long N, long steps) {
