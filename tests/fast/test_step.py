@@ -222,7 +222,7 @@ def test_who_looks_at_weights_is_shown_them(calls):
     model, seen = packed(made("gpt2")), []
     model.stack.layers[1].attn.watchers.append(seen.append)
     decoded(model)
-    assert calls == [False] * 5 and [weights.shape[2:] for weights in seen[:2]] == [(1, 9), (1, 9)]
+    assert calls == [False] * 5 and [weights.shape[2:] for weights in seen[:2]] == [(1, 33), (1, 33)]
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])

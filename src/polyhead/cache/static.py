@@ -25,6 +25,7 @@ class Step(NamedTuple):
     pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
     seen: Tensor  # (B, 1, T, S): which slots each new token may see
     padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such
+    slots: int  # that its rows have used, the first ones; nothing is to be seen in the others
 
 
 @CACHE.register("static")
@@ -43,7 +44,7 @@ class StaticCache:
 
     lossless, rewinds, grain = True, True, 1
 
-    def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 8) -> None:
+    def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32) -> None:
         if shape.state is not None:
             raise UserError(
                 "cache 'static' keeps keys and values, this model keeps a state: use cache 'state'"
@@ -119,18 +120,19 @@ class StaticCache:
     def _step(self, rows: list[int], pos: Tensor, host: list[list[int]]) -> Step:
         """Mark the new positions; rows that stand together are written as one slice, others by index."""
         index = None if rows == list(range(len(self.lengths))) else torch.tensor(rows, device=self.device)
+        used = max((self.lengths[row] for row in rows), default=0)
         if index is None and _aligned(host):
             slots = slice(host[0][0], host[0][-1] + 1)
             self.pos[:, slots] = pos
             held = self.pos[:, None]
-            return Step(None, slots, held, visible(pos, held, True), None)
+            return Step(None, slots, held, visible(pos, held, True), None, used)
         where = torch.arange(len(pos), device=self.device) if index is None else index
         padding = pos < 0 if min(map(min, host)) < 0 else None
         write = where[:, None], pos if padding is None else pos.masked_fill(padding, self.pos.size(1) - 1)
         self.pos[write] = pos
         held = _of(self.pos, index)[:, None]
         seen = visible(pos, held, True)
-        return Step(index, write, held, seen, None if padding is None else padding[:, None, :, None])
+        return Step(index, write, held, seen, None if padding is None else padding[:, None, :, None], used)
 
     def _grow(self, slots: int) -> None:
         """Room for ``slots`` at least; the spare slot stays the last."""
@@ -164,7 +166,7 @@ class StaticLayer:
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out: all slots."""
         assert self.step is not None, "begin() comes before update()"
-        rows, write, pos, seen, padding = self.step
+        rows, write, pos, seen, padding, _ = self.step
         for x, new in ((self.k, kv.k), (self.v, kv.v)):
             new = new.to(x.dtype) if padding is None else new.to(x.dtype).masked_fill(padding, 0)
             if isinstance(write, slice):
@@ -176,7 +178,7 @@ class StaticLayer:
     def places(self) -> Places | None:
         """Where this step's tokens go, for who writes them there himself; None where some are padding."""
         assert self.step is not None, "begin() comes before places()"
-        _, write, pos, seen, padding = self.step
+        _, write, pos, seen, padding, slots = self.step
         if padding is not None:
             return None
         if isinstance(write, slice):
@@ -184,7 +186,8 @@ class StaticLayer:
         else:
             row, slot = write
         pages = Pages(self.k, self.v, row, lambda x: x.index_select(0, row[:, 0]))
-        return Places(pages, (row * (self.k.size(1) * self.k.size(2)) + slot).flatten(), pos, seen)
+        first = (row * (self.k.size(1) * self.k.size(2)) + slot).flatten()
+        return Places(pages, first, pos[..., :slots], seen[..., :slots].contiguous())
 
     def select(self, rows: Tensor) -> None:
         kept = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)]

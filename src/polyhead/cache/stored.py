@@ -25,8 +25,8 @@ class Places(NamedTuple):
 
     pages: Pages
     write: Tensor  # (B * T,) int64: the slot of each new token in the first head, counted from that of the first page
-    pos: Tensor  # (B, 1, n * slot): of what lies there
-    seen: Tensor  # (B, 1, T, n * slot): which slots each new token may see
+    pos: Tensor  # (B, 1, S): of the first S slots there; the others are empty
+    seen: Tensor  # (B, 1, T, S): which of them each new token may see
 
 
 class Stored(KV):

@@ -150,8 +150,9 @@ def paged(
 def sizes_of(pages: Pages, rows: int, queries: int, mask: Tensor | None) -> Sizes:
     """How ``rows`` of so many queries read pages; what a head of queries is like stays open."""
     (B, n), (_, K, block, D), k, v = pages.table.shape, pages.k.shape, pages.k.stride(), pages.v.stride()
+    slots = n * block if mask is None else mask.size(3)
     return Sizes(
-        B, rows // B, K, 0, queries, n * block, block, n, D, pages.v.size(3), 0,
+        B, rows // B, K, 0, queries, slots, block, n, D, pages.v.size(3), 0,
         k[1], k[0], k[2], v[1], v[0], v[2], *strides_of(mask),
     )  # fmt: skip
 
