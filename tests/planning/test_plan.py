@@ -222,7 +222,7 @@ def test_a_plan_is_json_and_lines(home: Path) -> None:
     tree = json.loads(json.dumps(made.to_json()))
     assert tree["parameters"] == made.parameters
     assert tree["memory"]["optimizer"] == made.memory.optimizer
-    assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 8}
+    assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 32}
     assert made.traffic is not None
     assert tree["traffic"]["data"] == made.traffic.data
     text = "\n".join(lines(made))

@@ -53,6 +53,7 @@ class StaticCache:
             raise UserError(f"cache 'static': chunk is {chunk}, wanted at least 1 slot")
         self.max_len, self.chunk, self.device = max_len, chunk, shape.device
         self.lengths = [0] * n_rows  # one past the highest position that each row holds
+        self.high = 0  # slots that some row has ever used
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one
         self.layers = [StaticLayer(shape, n_rows) for _ in range(shape.n_layers)]
         self.peak = self.nbytes
@@ -80,9 +81,10 @@ class StaticCache:
             self.lengths[row] = end
         if longest >= self.pos.size(1):
             self._grow(longest)
+        self.high = max(self.high, longest)
         step = self._step(rows, pos, host)
         for layer in self.layers:
-            layer.step = step
+            layer.step, layer.high = step, self.high
 
     def room(self, more: int = 0) -> int:
         return (len(self.lengths) + more) * self.max_len - sum(self.lengths)
@@ -155,6 +157,7 @@ class StaticLayer:
         self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
         self.other: list[Tensor] = []  # where k and v go at the next select, if there was one
         self.step: Step | None = None
+        self.high = 0  # slots that some row has ever used; the others are not worth moving
         self.watcher: Watcher | None = None
 
     @property
@@ -190,11 +193,11 @@ class StaticLayer:
         return Places(pages, first, pos[..., :slots], seen[..., :slots].contiguous())
 
     def select(self, rows: Tensor) -> None:
-        kept = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)]
-        there: list[Tensor | None] = [*kept] or [None, None]
-        moved = [
-            torch.index_select(x, 0, rows, out=to) for x, to in zip((self.k, self.v), there, strict=True)
-        ]
+        moved = [x[: len(rows)] for x in self.other if x.size(0) >= len(rows)]
+        for x, to in zip((self.k, self.v), moved, strict=False):
+            torch.index_select(x[:, :, : self.high], 0, rows, out=to[:, :, : self.high])
+        if not moved:
+            moved = [x.index_select(0, rows) for x in (self.k, self.v)]
         self.other, (self.k, self.v), self.step = [self.k, self.v], moved, None
 
     def add(self, n: int) -> None:
