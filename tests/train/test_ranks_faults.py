@@ -17,12 +17,11 @@ from tests.train.test_ranks import recipe_of, trained
 
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
-from polyhead.train import checkpoint, gradients, loop
+from polyhead.train import checkpoint, gradients, loop, several
 from polyhead.train.board import BEAT
 from polyhead.train.launch import LOST
 from polyhead.train.pipeline import run_training
 from polyhead.train.ranks import Ranks
-from polyhead.train.several import joined
 from polyhead.train.tasks.translation import Translation
 
 TIMEOUT = 5.0
@@ -154,16 +153,15 @@ def test_three_processes_end_when_one_is_killed(place: Path) -> None:
 
 
 @pytest.mark.acceptance("G1")
-def test_a_process_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyhead.train.several.JOIN", 1.0)
-    monkeypatch.setattr("tests.train.several.joined", at_rank_one_exits())
-    first, other = together(2, lambda ranks: None)
+def test_a_process_that_never_comes_is_not_waited_for() -> None:
+    def never_come() -> None:
+        several.JOIN = 1.0
+        if os.environ["RANK"] == "1":
+            os._exit(0)
+
+    first, other = together(2, lambda ranks: None, before=never_come)
     assert (first.code, other.code) == (LOST, 0)
     assert first.said == "not all of the 2 processes have come within 1 s"
-
-
-def at_rank_one_exits() -> Any:
-    return lambda timeout: os._exit(0) if os.environ["RANK"] == "1" else joined(timeout)
 
 
 def test_a_long_evaluation_is_waited_for(place: Path) -> None:
