@@ -34,7 +34,7 @@ LAYERS = [
     {"nn", "cache", "text"},
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},
-    {"train", "serve", "run", "run_files", "loading", "speculate"},
+    {"train", "serve", "run", "run_files", "loading", "together", "speculate"},
     {"compare", "lab", "planning", "export"},
     {"cli", "demo"},
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,21 +17,31 @@ from polyhead.recipe import load_recipe
 from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.together import together
 
 # of what is not rounded further
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 
 
-def load(directory: str | Path, *, dtype: str = "fp32", fast: bool = False, device: str = "auto") -> Run:
+def load(
+    directory: str | Path | Sequence[str | Path],
+    *,
+    dtype: str = "fp32",
+    fast: bool = False,
+    device: str = "auto",
+) -> Run:
     """Open a run directory, or a published checkpoint: its directory, or owner/name on a hub.
 
-    Every way in which it cannot be one is a UserError of one line.
+    Several of them become one run, which says what the mean of their probabilities says. Every way in which it
+    cannot be one is a UserError of one line.
 
     ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
     weights out for inference on this CPU, after which the model cannot be trained or saved. "int8" does so too, and
     rounds weights and what they are multiplied with to 8 bits: the fastest, and nearly as good (docs/results.md).
     ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" a GPU where there is one, but the CPU for int8.
     """
+    if not isinstance(directory, str | Path):
+        return together([load(one, dtype=dtype, fast=fast, device=device) for one in directory])
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     place = device_of("cpu" if (dtype, device) == ("int8", "auto") else device)

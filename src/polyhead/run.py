@@ -13,7 +13,7 @@ from torch import Tensor
 from polyhead.analysis.classes import Classified, Texts, classify
 from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.analysis.metrics import Evaluation, bleu, chrf
+from polyhead.analysis.metrics import Evaluation, evaluated
 from polyhead.analysis.perplexity import Perplexity, of_text
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
@@ -52,14 +52,21 @@ class Run:
             )
         self.model, self.tokenizer = model.eval(), tokenizer
         self.generation, self.recipe = generation, recipe
+        self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
         self._guessing: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:
-        return f"Run({self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, {self.tokenizer.vocab_size:,} tokens)"
+        several = f"{len(self.members)} together, " if len(self.members) > 1 else ""
+        return f"Run({several}{self.config.kind}, {self.config.n_layers} layers of {self.config.d_model}, {self.tokenizer.vocab_size:,} tokens)"
 
     @property
     def config(self) -> ModelConfig:
         return self.model.config
+
+    @property
+    def kind(self) -> str:
+        """As its config says, and "classifier" for an encoder that tells classes."""
+        return "classifier" if self.config.labels else self.config.kind
 
     @property
     def device(self) -> torch.device:
@@ -68,11 +75,14 @@ class Run:
 
     def _need(self, kind: str) -> Any:
         """The model, if it is of that kind; a UserError says what this run can do instead."""
-        own_kind = "classifier" if self.config.labels else self.config.kind
-        if own_kind != kind:
-            own, able = ABLE[own_kind]
+        if self.kind != kind:
+            own, able = ABLE[self.kind]
             raise UserError(f"this takes {ABLE[kind][0]}, and the run is {own}: use {able}")
         return self.model
+
+    def _alone(self, what: str) -> None:
+        if len(self.members) > 1:
+            raise UserError(f"{what} of one run, and these are {len(self.members)} together: open one")
 
     @overload
     def generate(self, prompts: Sequence[str], *, n: None = None, **changes: Any) -> list[str]: ...
@@ -121,9 +131,8 @@ class Run:
 
         ``options`` are those of ``polyhead.generate.engine.Engine``.
         """
-        goes_on = self.config.kind == "decoder"
-        model = self._need("decoder" if goes_on else "encoder-decoder")
-        about = self._frame if goes_on else None
+        about = self._frame if self.kind == "decoder" else None
+        model = self._need("encoder-decoder" if about is None else "decoder")
         return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
 
     def chat(self, messages: Sequence[Any], **changes: Any) -> str:
@@ -174,21 +183,18 @@ class Run:
         ``changes`` are fields of GenerationConfig. A model of many languages translates from and into those that its
         files say, if they are not given.
         """
-        tokenizer = self.tokenizer
         if self.config.kind == "decoder":
             config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
-            most = self.config.max_len
-            found = continued(
-                self._need("decoder"), self._read(texts), config, eos_id=tokenizer.eos_id, max_len=most
-            )
+            model, most, end = self._need("decoder"), self.config.max_len, self.tokenizer.eos_id
+            found = continued(model, self._read(texts), config, eos_id=end, max_len=most)
             return in_order(found, len(texts), progress)
         config = changed(self.generation, changes, DRAWN, "translations")
         found = search(
             self._need("encoder-decoder"),
-            tokenizer.encode(texts),
+            self.tokenizer.encode(texts),
             config,
-            sides=between(tokenizer, source_lang, target_lang),
-            forbidden=[tokenizer.id_of(token) for token in config.forbidden],
+            sides=between(self.tokenizer, source_lang, target_lang),
+            forbidden=[self.tokenizer.id_of(token) for token in config.forbidden],
             max_len=self.config.max_len,
             truncate=truncate,
         )
@@ -232,7 +238,8 @@ class Run:
 
         Texts longer than the model's max_len are cut.
         """
-        return classify(self._need("classifier"), self.tokenizer, texts, batch_tokens)
+        self._need("classifier")
+        return classify(self.members, texts, batch_tokens)
 
     def fill_mask(self, texts: Sequence[str], top: int = 5) -> list[list[list[Fill]]]:
         """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""
@@ -240,6 +247,7 @@ class Run:
 
     def embed(self, texts: Sequence[str], pooling: str = "mean") -> Tensor:
         """One vector for each text (N, C): the "mean", "first" or "max" of its tokens' vectors, or the model's "own"."""
+        self._alone("vectors are")
         return embed(
             self._need("classifier" if self.config.labels else "encoder"), self.tokenizer, texts, pooling
         )
@@ -262,6 +270,7 @@ class Run:
 
         A model of one side has one kind, "self", and no target.
         """
+        self._alone("attention is")
         return maps(
             self.model, self.tokenizer, source, target, lambda: self.hypotheses([source])[0][0].tokens
         )
@@ -274,13 +283,7 @@ class Run:
         self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any
     ) -> Evaluation:
         """BLEU and chrF of detokenised free-running output, and the outputs themselves."""
-        outputs = self.translate(sources, truncate=True, **changes)
-        scores = [
-            bleu(outputs, references, lang),
-            bleu(outputs, references, lang, lowercase=True),
-            chrf(outputs, references),
-        ]
-        return Evaluation(scores, outputs)
+        return evaluated(self.translate(sources, truncate=True, **changes), references, lang)
 
     def save(self, directory: Path, facts: str = "") -> None:
         """Write the run as a Hugging Face style directory."""
@@ -291,6 +294,7 @@ class Run:
 
     def save_description(self, directory: Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
+        self._alone("a directory is")
         describe(directory, self.model, self.tokenizer, self.generation)
         if self.recipe:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())

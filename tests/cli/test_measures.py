@@ -11,7 +11,7 @@ from polyhead.cli import evaluate
 from polyhead.cli.measures.table import MEASURES, understood
 from polyhead.errors import UserError
 
-OF_EVERY_RUN = {"directory", "files", "split", "dtype", "device"}
+OF_EVERY_RUN = {"directory", "files", "split", "others", "dtype", "device"}
 
 
 def test_every_option_is_of_some_measurement_and_every_measurement_has_options_of_the_verb() -> None:

@@ -14,7 +14,7 @@ from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
-from polyhead.models import build
+from polyhead.models import Ensemble, build
 from polyhead.registry import Choice
 
 EOS, BOS, V, MAX_LEN = 2, 1, 23, 40
@@ -29,7 +29,15 @@ GREEDY, WARM = Sampling(temperature=0.0), Sampling(temperature=1.2, top_k=9, rep
 PAGED = Choice("paged", block=4)
 
 
+TOGETHER = {"both": ("rope", "alibi"), "with a state": ("rope", "lstm")}
+
+
 def make(kind="decoder", design="rope", seed=3, **sizes):
+    if design in TOGETHER:
+        first, other = TOGETHER[design]
+        return Ensemble(
+            [make(kind, first), make(kind, other, seed=5, d_model=24, n_heads=2, n_layers=1)]
+        ).eval()
     sizes = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN} | sizes
     model = build(
         ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=seed
@@ -118,6 +126,10 @@ def run(engine, asked, per_step=2):
         ("rope", Choice("growing")),
         ("rope", Choice("window", window=64)),
         ("rope", Choice("h2o", budget=64)),
+        ("both", None),
+        ("both", PAGED),
+        ("both", Choice("h2o", budget=64)),
+        ("with a state", None),
     ],
     ids=str,
 )
@@ -132,15 +144,19 @@ def test_whoever_comes_and_goes_says_what_it_says_alone(kind, design, cache, det
 
 
 @pytest.mark.acceptance("C1")
-@pytest.mark.parametrize("blocks", [30, 40, 60])
+@pytest.mark.parametrize(
+    ("design", "blocks"), [("rope", 30), ("rope", 40), ("rope", 60), ("both", 30), ("both", 60)]
+)
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_who_gives_way_where_pages_run_out_says_the_same_later(kind, blocks):
-    model, asked = make(kind), some(kind, 25, seed=blocks)
+def test_who_gives_way_where_pages_run_out_says_the_same_later(kind, design, blocks):
+    model, asked = make(kind, design), some(kind, 25, seed=blocks)
     engine = Engine(model, max_len=MAX_LEN, cache=Choice("paged", block=2, blocks=blocks), chunk=6)
     for one, request in zip(asked, run(engine, asked, per_step=25), strict=True):
         assert tokens(request) == one.alone(model)
     assert engine.preemptions > 0
-    assert all(nothing_is_held(batch.cache.table) for batch in engine.batches)
+    caches = [batch.cache for batch in engine.batches]
+    parts = [part for cache in caches for part in getattr(cache, "parts", [cache])]
+    assert all(nothing_is_held(part.table) for part in parts)
 
 
 def nothing_is_held(table):
@@ -228,10 +244,12 @@ def test_five_thousand_requests_half_of_them_cancelled_at_random_moments():
 
 
 @pytest.mark.acceptance("C11", "R12")
-@pytest.mark.parametrize("cache", [None, PAGED], ids=str)
+@pytest.mark.parametrize(
+    ("design", "cache"), [("rope", None), ("rope", PAGED), ("both", None), ("both", PAGED)], ids=str
+)
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_deterministic_is_to_the_last_bit_whatever_else_runs(kind, cache):
-    model, rng = make(kind), np.random.default_rng(0)
+def test_deterministic_is_to_the_last_bit_whatever_else_runs(kind, design, cache):
+    model, rng = make(kind, design), np.random.default_rng(0)
     asked = some(kind, 30)
     engine = Engine(model, max_len=MAX_LEN, cache=cache, chunk=4, deterministic=True)
     alone = []

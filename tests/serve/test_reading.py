@@ -7,8 +7,10 @@ import threading
 
 import numpy as np
 import pytest
+from tests.serve.conftest import living, make
 
 from polyhead.serve.routes import ROUTES
+from polyhead.together import together
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs", ""]
 LONG = "dogs bark " * 60
@@ -44,6 +46,18 @@ def test_classes_of_texts_and_of_pairs(services):
         for one, wanted in zip(answer["data"], live.run.classify(asked), strict=True):
             assert one["label"] == wanted.label and one["scores"] == pytest.approx(wanted.probabilities)
             assert one["score"] == one["scores"][one["label"]]
+
+
+def test_classifiers_that_decide_together():
+    """They have no vectors in common."""
+    each = [make("classifier"), make("classifier", d_model=24, n_heads=3)]
+    with living(together(each)) as live:
+        answer = live.ask("/v1/classify", {"input": TEXTS}).json()
+        for i, one in enumerate(answer["data"]):
+            a, b = (run.classify(TEXTS)[i].probabilities for run in each)
+            assert one["scores"] == pytest.approx({label: (a[label] + b[label]) / 2 for label in a})
+        refused = live.ask("/v1/embeddings", {"input": "dogs"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "wrong_task")
 
 
 def test_hidden_words(services):

@@ -19,6 +19,7 @@ from polyhead.models import Classifier
 from polyhead.text.tokenizer import Tokenizer
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
+Judges = Sequence[tuple[Classifier, Tokenizer]]  # with the same classes, whose mean probability counts
 
 
 class Classified(NamedTuple):
@@ -36,20 +37,18 @@ class Measured(NamedTuple):
     cut: int  # texts that did not fit
 
 
-def classify(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int) -> list[Classified]:
+def classify(judges: Judges, texts: Texts, batch_tokens: int) -> list[Classified]:
     """The class of each text, or pair of texts; they are cut where they are longer than the model's max_len."""
-    labels, (log_p, _) = model.config.labels, class_log_probs(model, tokenizer, texts, batch_tokens)
+    labels, (log_p, _) = judges[0][0].config.labels, judged(judges, texts, batch_tokens)
     return [
         Classified(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True)))
         for row in log_p
     ]
 
 
-def measure_classes(
-    model: Classifier, tokenizer: Tokenizer, examples: Sequence[Example], batch_tokens: int
-) -> Measured:
-    """Loss, accuracy, macro F1 and Matthews correlation on labelled texts, whose labels the model must know."""
-    labels = model.config.labels
+def measure_classes(judges: Judges, examples: Sequence[Example], batch_tokens: int) -> Measured:
+    """Loss, accuracy, macro F1 and Matthews correlation on labelled texts, whose labels the models must know."""
+    labels = judges[0][0].config.labels
     numbers = {label: number for number, label in enumerate(labels)}
     for example in examples:
         if example.label not in numbers:
@@ -61,10 +60,19 @@ def measure_classes(
         (example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0]
         for example in examples
     ]
-    log_p, cut = class_log_probs(model, tokenizer, texts, batch_tokens)  # type: ignore[arg-type]
+    log_p, cut = judged(judges, texts, batch_tokens)  # type: ignore[arg-type]
     given = log_p.argmax(1)
     loss = -float(log_p[np.arange(len(wanted)), wanted].mean()) if len(wanted) else math.nan
     return Measured({"loss": loss} | class_measures(given, wanted, labels), [labels[i] for i in given], cut)
+
+
+def judged(judges: Judges, texts: Texts, batch_tokens: int) -> tuple[NDArray[np.float64], int]:
+    """log of the mean probability of each class (N, L), in the order of the first one's labels, and texts that one had to cut."""
+    found = [class_log_probs(*judge, texts, batch_tokens) for judge in judges]
+    labels = judges[0][0].config.labels
+    order = [[model.config.labels.index(label) for label in labels] for model, _ in judges]
+    log_p = np.stack([own[:, columns] for (own, _), columns in zip(found, order, strict=True)])
+    return np.logaddexp.reduce(log_p) - math.log(len(judges)), max(cut for _, cut in found)
 
 
 @torch.inference_mode()

@@ -26,6 +26,16 @@ class Evaluation(NamedTuple):
     outputs: list[str]
 
 
+def evaluated(outputs: list[str], references: Sequence[str], lang: str = "") -> Evaluation:
+    """BLEU, with and without capitals, and chrF of translations that are there."""
+    scores = [
+        bleu(outputs, references, lang),
+        bleu(outputs, references, lang, lowercase=True),
+        chrf(outputs, references),
+    ]
+    return Evaluation(scores, outputs)
+
+
 def bleu(outputs: Sequence[str], references: Sequence[str], lang: str = "", lowercase: bool = False) -> Score:
     """Corpus BLEU on detokenised text (Papineni et al., 2002; Post, 2018), 13a tokens, ``zh`` for Chinese.
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from polyhead.analysis.recovered import recovered
 from polyhead.data.rows import collate_rows
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.models import CausalLM
-from polyhead.nn.loss import cross_entropy
 from polyhead.nn.place import beside
 from polyhead.text.tokenizer import Tokenizer
 
@@ -68,6 +68,6 @@ def perplexity(model: CausalLM, store: TokenStore, width: int, rows: int) -> Per
         batch = beside(
             model, collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
         )
-        loss = cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels)
-        nll, tokens = nll + float(loss.nll), tokens + loss.count
+        found = recovered(model.features(batch.tokens, batch.pos), model.head, batch.labels)
+        nll, tokens = nll + found.nll, tokens + found.asked
     return Perplexity(nll, tokens, store.report.words, store.report.characters, store.report.broken)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyhead.nn.head import Head
 from polyhead.nn.loss import IGNORED
 
 
@@ -30,7 +30,9 @@ class Recovered(NamedTuple):
 
 
 @torch.no_grad()
-def recovered(features: Tensor, head: Head, labels: Tensor, chunk: int = 512) -> Recovered:
+def recovered(
+    features: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, chunk: int = 512
+) -> Recovered:
     """Of features (..., C) where labels (...) ask for a token; -100 asks for none. ``chunk`` rows of logits exist at a time."""
     asked = labels != IGNORED
     features, labels = features[asked], labels[asked]

@@ -39,7 +39,7 @@ def score_pairs(
         np.array([len(pair[side]) + around[side] for pair in pairs], dtype=np.int64) for side in (0, 1)
     ]
     _check("pair", np.maximum(*lengths), model.config.max_len)
-    device = model.head.weight.device
+    device = next(model.parameters()).device
 
     def batch(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PairScore]:
         source, source_pos = pad([sides.source(source) for source, _ in pairs], t.pad_id, device)
@@ -61,7 +61,7 @@ def score_texts(
     asked = [i for i, row in enumerate(rows) if len(row) > len(frame.begin)]
     lengths = np.array([len(rows[i]) - 1 for i in asked], dtype=np.int64)
     _check("text", np.array([len(row) - 1 for row in rows], dtype=np.int64), model.config.max_len)
-    device = model.head.weight.device
+    device = next(model.parameters()).device
 
     def batch(rows: Sequence[list[int]]) -> list[PairScore]:
         tokens, pos = pad([row[:-1] for row in rows], t.pad_id, device)

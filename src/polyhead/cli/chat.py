@@ -22,6 +22,7 @@ from polyhead.cli.options import (
     Temperature,
     TopK,
     TopP,
+    With,
 )
 from polyhead.document import parse_part
 from polyhead.errors import UserError, nearest
@@ -56,6 +57,7 @@ def run(
         list[str] | None, typer.Option(help="text that ends an answer; may be given again")
     ] = None,
     cache: CacheName = None,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -82,7 +84,7 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    loaded = load(directory, dtype=dtype, fast=True, device=device)
+    loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     options: dict[str, Any] = {"rows": 1} | ({"cache": parse_part(cache)} if cache else {})
     talker = loaded.talker(parse_part(chat) if chat else None, **options)
     talk = Talk(talker, system, wishes, seed)

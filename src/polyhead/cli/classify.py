@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import Device, Dtype, With
 from polyhead.errors import UserError
 
 
@@ -27,6 +27,7 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
     ] = 512,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -42,7 +43,7 @@ def run(
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.loading import load
 
-    classifier = load(directory, dtype=dtype, fast=True, device=device)
+    classifier = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     counter = Counter()
     for lines in chunks(texts(given), chunk_size(source, chunk)):
         for found in classifier.classify(lines):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, Device, Dtype
+from polyhead.cli.options import AS_TRAINED, Device, Dtype, With
 from polyhead.places import file_place
 
 
@@ -51,6 +51,7 @@ def run(
             metavar="COLUMN", help="classifiers: column or key of the label", show_default=AS_TRAINED
         ),
     ] = None,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -74,7 +75,7 @@ def run(
     tune_memory()
     if output is not None:
         file_place(output, "--output", files or [])
-    loaded = load(directory, dtype=dtype, fast=True, device=device)
+    loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     measure = measure_of(loaded)
     typed = {
         "beam_size": beam_size,

@@ -18,6 +18,7 @@ from polyhead.cli.options import (
     Temperature,
     TopK,
     TopP,
+    With,
 )
 from polyhead.document import parse_part
 
@@ -57,6 +58,7 @@ def run(
             help="who guesses tokens, e.g. lookup or draft,run=runs/small,tokens=4", show_default=AS_TRAINED
         ),
     ] = None,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -92,7 +94,7 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    model = load(directory, dtype=dtype, fast=True, device=device)
+    model = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     if n == len(prompts) == 1:
         # a mistake in them is told before the prompt is shown
         for i, new in enumerate(model.stream(prompts, **changes)):

@@ -27,6 +27,14 @@ RepetitionPenalty = Annotated[
 CacheName = Annotated[
     str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
 ]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="another run, to decide with the mean of probabilities; may be given again",
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(

@@ -12,7 +12,7 @@ import typer
 
 from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
-from polyhead.cli.options import Device
+from polyhead.cli.options import Device, With
 from polyhead.errors import UserError
 
 
@@ -31,6 +31,7 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="pairs read before the first is answered; 1 in a conversation")
     ] = 512,
+    others: With = None,
     device: Device = "auto",
 ) -> None:
     """Say how likely given translations are, or lines of text by themselves.
@@ -51,7 +52,7 @@ def run(
         given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.loading import load
 
-    scorer = load(directory, device=device)
+    scorer = load([directory, *(others or [])], device=device)
     alone = scorer.config.kind == "decoder"
     if alone and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without translations")

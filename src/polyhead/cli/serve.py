@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
@@ -55,6 +55,7 @@ def run(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the model", show_default="all cores")
     ] = None,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
     max_waiting: Annotated[
@@ -120,7 +121,7 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("polyhead.serve").setLevel(logging.INFO if log else logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may repeat what a client wrote
-    model = load(directory, dtype=dtype, fast=True, device=device)
+    model = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     called = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not called.isprintable() or not 0 < len(called) <= 200:
         raise UserError(f"--name {called!r} is no name that a request could give")

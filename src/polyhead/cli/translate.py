@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 
@@ -56,6 +56,7 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
     ] = 512,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -83,7 +84,7 @@ def run(
     from polyhead.loading import load
 
     tune_memory()
-    translator = load(directory, dtype=dtype, fast=True, device=device)
+    translator = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     counter, done = Counter(), 0
     changes |= {"truncate": truncate, "progress": counter.at}
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes

@@ -2,7 +2,19 @@
 
 from polyhead.models.build import Model, build, preset
 from polyhead.models.causal_lm import CausalLM
+from polyhead.models.ensemble import Ensemble
 from polyhead.models.masked_lm import Classifier, Embedder, Encoder, MaskedLM
 from polyhead.models.seq2seq import Seq2Seq
 
-__all__ = ["CausalLM", "Classifier", "Embedder", "Encoder", "MaskedLM", "Model", "Seq2Seq", "build", "preset"]
+__all__ = [
+    "CausalLM",
+    "Classifier",
+    "Embedder",
+    "Encoder",
+    "Ensemble",
+    "MaskedLM",
+    "Model",
+    "Seq2Seq",
+    "build",
+    "preset",
+]

@@ -51,11 +51,12 @@ class Service:
     ) -> None:
         self.run, self.name, self.limits, self.keys, self.strict = run, name, limits, keys, strict
         self.deterministic, self.created, self.draining = deterministic, int(time.time()), False
-        self.kind = "classifier" if run.config.labels else str(run.config.kind)
+        self.kind = run.kind
         talks = self.kind in ("decoder", "encoder-decoder")
         self.engine = run.engine(deterministic=deterministic, **engine) if talks else None
         self.chat = self._chat(chat)
-        self.tasks = [task for task in TASKS[self.kind] if task != "fill-mask" or run.config.head]
+        unable = {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
+        self.tasks = [task for task in TASKS[self.kind] if not unable.get(task)]
         self.tasks += ["chat/completions"] if self.chat else []
         self.meters = Meters()
         self.driver: Driver | None = None

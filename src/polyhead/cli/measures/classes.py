@@ -12,7 +12,6 @@ from polyhead.analysis.classes import measure_classes
 from polyhead.cli.measures.lines import Split, no_files, show
 from polyhead.data.labelled import open_labelled, read_labelled
 from polyhead.errors import UserError
-from polyhead.models import Classifier
 from polyhead.places import with_directory
 from polyhead.run import Run
 from polyhead.train.tasks.classification import labelled_of
@@ -43,11 +42,10 @@ def measure(
         raise no_files(split, "FILE", run)
     else:
         given = labelled_of(run.recipe, split)
-    assert isinstance(run.model, Classifier)
     examples, report = read_labelled(given, run.config.labels, limit)
     print(report, file=sys.stderr)
     start = time.perf_counter()
-    found = measure_classes(run.model, run.tokenizer, examples, batch_tokens)
+    found = measure_classes(run.members, examples, batch_tokens)
     seconds = time.perf_counter() - start
     if found.cut:
         print(

@@ -36,7 +36,7 @@ RECOVERED = ("masked-lm", "denoising")  # tasks
 
 def measure_of(run: Run) -> Measure:
     """How a run is measured; what a bare encoder is good for nobody has said: a UserError."""
-    kind: str = "classifier" if run.config.labels else run.config.kind
+    kind = run.kind
     if run.recipe and run.recipe.task.name in RECOVERED and kind != "classifier":
         kind = "recovered"
     elif run.recipe and run.recipe.task.name == "chat":
