@@ -219,18 +219,20 @@ class Talks:
         self.all: list[Talk] = []
         self.hears: asyncio.Queue[News | None] = asyncio.Queue()
 
-    async def news(self, pulse: float) -> AsyncIterator[News | None]:
-        """All news until every text has ended, and None every so many seconds."""
+    async def news(self, pulse: float) -> AsyncIterator[list[News]]:
+        """All news until every text has ended, those at once that are there, and none every so many seconds."""
         going = len(self.all)
         timer = asyncio.ensure_future(self._beat(pulse))
         try:
             while going:
-                news = await self.hears.get()
+                found = [await self.hears.get()]
+                while not self.hears.empty():
+                    found.append(self.hears.get_nowait())
+                news = [one for one in found if one is not None]
                 yield news
-                if news is not None:
-                    if news.error is not None:
-                        raise told(news.error)
-                    going -= news.ended
+                if error := next((one.error for one in news if one.error is not None), None):
+                    raise told(error)
+                going -= sum(one.ended for one in news)
         finally:
             timer.cancel()
 

@@ -131,18 +131,18 @@ async def attention(service: Service, source: str, target: str) -> dict[str, Any
 async def stream(
     service: Service, call: Call, body: Drawing, talks: Talks, about: dict[str, Any], key: str, chunk: Chunk
 ) -> None:
-    """Send each piece as it comes; the tokens used at the end, if that is wanted; and the mark of the end."""
+    """Send each piece as it comes, those together that are there; the tokens used at the end, if that is wanted; and the mark of the end."""
     await call.open()
     tells: dict[str, Any] = {"usage": None} if body.stream_options.include_usage else {}
     async for news in talks.news(HEARTBEAT):
-        if news is None:
+        pieces = [chunk(one.talk, piece) for one in news for piece in one.pieces]
+        if pieces:
+            await call.events([{**about, key: [piece], **tells} for piece in pieces])
+        elif not news:
             await call.pulse()
-            continue
-        for piece in news.pieces:
-            await call.event({**about, key: [chunk(news.talk, piece)], **tells})
     usage = service.count(talks.all)
     if tells:
-        await call.event({**about, key: [], "usage": usage})
+        await call.events([{**about, key: [], "usage": usage}])
     await call.close()
 
 
