@@ -1,6 +1,7 @@
 """Text that comes piece by piece is the text that comes at once."""
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -30,8 +31,8 @@ def whole(decode, before, ids):
     return decode([*before, *ids])[len(decode(before)) :]
 
 
-def streamed(decode, ids, stop=(), before=()):
-    stream = TextStream(decode, stop, before)
+def streamed(decode, ids, stop=(), before=(), silent=()):
+    stream = TextStream(decode, stop, before, silent=silent)
     pieces = [stream.feed(token, i == len(ids) - 1) for i, token in enumerate(ids)]
     assert stream.feed(ids[0]) == "" if stream.stopped and ids else True
     return pieces
@@ -46,7 +47,8 @@ def test_a_word_after_many_tokens_without_a_text_stands_apart_from_the_one_befor
         return " ".join("ab"[i] for i in ids if i < 2)
 
     ids = [0, *[9] * 60, 1, *[9] * 5, 0]
-    assert "".join(streamed(decode, ids[at:], before=ids[:at])) == whole(decode, ids[:at], ids[at:])
+    told = streamed(decode, ids[at:], before=ids[:at], silent={9})
+    assert "".join(told) == whole(decode, ids[:at], ids[at:])
 
 
 @pytest.mark.acceptance("C7", "C8")
@@ -129,6 +131,67 @@ def test_only_the_last_tokens_are_decoded_again():
     )
     assert max(sizes) <= 2 * TAIL + 1
     assert len(sizes) < 2 * 2000
+
+
+FAMILIES = {
+    "letters": "ab", "carets": "^", "blanks": " ", "lines": "\n", "digits": "123", "accents": "e\u0301", "marks": "\u0301",
+    "joined": "👩\u200d", "wide": "我们今天", "signs": "!?.,;:'\"-–“”", "specials": "</s><mask>", "marker": "<|im_start|>user\n",
+    "strange": "\ufffd",
+}  # fmt: skip
+
+
+@pytest.mark.acceptance("E12")
+@pytest.mark.parametrize("trim", [False, True])
+@pytest.mark.parametrize("family", [*FAMILIES, "silent", "broken"])
+def test_a_token_costs_the_same_however_long_the_text_and_whatever_it_is_made_of(tokenizer, family, trim):
+    """Counted are the tokens that are decoded, and the characters that are kept."""
+    if family == "silent":
+        ids = [tokenizer.unk_id, tokenizer.mask_id] * 500
+    elif family == "broken":  # bytes that go on with a character that never began
+        names = tokenizer.tokens(range(tokenizer.vocab_size))
+        ids = [i for i, name in enumerate(names) if name in ("<0x80>", "Ģ")] * 1000
+    else:
+        (ids,) = tokenizer.encode([FAMILIES[family] * 300])
+    ids = [*tokenizer.encode(["the dog"])[0], *ids, *tokenizer.encode(["dog"])[0]]
+    sizes = []
+
+    def decode(some):
+        sizes.append(len(some))
+        return tokenizer.decode([some])[0]
+
+    stream, shown = TextStream(decode, ["zzz", "  \n x"], trim=trim, silent=tokenizer.silent_ids), ""
+    for i, token in enumerate(ids):
+        shown += stream.feed(token, i == len(ids) - 1)
+        assert len(stream.held) < 5
+    whole = tokenizer.decode([ids])[0]
+    if family == "strange":  # bytes of U+FFFD may be told as that many of it
+        shown, whole = (re.sub("\ufffd+", "\ufffd", text) for text in (shown, whole))
+    assert shown == (whole.strip() if trim else whole)
+    assert max(sizes) <= 4 * TAIL + 1
+    assert sum(sizes) <= 4 * TAIL * len(ids)
+
+
+@pytest.mark.acceptance("E12")
+def test_a_prompt_that_says_nothing_is_not_decoded_with_every_token():
+    tokenizer, sizes = train_tokenizer(["a"], Choice("byte"), 261), []
+    (ids,) = tokenizer.encode(["你好"])
+
+    def decode(some):
+        sizes.append(len(some))
+        return tokenizer.decode([some])[0]
+
+    stream = TextStream(decode, before=[*ids, *[tokenizer.mask_id] * 4000], silent=tokenizer.silent_ids)
+    assert "".join(map(stream.feed, ids)) == "你好"
+    assert sum(sizes) <= 20 * 2 * len(ids)
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_a_prompt_in_bytes_is_not_cut_within_a_character(cut):
+    """Where bytes are joined run by run, one that begins within a character spoils all of it."""
+    tokenizer = train_tokenizer(["a b"], Choice.read({"name": "unigram", "byte_fallback": True}), 400)
+    before, ids = tokenizer.encode(["🙂" * 9 + "你🙂é"[: cut % 3] + "a" * (cut // 3), "🙂你"])
+    stream = TextStream(lambda some: tokenizer.decode([some])[0], before=before)
+    assert "".join(map(stream.feed, ids[1:])) == "🙂你"  # all but the blank before a first word
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])

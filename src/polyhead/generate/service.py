@@ -55,7 +55,7 @@ class Stream:
         ]  # of these tokens; beams have one score for all
         self.tops: list[list[Ranked]] = [[] for _ in voices]  # the likeliest where each of them stands
         self._reasons: list[Reason | None] = [None for _ in voices]
-        self._said = ["" for _ in voices]
+        self._said: list[list[str]] = [[] for _ in voices]
 
     @property
     def reasons(self) -> list[Reason | None]:
@@ -104,7 +104,7 @@ class Stream:
         """All of it, when it has ended: a text for each sequence."""
         for _ in self:
             pass
-        return list(self._said)
+        return ["".join(said) for said in self._said]
 
     def cancel(self) -> None:
         """Wish no more of it; its memory is free at once."""
@@ -122,7 +122,7 @@ class Stream:
                 yield self._note(row, "".join(map(voice.feed, tokens[n:])) + voice.end(), True)
 
     def _note(self, row: int, text: str, last: bool) -> Said:
-        self._said[row] += text
+        self._said[row].append(text)
         return Said(row, text, last)
 
 
@@ -234,10 +234,7 @@ class TextEngine:
     def begin(self, asked: Asked) -> Stream:
         """Give the engine what was read; a UserError says why it can never be served."""
         voices = [
-            TextStream(
-                lambda ids: self.tokenizer.decode([ids])[0], asked.stops, asked.before, trim=asked.trim
-            )
-            for _ in range(asked.n)
+            TextStream.of(self.tokenizer, asked.stops, asked.before, asked.trim) for _ in range(asked.n)
         ]
         request = self.engine.submit(asked.prompt, asked.search, source=asked.source)
         return Stream(request, voices, asked.ends, asked.opening)

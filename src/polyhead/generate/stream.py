@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Self
 
 from polyhead.errors import UserError
 
+if TYPE_CHECKING:
+    from polyhead.text.tokenizer import Tokenizer
+
 UNFINISHED = "\ufffd"  # what decoding gives for bytes that are no whole character
 TAIL = 12  # tokens that the text of new ones may depend on: spaces about words, the bytes of three characters at least
+WIDEST = 4  # bytes of a character, and so tokens of one
 
 
 class TextStream:
     """The text of one growing sequence after ``before``. ``stop`` strings end it and are not part of it.
 
     Of several stop strings the one that is complete first counts, however the text is cut into tokens. Only the last
-    tokens are decoded again with a new one, so that a long text costs what its length costs, not its square. With ``trim``
-    blanks at both ends are not part of it either.
+    tokens are decoded again with a new one, so that a long text costs what its length costs, not its square, whatever it
+    is made of. With ``trim`` blanks at both ends are not part of it either. ``silent`` tokens are those that decoding
+    leaves out.
     """
 
     def __init__(
@@ -24,21 +31,32 @@ class TextStream:
         stop: Sequence[str] = (),
         before: Sequence[int] = (),
         trim: bool = False,
+        silent: Container[int] = (),
     ) -> None:
         if "" in stop:
             raise UserError("a stop string is empty; it would end every text before it begins")
-        self.decode, self.stop = decode, list(stop)
-        self.tail = self._end_of(list(before))
+        self.decode, self.stop, self.silent = decode, list(stop), silent
+        last = list(islice((token for token in reversed(before) if token not in silent), 2 * TAIL))[::-1]
+        self.tail = last[-self._needed(last, decode(last)) :]
         self.known = len(decode(self.tail))  # characters of the tail's text that are sure
         self.held = ""  # text that is sure, but may be the beginning of a stop string
         self.stopped = False
         self.trim, self.begun = trim, False
+        self.blanks: list[str] = []  # what is sure, but is trimmed if nothing follows
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int], trim: bool = False) -> Self:
+        """The text of the tokens of a tokenizer."""
+        return cls(lambda ids: tokenizer.decode([ids])[0], stop, before, trim, tokenizer.silent_ids)
 
     def feed(self, token: int, last: bool = False) -> str:
         """The text that is sure with this token; with ``last`` all that is left. After a stop string there is none."""
         if self.stopped:
             return ""
-        self.tail.append(token)
+        if token not in self.silent:
+            self.tail.append(token)
+        elif not last:
+            return ""
         return self._shown(last)
 
     def end(self) -> str:
@@ -49,34 +67,46 @@ class TextStream:
         text = self.decode(self.tail)
         new = text[self.known :] if last else text[self.known :].rstrip(UNFINISHED)
         self.known += len(new)
-        if len(self.tail) > 2 * TAIL and self.known == len(text):
-            self._shorten(text)
+        if len(self.tail) > 2 * TAIL:
+            new += self._shorten(text)
         self.held = self.held + new if self.begun or not self.trim else (self.held + new).lstrip()
         self.begun = self.begun or bool(self.held)
         ends = [(at + len(word), at) for word in self.stop if (at := self.held.find(word)) >= 0]
-        if ends:
-            self.stopped = True
-            shown = self.held[: min(ends)[1]]
-            return shown.rstrip() if self.trim else shown
-        sure = len(self.held) - (0 if last else self._beginning())
-        if self.trim:
-            sure = len(self.held[:sure].rstrip())
+        self.stopped = bool(ends)
+        sure = min(ends)[1] if ends else len(self.held) - (0 if last else self._beginning())
         shown, self.held = self.held[:sure], self.held[sure:]
-        return shown
+        return self._trimmed(shown) if self.trim else shown
 
-    def _shorten(self, text: str) -> None:
-        """Forget tokens whose text no longer matters, where the rest alone reads as it does behind them."""
-        tail = self._end_of(self.tail)
-        rest = self.decode(tail)
-        if text.endswith(rest):
-            self.tail, self.known = tail, len(rest)
+    def _trimmed(self, shown: str) -> str:
+        """The text without blanks behind it, which come with what follows them."""
+        said = shown.rstrip()
+        out, self.blanks = ("".join([*self.blanks, said]), []) if said else ("", self.blanks)
+        self.blanks.append(shown[len(said) :])
+        return out
 
-    def _end_of(self, tokens: list[int]) -> list[int]:
-        """The last tokens, and so many that they say something: a word with none before it may be written otherwise."""
-        size = TAIL
-        while size < len(tokens) and not self.decode(tokens[-size:]):
-            size *= 2
-        return tokens[-size:]
+    def _shorten(self, text: str) -> str:
+        """Forget tokens whose text no longer matters, where the rest alone reads as it does behind them.
+
+        Bytes that after so many tokens are no character never will be, but for the last three: they are returned as sure.
+        """
+        if self.known == len(text) and (size := self._needed(self.tail, text)) < len(self.tail):
+            self.tail = self.tail[-size:]
+            self.known = len(self.decode(self.tail))
+        if len(self.tail) <= 4 * TAIL:
+            return ""
+        self.tail = self.tail[-TAIL:]
+        rest = self.decode(self.tail)
+        waits = max(0, min(WIDEST - 1, len(rest) - len(rest.rstrip(UNFINISHED)), len(text) - self.known))
+        new = text[self.known : len(text) - waits]
+        self.known = len(rest) - waits
+        return new
+
+    def _needed(self, tokens: list[int], text: str) -> int:
+        """How many of the last tokens say the end of their text as they do behind the others; all, if it takes more."""
+        for size in range(TAIL, min(TAIL + WIDEST, len(tokens))):
+            if (rest := self.decode(tokens[-size:])) and text.endswith(rest):
+                return size
+        return max(1, len(tokens))
 
     def _beginning(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""

@@ -43,9 +43,7 @@ def continuations(
     sampling = Sampling(
         config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty
     )
-    streams = [
-        TextStream(lambda ids: tokenizer.decode([ids])[0], stop, ids) for ids in prompts for _ in range(n)
-    ]
+    streams = [TextStream.of(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
     rest: dict[str, Any] = {
         "sampling": sampling,
         "eos_id": tokenizer.eos_id,
@@ -88,5 +86,5 @@ def likeliest_continuations(
     """
     for i, best in continued(model, prompts, config, eos_id=tokenizer.eos_id, max_len=max_len):
         for row, hypothesis in enumerate(best, i * config.n_best):
-            stream = TextStream(lambda ids: tokenizer.decode([ids])[0], stop, prompts[i])
+            stream = TextStream.of(tokenizer, stop, prompts[i])
             yield Said(row, "".join(map(stream.feed, hypothesis.tokens)) + stream.end(), True)

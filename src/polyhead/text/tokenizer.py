@@ -176,6 +176,12 @@ class Tokenizer:
         added = self._inner.get_added_tokens_decoder().items()
         return sorted({*self._ids.values(), *(int(i) for i, token in added if token.special)})
 
+    @cached_property
+    def silent_ids(self) -> frozenset[int]:
+        """The ids that ``decode`` leaves out, wherever they stand."""
+        added = self._inner.get_added_tokens_decoder().items()
+        return frozenset(int(i) for i, token in added if token.special)
+
     @property
     def sentinel_ids(self) -> list[int]:
         """The ids of <extra_id_0>, <extra_id_1> and so on, as far as there are any (Raffel et al., 2020)."""
