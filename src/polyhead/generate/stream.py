@@ -36,8 +36,9 @@ class TextStream:
         if "" in stop:
             raise UserError("a stop string is empty; it would end every text before it begins")
         self.decode, self.stop, self.silent = decode, list(stop), silent
-        last = list(islice((token for token in reversed(before) if token not in silent), 2 * TAIL))[::-1]
-        self.tail = last[-self._needed(last, decode(last)) :]
+        spoken = (token for token in reversed(before) if token not in silent)
+        last = list(islice(spoken, TAIL + WIDEST - 1))[::-1]
+        self.tail = last[-self._needed(last) :]
         self.known = len(decode(self.tail))  # characters of the tail's text that are sure
         self.held = ""  # text that is sure, but may be the beginning of a stop string
         self.stopped = False
@@ -101,12 +102,13 @@ class TextStream:
         self.known = len(rest) - waits
         return new
 
-    def _needed(self, tokens: list[int], text: str) -> int:
+    def _needed(self, tokens: list[int], text: str = "") -> int:
         """How many of the last tokens say the end of their text as they do behind the others; all, if it takes more."""
         for size in range(TAIL, min(TAIL + WIDEST, len(tokens))):
-            if (rest := self.decode(tokens[-size:])) and text.endswith(rest):
+            rest = self.decode(tokens[-size:])
+            if rest and rest[0] != UNFINISHED and (text or rest).endswith(rest):
                 return size
-        return max(1, len(tokens))
+        return len(tokens)
 
     def _beginning(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""
