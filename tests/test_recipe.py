@@ -140,7 +140,7 @@ def test_sections_that_may_be_absent_are_changed_key_by_key(recipe: Path) -> Non
     assert (got.start.run, got.start.every, got.distill.teacher, got.train.lr_factors) == (
         "runs/a",
         2,
-        "runs/b",
+        ["runs/b"],
         {"head": 5.0},
     )
     with pytest.raises(UserError, match=r"every.*start\.every"):

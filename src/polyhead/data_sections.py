@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from polyhead.errors import UserError, nearest, show
 from polyhead.registry import TOKENIZER, Choice
-from polyhead.sections import Section
+from polyhead.sections import Files, Section
 
-Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 Column = Annotated[str | int, BeforeValidator(lambda given: _column(given))]
 Columns = Annotated[
     list[Column], BeforeValidator(lambda given: given if isinstance(given, list | tuple) else [given])

@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_v
 from polyhead.checked import Checked
 from polyhead.errors import bounded
 
+Files = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+
 
 class Section(Checked):
     """A part of a recipe, whose numbers are finite."""
@@ -52,7 +54,9 @@ class AdaptSection(Section):
 class DistillSection(Section):
     """Learning from a teacher besides the labels (Hinton et al., 2015; Sanh et al., 2019)."""
 
-    teacher: str = Field(description="a run, or a published checkpoint, with the same tokenizer")
+    teacher: Files = Field(
+        min_length=1, description="a run, or a published checkpoint, with the same tokenizer; or several"
+    )
     temperature: float = Field(2.0, gt=0, description="both distributions are softened by it")
     logits: float = Field(1.0, ge=0, description="weight of the teacher's probabilities")
     labels: float = Field(0.5, ge=0, description="weight of the labels")

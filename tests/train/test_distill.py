@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
     task = Translation.open(recipe, teacher.tokenizer, Notes())
     section = DistillSection(
-        teacher=str(place / "teacher"), **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
+        teacher=[str(place / "teacher")], **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
     )
     wrapped = distilled(task, section, teacher.tokenizer, 0.0)
     model = build(teacher.config, seed=5)
@@ -90,7 +91,7 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     torch.testing.assert_close(loss.total, 2 * wanted, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(loss.nll, nll, rtol=1e-4, atol=1e-3)
     loss.total.backward()
-    assert all(p.grad is None for p in wrapped.teacher.model.parameters())
+    assert all(p.grad is None for p in wrapped.teachers[0].model.parameters())
 
 
 def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:
@@ -115,6 +116,55 @@ def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) ->
     assert cosines[1] > cosines[0] + 0.2
 
 
+def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
+    """Numbers by the formula, with sizes that differ; and the card tells of each."""
+    whole = small_recipe(place, "second").model_dump(mode="json")
+    del whole["tokenizer"]
+    begun = {"run": str(place / "teacher"), "every": 2}
+    run_training(
+        Recipe.model_validate({**whole, "model": {}, "start": begun, "train": whole["train"] | {"steps": 4}}),
+        report=Notes(),
+    )
+    names = [str(place / name) for name in ("teacher", "second")]
+    recipe, teachers = (
+        student(place, "of-two", teacher=names, train={"eval_bleu": True}),
+        [ph.load(name) for name in names],
+    )
+    assert recipe.distill is not None
+    task = Translation.open(recipe, teachers[0].tokenizer, Notes())
+    only = recipe.distill.model_copy(update={"labels": 0.0, "temperature": 3.0})
+    wrapped = distilled(task, only, teachers[0].tokenizer, 0.0)
+    model = build(teachers[0].config, seed=5)
+    batch = task.batch(task.plan(0)[0])
+    asked = batch.labels >= 0
+    with torch.no_grad():
+        given = (batch.source, batch.target, batch.source_pos, batch.target_pos)
+        p, q, own = (one(*given)[asked].double().softmax(-1) for one in (*(t.model for t in teachers), model))
+        wanted = ((p + q) / 2) ** (1 / 3) / (((p + q) / 2) ** (1 / 3)).sum(-1, keepdim=True)
+        said = own ** (1 / 3) / (own ** (1 / 3)).sum(-1, keepdim=True)
+    divergence = 9 * (wanted * (wanted / said).log()).sum()
+    assert float(wrapped.loss(model, batch).total.detach()) == pytest.approx(float(divergence), rel=1e-4)
+    assert float((p - q).abs().max()) > 0.1
+
+    run_training(
+        recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 4})}), report=Notes()
+    )
+    card = (place / "of-two/README.md").read_text()
+    both = sum(x.numel() for t in teachers for x in t.model.parameters())
+    assert f"the teachers' {both:,}: " in card
+    losses = [task.evaluate(t.model)["loss"] for t in teachers]
+    assert f" and {losses[0]:.4f}, {losses[1]:.4f}" in card
+    kept = re.search(
+        r"valid bleu beside the teachers'.* ([\d.]+) and ([\d.]+), ([\d.]+): ([\d.]+)% kept", card
+    )
+    assert kept is not None
+    own_bleu, first, second, share = map(float, kept.groups())
+    assert first != second
+    assert share == pytest.approx(100 * own_bleu / max(first, second), abs=0.1)
+    with pytest.raises(UserError, match="vectors with those of one teacher, and here are 2"):
+        distilled(task, only.model_copy(update={"hidden": 1.0}), teachers[0].tokenizer, 0.0)
+
+
 def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> None:
     """Towards the teacher's probabilities, however wrong they are: those of one that learned nothing."""
     recipe = student(place, "blind", labels=0.0)
@@ -122,7 +172,7 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
     task = Translation.open(recipe, teacher.tokenizer, Notes())
     fool = build(teacher.config, seed=9)
     wrapped = distilled(task, recipe.distill, teacher.tokenizer, 0.0)  # type: ignore[arg-type]
-    wrapped.teacher.model = fool.eval()
+    wrapped.teachers[0].model = fool.eval()
     model = build(teacher.config, seed=10)
     batch = task.batch(task.plan(0)[0])
     before = float(wrapped.loss(model, batch).total.detach())
@@ -140,7 +190,7 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     with pytest.raises(UserError, match="another tokenizer"):
         run_training(
             student(place, "no").model_copy(
-                update={"distill": DistillSection(teacher=str(tmp_path / "other"))}
+                update={"distill": DistillSection(teacher=[str(tmp_path / "other")])}
             ),
             report=Notes(),
         )
@@ -148,6 +198,8 @@ def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: 
     plain = small_recipe(place, "narrow", model=small, tokenizer={"vocab_size": 280})
     with pytest.raises(UserError, match="student has 16 features, the teacher 32"):
         run_training(
-            plain.model_copy(update={"distill": DistillSection(teacher=str(place / "teacher"), hidden=1.0)}),
+            plain.model_copy(
+                update={"distill": DistillSection(teacher=[str(place / "teacher")], hidden=1.0)}
+            ),
             report=Notes(),
         )

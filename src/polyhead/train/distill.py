@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyhead.errors import UserError
 from polyhead.loading import load
+from polyhead.models.ensemble import log_mean
 from polyhead.nn.loss import Loss, classification
 from polyhead.run import Run
 from polyhead.sections import DistillSection
@@ -24,17 +25,19 @@ ROUNDS = 3
 
 
 class Distilled:
-    """A task whose loss also asks to say what a teacher says.
+    """A task whose loss also asks to say what a teacher says, or the mean of several.
 
     Equation: L = a T² KL(p_teacher^(1/T) ‖ p_student^(1/T)) + b CE(labels) + c Σ (1 - cos(h_student, h_teacher))
     Paper: Hinton et al., 2015, sec. 2; Sanh et al., 2019, sec. 3 (whose a, b, c are 5, 2, 1)
     """
 
-    def __init__(self, task: RunTask, teacher: Run, config: DistillSection, smoothing: float = 0.0) -> None:
-        self.task, self.teacher, self.config, self.smoothing = task, teacher, config, smoothing
+    def __init__(
+        self, task: RunTask, teachers: Sequence[Run], config: DistillSection, smoothing: float = 0.0
+    ) -> None:
+        self.task, self.teachers, self.config, self.smoothing = task, teachers, config, smoothing
         self.identity, self.title, self.labels, self.use = task.identity, task.title, task.labels, task.use
-        for parameter in teacher.model.parameters():
-            parameter.requires_grad_(False)
+        for teacher in teachers:
+            teacher.model.requires_grad_(False)
 
     def plan(self, epoch: int) -> Sequence[Any]:
         return self.task.plan(epoch)
@@ -61,34 +64,34 @@ class Distilled:
         """The sum of all three; nll is that of the labels, as without a teacher."""
         c, said = self.config, self.task.scores(model, batch)
         with torch.no_grad():
-            taught = self.task.scores(self.teacher.model, batch)
+            taught = [self.task.scores(teacher.model, batch) for teacher in self.teachers]
         own = classification(said.logits, said.labels, self.smoothing)
-        soft = softened(said.logits, taught.logits, c.temperature)
+        soft = softened(said.logits, log_mean([one.logits for one in taught]), c.temperature)
         total = c.logits * soft + c.labels * own.total
         if c.hidden:
-            apart = (1 - F.cosine_similarity(said.hidden.float(), taught.hidden.float(), dim=-1)).mean()
+            apart = (1 - F.cosine_similarity(said.hidden.float(), taught[0].hidden.float(), dim=-1)).mean()
             total = total + c.hidden * own.count * apart
         return Loss(total, own.nll, own.count)
 
     def facts(self, run: Run) -> dict[str, str]:
         """Those of the task, and what the student has of its teacher: size, speed, and the share of quality."""
-        sizes = [sum(p.numel() for p in one.parameters()) for one in (run.model, self.teacher.model)]
-        measured, seconds = [], []
+        models = [run.model, *(teacher.model for teacher in self.teachers)]
+        whose = "teacher's" if len(self.teachers) == 1 else "teachers'"
+        own, *others = (sum(p.numel() for p in model.parameters()) for model in models)
         with torch.inference_mode():
-            for model in (run.model, self.teacher.model):
-                measured.append(self.task.evaluate(model))
-            for _ in range(ROUNDS):
-                seconds.append([_time(self.task, model) for model in (run.model, self.teacher.model)])
-        faster = statistics.median(theirs / ours for ours, theirs in seconds)
+            measured = [self.task.evaluate(model) for model in models]
+            seconds = [[_time(self.task, model) for model in models] for _ in range(ROUNDS)]
+        faster = statistics.median(sum(theirs) / ours for ours, *theirs in seconds)
         report = {
-            "parameters": f"{sizes[0]:,}, the teacher's {sizes[1]:,}: {1 - sizes[0] / sizes[1]:.0%} smaller",
-            "speed": f"{faster:.2f} times the teacher's on the validation text ({faster - 1:.0%} faster)",
+            "parameters": f"{own:,}, the {whose} {sum(others):,}: {1 - own / sum(others):.0%} smaller",
+            "speed": f"{faster:.2f} times the {whose} on the validation text ({faster - 1:.0%} faster)",
         }
-        for name, value in measured[0].items():
-            kept = (
-                f": {value / measured[1][name]:.1%} kept" if name in BETTER and measured[1][name] > 0 else ""
-            )
-            report[f"valid {name} beside the teacher's"] = f"{value:.4f} and {measured[1][name]:.4f}{kept}"
+        for name in measured[0]:
+            value, *theirs = (one[name] for one in measured)
+            best = max(theirs)
+            kept = f": {value / best:.1%} kept" if name in BETTER and best > 0 else ""
+            figures = ", ".join(f"{one:.4f}" for one in theirs)
+            report[f"valid {name} beside the {whose}"] = f"{value:.4f} and {figures}{kept}"
         return report | self.task.facts(run)
 
 
@@ -105,25 +108,31 @@ def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 def distilled(
     task: RunTask, config: DistillSection, tokenizer: Tokenizer, smoothing: float, device: str = "auto"
 ) -> Distilled:
-    """The task with its teacher; a UserError where they do not know the same tokens or classes."""
-    teacher = load(config.teacher, device=device)
-    if teacher.tokenizer.sha256 != tokenizer.sha256:
+    """The task with its teachers; a UserError where they do not know the same tokens or classes."""
+    if config.hidden and len(config.teacher) > 1:
         raise UserError(
-            f"distill.teacher: {config.teacher} has another tokenizer than the student; begin with it (start: ...), "
-            "or let the teacher write the training text (polyhead translate) and learn from that"
+            f"distill.hidden compares vectors with those of one teacher, and here are {len(config.teacher)}"
         )
-    if teacher.config.labels != task.labels:
-        raise UserError(
-            f"distill.teacher: its classes are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}"
-        )
-    return Distilled(task, teacher, config, smoothing)
+    teachers = [load(one, device=device) for one in config.teacher]
+    for name, teacher in zip(config.teacher, teachers, strict=True):
+        if teacher.tokenizer.sha256 != tokenizer.sha256:
+            raise UserError(
+                f"distill.teacher: {name} has another tokenizer than the student; begin with it (start: ...), "
+                "or let the teacher write the training text (polyhead translate) and learn from that"
+            )
+        if teacher.config.labels != task.labels:
+            raise UserError(
+                f"distill.teacher: the classes of {name} are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}"
+            )
+    return Distilled(task, teachers, config, smoothing)
 
 
 def check_widths(task: Distilled, d_model: int) -> None:
     """Vectors are compared where both models have as many features."""
-    if task.config.hidden and task.teacher.config.d_model != d_model:
+    width = task.teachers[0].config.d_model
+    if task.config.hidden and width != d_model:
         raise UserError(
-            f"distill.hidden compares vectors, and the student has {d_model} features, the teacher {task.teacher.config.d_model}"
+            f"distill.hidden compares vectors, and the student has {d_model} features, the teacher {width}"
         )
 
 
