@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from polyhead import Choice
-from polyhead.data.conversation_store import ConversationStore
+from polyhead.data.conversation_store import ConversationStore, _fitting
 from polyhead.data.conversations import ConversationReport, open_conversations, parsed
 from polyhead.errors import UserError
 from polyhead.registry import CHAT
 from polyhead.text.chat.base import Message
-from polyhead.text.chat.tokens import ends, written
+from polyhead.text.chat.tokens import ends, tokens, written
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -107,6 +107,26 @@ def test_what_is_no_conversation_is_counted_by_its_place(tmp_path, tokenizer):
     assert report.read == report.kept + report.blank + report.overlong + report.broken + report.unfit
     again = store(path, tokenizer, max_len=50)
     assert again.report == report
+
+
+@pytest.mark.acceptance("E12")
+@pytest.mark.parametrize("kept", [1, 2, 100, 199])
+def test_the_room_for_a_long_conversation_is_found_without_writing_it_anew_for_each_answer(tokenizer, kept):
+    plain, written = CHAT.build(Choice("plain")), []
+
+    class Counted:
+        def write(self, messages, answer):
+            written.append(len(messages))
+            return plain.write(messages, answer)
+
+    talk = [Message("assistant" if i % 2 else "user", f"A man {i}.") for i in range(400)]
+    wanted = tokens(plain.write(talk[: 2 * kept], False), tokenizer)
+    whole = tokens(plain.write(talk, False), tokenizer)
+    for room in (len(wanted.ids), len(wanted.ids) + 1):
+        assert _fitting(whole, talk, Counted(), tokenizer, room) == (wanted, talk[: 2 * kept])
+    assert sum(written) <= 2 * len(talk) * 10
+    assert _fitting(whole, talk, Counted(), tokenizer, 2) == (None, [])
+    assert _fitting(whole, talk, Counted(), tokenizer, len(whole.ids)) == (whole, talk)
 
 
 def test_the_words_of_others_are_understood():

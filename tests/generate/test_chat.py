@@ -85,6 +85,23 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_questions(run):
     assert len(asked.prompt) + asked.search.most <= run.config.max_len + 1
 
 
+@pytest.mark.acceptance("E12")
+@pytest.mark.parametrize("kept", [0, 1, 2, 150, 298, 299])
+def test_the_room_for_a_long_conversation_is_found_without_writing_it_anew_for_each_question(
+    run, kept, monkeypatch
+):
+    talker = run.talker()
+    turns = [one for i in range(300) for one in (Message("user", f"hello {i}"), Message("assistant", "you"))]
+    talk = [Message("system", "be kind"), *turns[:-1]]
+    wanted = [talk[0], *talk[1 + 2 * kept :]]
+    room, plain, written = len(talker.prompt(wanted)), talker.prompt, []
+    monkeypatch.setattr(talker, "prompt", lambda messages: written.append(len(messages)) or plain(messages))
+    assert talker.fitting(talk, room) == wanted
+    assert sum(written) <= len(talk) * 11  # the logarithm of the questions, and the first look
+    with pytest.raises(UserError, match="say less at once"):
+        talker.fitting(talk, len(plain([talk[0], talk[-1]])) - 1)
+
+
 def test_a_run_that_says_no_format_is_refused_in_one_line(run):
     bare = Run(run.model, run.tokenizer, GenerationConfig())
     with pytest.raises(UserError, match=r"name it with --chat or chat=: chatml, gemma") as refused:

@@ -142,7 +142,7 @@ def test_openais_client_converses(live):
         ({"messages": TALK, "logprobs": True, "beam_size": 2}, "logprobs", "drawn text alone"),
         ({"messages": TALK, "max_completion_tokens": 0}, "max_completion_tokens", ""),
         ({"messages": TALK, "max_completion_tokens": 5000}, "max_completion_tokens", "4096 at most"),
-        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages", "40000 characters"),
+        ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages", "40016 characters"),
         ({"messages": [{"role": "user", "content": "dogs " * 300}]}, "messages", "this model reads 200"),
         ({"messages": [{"role": "user", "content": "\\ud800"}]}, None, "surrogate"),
     ],

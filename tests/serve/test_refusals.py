@@ -9,6 +9,9 @@ import time
 import psutil
 import pytest
 
+from polyhead import Choice
+from polyhead.errors import nearest, show
+from polyhead.serve import bodies, fields
 from polyhead.serve.keys import Keys, check_host, read_keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.routes import ROUTES
@@ -162,6 +165,34 @@ def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict
     with serving(speaker.run, strict=True) as strict:
         error = refused(strict.ask("/v1/completions", body))
         assert error["param"] == "temperatur" and "did you mean 'temperature'?" in error["message"]
+
+
+@pytest.mark.acceptance("E12")
+def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeypatch):
+    """Counted are the names for which the nearest is sought, and the values that are shown."""
+    sought, shown = [], []
+    monkeypatch.setattr(bodies, "nearest", lambda name, known: sought.append(name) or nearest(name, known))
+    monkeypatch.setattr(fields, "show", lambda value: shown.append(value) or show(value))
+    answer = speaker.ask(
+        "/v1/completions", {"prompt": "a", "max_tokens": 1, **{f"promt{i}": i for i in range(50000)}}
+    )
+    assert answer.status_code == 200 and answer.headers["x-warnings"].count("did you mean 'prompt'") == 4
+    assert sought == ["promt0", "promt1", "promt10", "promt100"]
+    error = refused(speaker.ask("/detokenize", {"tokens": [1, *["1"] * 50000]}))
+    assert error["message"] == "tokens: '1', which stands at 1, is not a token id" and shown == ["1"]
+    error = refused(
+        speaker.ask("/v1/completions", {"prompt": "a", "tools": [1], **dict.fromkeys(map(str, range(9)))})
+    )
+    assert error["param"] == "tools"  # however many come before it that are only ignored
+
+
+@pytest.mark.acceptance("E12", "E6")
+def test_messages_that_say_nothing_are_counted_too(serving, maker, canary):
+    with serving(maker("decoder"), chat=Choice("plain")) as live:
+        for role in ("user", "assistant"):
+            body = {"messages": [{"role": role, "content": ""}] * 50000, "truncate": True}
+            error = refused(live.ask("/v1/chat/completions", body))
+            assert error["code"] == "text_too_long" and error["param"] == "messages"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from bisect import bisect_left
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -122,11 +123,14 @@ def _fitting(
     row: Written, messages: list[Message], format: ChatFormat, tokenizer: Tokenizer, max_len: int
 ) -> tuple[Written | None, list[Message]]:
     """The conversation, without its last questions and answers where it is too long; None if nothing of it fits."""
-    while len(row.ids) > max_len:
-        messages = messages[:-1]
-        while messages and messages[-1].role != "assistant":
-            messages = messages[:-1]
-        if not messages:
-            return None, []
-        row = tokens(format.write(messages, False), tokenizer)
-    return row, messages
+    if len(row.ids) <= max_len:
+        return row, messages
+    ends = [i + 1 for i, message in enumerate(messages[:-1]) if message.role == "assistant"]
+
+    def begun(end: int) -> Written:
+        return tokens(format.write(messages[:end], False), tokenizer)
+
+    fitting = bisect_left(
+        ends, True, key=lambda end: len(begun(end).ids) > max_len
+    )  # so many ends are early enough
+    return (begun(ends[fitting - 1]), messages[: ends[fitting - 1]]) if fitting else (None, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,14 +40,19 @@ class Chat:
         """
         system, turns = apart(messages)
         head = [] if system is None else [Message("system", system)]
-        while len(ids := self.prompt([*head, *turns])) > room:
-            later = next((i for i in range(1, len(turns)) if turns[i].role == "user"), None)
-            if later is None:
-                raise UserError(
-                    f"the conversation has {len(ids)} tokens and room for {room}: say less at once"
-                )
-            turns = turns[later:]
-        return [*head, *turns]
+        starts = [0, *(i for i in range(1, len(turns)) if turns[i].role == "user")]
+
+        def size(start: int) -> int:
+            return len(self.prompt([*head, *turns[start:]]))
+
+        if size(0) <= room:
+            return list(messages)
+        first = bisect_left(starts, True, lo=1, key=lambda start: size(start) <= room)
+        if first == len(starts):
+            raise UserError(
+                f"the conversation has {size(starts[-1])} tokens and room for {room}: say less at once"
+            )
+        return [*head, *turns[starts[first] :]]
 
     def kept(self, messages: Sequence[Message], wishes: Mapping[str, Any]) -> list[Message]:
         """The messages that are read: as many as leave the answer all its room, but at most half of what the model reads."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,6 +12,7 @@ from polyhead.errors import explain, nearest, path, show
 from polyhead.serve.fields import Ids, Messages, Pairs, Prompts, Stops, Texts, number, real
 from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal
+from polyhead.text.chat.base import Message
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, None),
@@ -40,6 +42,8 @@ HARMLESS = {
     "parallel_tool_calls",
 }
 """Fields of other services that change no answer."""
+TOLD = 4  # fields without a meaning that are told, of however many
+FRAME = 16  # characters that a message counts besides what it says, about what the tokens around it cost
 
 
 class Body(BaseModel):
@@ -97,7 +101,9 @@ class CompletionBody(Drawing):
 class ChatBody(Drawing):
     """POST /v1/chat/completions."""
 
-    messages: Messages = Field(description="who has said what; the last one is answered")
+    messages: Messages = Field(
+        description=f"who has said what; the last one is answered; each counts {FRAME} characters besides its own"
+    )
     max_completion_tokens: int = number(1, 1, "max_tokens", about="another name of max_tokens")
     logprobs: bool = Field(False, description="tell the log-probability of each token said")
     top_logprobs: int = number(0, 0, most=20, about="with logprobs: and of so many others in its place")
@@ -196,19 +202,19 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
 
 def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]:
     """What is said of fields that have no meaning here; one that would have changed the answer is refused."""
+    for name in sorted(given.keys() & NEUTRAL.keys() - kind.model_fields.keys()):
+        if not any(type(given[name]) is not bool and given[name] == value for value in NEUTRAL[name]):
+            raise Refusal(
+                400,
+                "unsupported_parameter",
+                f"{name} is not supported by this service; leave it out",
+                name,
+            )
     told = []
-    for name in sorted(given.keys() - kind.model_fields.keys()):
-        if name in NEUTRAL:
-            if not any(type(given[name]) is not bool and given[name] == value for value in NEUTRAL[name]):
-                raise Refusal(
-                    400,
-                    "unsupported_parameter",
-                    f"{name} is not supported by this service; leave it out",
-                    name,
-                )
-            continue
+    unknown = given.keys() - kind.model_fields.keys() - NEUTRAL.keys()
+    for name in nsmallest(TOLD, unknown - HARMLESS if strict else unknown):
         hint = "" if name in HARMLESS else nearest(name, kind.model_fields)
-        if strict and name not in HARMLESS:
+        if strict:
             raise Refusal(400, "unknown_parameter", f"unknown field {show(name)}{hint}", name[:64])
         told.append(f"field {show(name)} is ignored{hint}")
     return told
@@ -218,8 +224,8 @@ def _check_size(body: Body, limits: Limits) -> None:
     """Refuse more texts, or longer ones, than the service takes; nothing has been tokenized yet."""
     for name in sorted({"prompt", "input", "target", "tokens", "messages"} & body.model_fields_set):
         given: Any = getattr(body, name)
-        if name == "messages":  # all that is said in a conversation is one text
-            given = "".join(message.content for message in given)
+        if name == "messages":  # a conversation is one text
+            given = conversation(given)
         texts = [given] if name == "tokens" or isinstance(given, str) else given
         if len(texts) > limits.batch:
             raise Refusal(
@@ -237,6 +243,11 @@ def _check_size(body: Body, limits: Limits) -> None:
                     f"{name} has a text of {len(text)} {what}; this service takes {limits.chars}",
                     name,
                 )
+
+
+def conversation(messages: Sequence[Message]) -> str:
+    """A text as long as what a conversation costs to read."""
+    return "".join(message.content.ljust(len(message.content) + FRAME) for message in messages)
 
 
 def _flat(texts: Iterable[Any]) -> Iterable[Any]:

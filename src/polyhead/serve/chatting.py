@@ -7,7 +7,7 @@ from typing import Any
 from polyhead.errors import UserError
 from polyhead.generate.chat import Chat
 from polyhead.generate.service import Asked, Likely
-from polyhead.serve.bodies import ChatBody
+from polyhead.serve.bodies import ChatBody, conversation
 from polyhead.serve.call import Call
 from polyhead.serve.driver import Piece, Talk
 from polyhead.serve.likelihood import of_chat
@@ -43,7 +43,7 @@ async def chat(service: Service, call: Call, body: ChatBody) -> None:
             "finish_reason": reason_of(talk, piece.row) if piece.last else None,
         }
 
-    said = ["".join(message.content for message in body.messages)]
+    said = [conversation(body.messages)]
     async with service.talking(lambda: [_read(service, talker, body)], said, body.stream) as talks:
         if body.stream:
             about = head("chatcmpl", "chat.completion.chunk", service)

@@ -81,6 +81,16 @@ def stop_strings(given: Any) -> list[str]:
     return stops
 
 
+def token_ids(given: Any) -> list[int]:
+    """Token ids; of many that are none the first is told, for each costs time."""
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{show(given)} is not a list of token ids")
+    for number, one in enumerate(given):
+        if type(one) is not int or not 0 <= one <= LARGEST:
+            raise UserError(f"{show(one)}, which stands at {number}, is not a token id")
+    return given
+
+
 def _ids(given: Any) -> bool:
     return isinstance(given, list) and bool(given) and all(type(one) is int for one in given)
 
@@ -133,7 +143,7 @@ Stops = Annotated[
         {"anyOf": [TEXT | {"minLength": 1, "maxLength": STOP_CHARS}, _many(TEXT) | {"maxItems": STOPS}]}
     ),
 ]
-Ids = Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(min_length=1)]
+Ids = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(IDS)]
 
 
 def number(default: int, least: int, limit: str = "", most: int = LARGEST, about: str = "") -> Any:
