@@ -6,6 +6,9 @@ import json
 
 import openai
 import pytest
+from tests.serve.conftest import living, make
+
+from polyhead.together import together
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
 WAYS = [
@@ -189,6 +192,20 @@ def test_translations_tell_where_the_decoder_looked(translator):
     source, target, weights = translator.run.attention(TEXTS[0], told["text"])
     assert told["attention"]["source"] == source and told["attention"]["target"] == target
     assert told["attention"]["weights"] == (weights * 1000).round().int().tolist()
+
+
+def test_models_that_decide_together_translate_and_tell_no_attention(translator):
+    """Their card says so, and the page asks only where it may; a request that does ask is refused before it is decoded."""
+    assert translator.ask("/v1/models/tiny").json()["polyhead"]["attention"] is True
+    run = together([translator.run, make("encoder-decoder", d_model=24)])
+    with living(run) as live:
+        assert live.ask("/v1/models/tiny").json()["polyhead"]["attention"] is False
+        told = live.ask("/v1/translations", {"input": TEXTS, "return_attention": False}).json()["data"]
+        assert [one["text"] for one in told] == run.translate(TEXTS) != translator.run.translate(TEXTS)
+        refused = live.ask("/v1/translations", {"input": TEXTS, "return_attention": True})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "return_attention"
+        assert "of one model, and here 2 decide together" in refused.json()["error"]["message"]
+        assert "return_attention: model.attention && " in live.ask("/").text
 
 
 def test_an_encoder_decoder_completes_text_to_text(translator):

@@ -232,7 +232,7 @@ const TOOLS = {
       program("/v1/translations", body);
       said.classList.add("going");
       let answer;
-      try { answer = await (await ask("/v1/translations", { ...body, return_attention: texts.join("").length <= 2000 }, signal)).json(); }
+      try { answer = await (await ask("/v1/translations", { ...body, return_attention: model.attention && texts.join("").length <= 2000 }, signal)).json(); }
       finally { said.classList.remove("going"); }
       said.textContent = answer.data.map((one) => one.text).join("\n");
       empty(others);

@@ -62,6 +62,8 @@ def described(service: Service) -> dict[str, Any]:
     if service.kind in ("decoder", "encoder-decoder"):
         shown = ("temperature", "top_p", "top_k", "max_new_tokens", "beam_size", "length_penalty")
         about["generation"] = {name: getattr(run.generation, name) for name in shown}
+    if service.kind == "encoder-decoder":
+        about["attention"] = len(run.members) == 1
     return {
         "id": service.name,
         "object": "model",

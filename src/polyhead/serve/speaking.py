@@ -93,6 +93,13 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
             "attention is told for the languages of the run alone",
             "return_attention",
         )
+    if body.return_attention and len(service.run.members) > 1:
+        raise Refusal(
+            400,
+            "unsupported_parameter",
+            f"attention is told of one model, and here {len(service.run.members)} decide together",
+            "return_attention",
+        )
     about = head("trans", "translation", service)
 
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
