@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tests.train.conftest import Notes
 
 import polyhead as ph
@@ -61,6 +62,26 @@ def test_it_says_again_what_the_training_said(place: Path, capsys: pytest.Captur
         assert found.keys() == {"loss", "ppl", "accuracy"}
         assert found["accuracy"] == pytest.approx(float(written[f"{split} accuracy"]), abs=6e-4)
         assert found["loss"] == pytest.approx(float(written[f"{split} loss"]), abs=6e-4)
+
+
+def test_several_together(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of the same are as one; of two that differ the loss is below the mean of theirs, for the logarithm is concave."""
+    run = ph.load(place / "run")
+    if run.config.kind == "encoder":
+        assert main(["eval", str(place / "run"), "--with", str(place / "run")]) == 2
+        assert "the first is an encoder" in capsys.readouterr().err
+        return
+    with torch.no_grad():
+        for p in run.model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    run.save(tmp_path / "second")
+    first, second = str(place / "run"), str(tmp_path / "second")
+    losses = []
+    for arguments in ([first], [second], [first, "--with", first], [first, "--with", second]):
+        assert main(["eval", *arguments]) == 0
+        losses.append(figures(capsys.readouterr().out)["loss"])
+    assert losses[2] == losses[0]
+    assert min(losses[:2]) - 0.7 < losses[3] < (losses[0] + losses[1]) / 2 - 0.05
 
 
 def test_what_it_has_no_use_for_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,18 @@ def test_three_conversations_learned_by_heart_are_answered(learned, place):
 def test_the_loss_is_that_of_the_answers_alone(learned):
     """By hand: the mean of -log p over what stands behind each question, up to the end of the turn."""
     run, notes = learned
-    total, count = 0.0, 0
+    total, count = by_hand([run])
+    task = TASK.get("chat").open(run.recipe, run.tokenizer, Notes())
+    batches = [task.batch(rows) for rows in task.plan(0)]
+    assert sum(map(task.count, batches)) == sum(task.loss(run.model, one).count for one in batches) == count
+    (loss,), (ppl,) = notes.series("loss", "valid")[-1:], notes.series("ppl", "valid")[-1:]
+    assert loss == pytest.approx(total / count, rel=1e-3, abs=1e-5)
+    assert ppl == pytest.approx(torch.tensor(total / count).exp().item(), rel=1e-3)
+
+
+def by_hand(runs: list[Run]) -> tuple[float, int]:
+    """-log of the mean probability of what the assistant says, a conversation at a time, and how many tokens that are."""
+    run, total, count = runs[0], 0.0, 0
     format = run.talker().format
     for talk in TALKS:
         for i, (role, _) in enumerate(talk):
@@ -114,15 +125,11 @@ def test_the_loss_is_that_of_the_answers_alone(learned):
             whole = written(format, run.tokenizer, all_said[: i + 1]).ids
             assert whole[: len(prompt)] == prompt
             with torch.inference_mode():
-                log_p = run.model(torch.tensor([whole]))[0].log_softmax(-1)
+                p = [one.model(torch.tensor([whole]))[0].double().softmax(-1) for one in runs]
+                log_p = (sum(p) / len(p)).log()  # type: ignore[union-attr]
             for at in range(len(prompt), len(whole)):
                 total, count = total - float(log_p[at - 1, whole[at]]), count + 1
-    task = TASK.get("chat").open(run.recipe, run.tokenizer, Notes())
-    batches = [task.batch(rows) for rows in task.plan(0)]
-    assert sum(map(task.count, batches)) == sum(task.loss(run.model, one).count for one in batches) == count
-    (loss,), (ppl,) = notes.series("loss", "valid")[-1:], notes.series("ppl", "valid")[-1:]
-    assert loss == pytest.approx(total / count, rel=1e-3, abs=1e-5)
-    assert ppl == pytest.approx(torch.tensor(total / count).exp().item(), rel=1e-3)
+    return total, count
 
 
 def test_it_is_measured_from_the_shell(learned, place, capsys):
@@ -133,6 +140,16 @@ def test_it_is_measured_from_the_shell(learned, place, capsys):
     )
     assert main(["eval", str(place / "run"), str(place / "talks.jsonl")]) == 0
     assert main(["eval", str(place / "run"), "--beam-size", "2"]) == 2
+    capsys.readouterr()
+    second = ph.load(place / "run")
+    with torch.no_grad():
+        for p in second.model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    second.save(place / "second")
+    assert main(["eval", str(place / "run"), "--with", str(place / "second")]) == 0
+    rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
+    total, count = by_hand([learned[0], second])
+    assert rows["loss"] == pytest.approx(total / count, abs=1e-3) and rows["loss"] > 0.02
 
 
 def test_it_learns_on_from_a_run_in_its_format(learned, place):

@@ -78,6 +78,11 @@ class Ensemble(nn.Module):
         return self.config.vocab_size
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether some part of any must be told which tokens are padding."""
+        return any(member.counts_tokens for member in self.members)
+
+    @property
     def cache_shape(self) -> CacheShape:
         """What a cache must hold for the first of them, and beside it for the others."""
         first, *others = (member.cache_shape for member in self.members)

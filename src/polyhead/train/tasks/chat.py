@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
+from polyhead.analysis.recovered import Recovered
 from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
@@ -130,11 +130,10 @@ class Chat:
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: ConversationStore) -> dict[str, float]:
-        nll, tokens = 0.0, 0
+        found = Recovered()
         for rows in self._plan(store, 0):
-            loss = next_token.loss(model, store.batch(rows, self.pad_id))
-            nll, tokens = nll + float(loss.nll), tokens + loss.count
-        return {"loss": nll / tokens, "ppl": math.exp(min(nll / tokens, 700.0))}
+            found = found.plus(next_token.measured(model, store.batch(rows, self.pad_id)))
+        return {name: value for name, value in found.measures().items() if name in ("loss", "ppl")}
 
 
 def conversations_of(recipe: Recipe, split: str) -> Conversations:

@@ -26,6 +26,7 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
+from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -221,7 +222,8 @@ class Denoising:
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
         """With damage that is the same for every seed, so that models compare."""
-        model, total = _checked(model), Recovered()
+        assert isinstance(model, Seq2Seq | Ensemble)
+        total = Recovered()
         for chosen in self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0):
             batch = beside(model, self._damaged(store, chosen, [MEASURED, 0]))
             total = total.plus(recovered(_features(model, batch), model.head, batch.labels))
@@ -233,7 +235,7 @@ def _checked(model: nn.Module) -> Seq2Seq:
     return model
 
 
-def _features(model: Seq2Seq, batch: Batch) -> torch.Tensor:
+def _features(model: Seq2Seq | Ensemble, batch: Batch) -> torch.Tensor:
     """What the head reads: (B, T, C)."""
     # padding on the right is after all that a causal decoder sees, so most need not be told of it
     target_pos = batch.target_pos if model.counts_tokens else None

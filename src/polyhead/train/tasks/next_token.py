@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.rows import Rows
-from polyhead.models import CausalLM
+from polyhead.models import CausalLM, Ensemble
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
 from polyhead.train.tasks.base import Scores
@@ -21,6 +22,13 @@ def loss(model: nn.Module, batch: Rows, smoothing: float = 0.0) -> Loss:
     assert isinstance(model, CausalLM)
     batch = beside(model, batch)
     return cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels, smoothing)
+
+
+def measured(model: nn.Module, batch: Rows) -> Recovered:
+    """The same without smoothing, of one model or of several together."""
+    assert isinstance(model, CausalLM | Ensemble)
+    batch = beside(model, batch)
+    return recovered(model.features(batch.tokens, batch.pos), model.head, batch.labels)
 
 
 def scores(model: nn.Module, batch: Rows) -> Scores:
