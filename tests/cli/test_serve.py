@@ -184,6 +184,7 @@ def test_what_does_not_end_within_the_grace_is_told_so(speaker: Path) -> None:
 
 @pytest.mark.acceptance("E9", "R10")
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_told_to_stop_at_any_moment_no_accepted_request_is_lost(speaker: Path) -> None:
     for delay in range(10):
         with serving(speaker) as service:
