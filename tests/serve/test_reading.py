@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.serve.conftest import living, make
 
+from polyhead.serve.limits import Limits
 from polyhead.serve.routes import ROUTES
 from polyhead.together import together
 
@@ -69,6 +70,22 @@ def test_hidden_words(services):
             assert [t["score"] for t in told] == pytest.approx([f.probability for f in fills])
     missing = live.ask("/v1/fill-mask", {"input": ["a <mask>", "no hole"]})
     assert missing.status_code == 400 and "text 2 has no mask" in missing.json()["error"]["message"]
+
+
+@pytest.mark.acceptance("E12", "E6")
+def test_masks_whose_answer_would_be_their_square_are_refused_unread(services, serving, monkeypatch):
+    """An answer holds the whole text for each token behind each mask: 32 texts of 4,000 masks would be gigabytes."""
+    live, read = services["encoder"], []
+    monkeypatch.setattr(live.run, "fill_mask", lambda *_: read.append(1))
+    refused = live.ask("/v1/fill-mask", {"input": ["<mask>[MASK]" * 300] * 2, "top_k": 50})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "answer_too_long"
+    told = 50 * 1200 * 300 * 12
+    assert f"1200 masks with 50 tokens each would be told in {told:,}" in refused.json()["error"]["message"]
+    assert not read
+    monkeypatch.undo()
+    with serving(live.run, limits=Limits(body=5 * 2 * 13)) as small:
+        for text, code in (("a <mask> <mask>", 400), ("a<mask><mask> ", 400), ("a<mask><mask>", 200)):
+            assert small.ask("/v1/fill-mask", {"input": text}).status_code == code, text
 
 
 def test_likelihoods(services):

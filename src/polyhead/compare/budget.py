@@ -19,7 +19,7 @@ COUNTS: dict[str, Kind] = {
     "step": "steps", "steps": "steps", "token": "tokens", "tokens": "tokens", "flop": "flops", "flops": "flops",
 }  # fmt: skip
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
-PIECE = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)([a-z]+)")
+PIECE = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)([a-z]+)")
 
 
 class Budget(NamedTuple):
@@ -43,8 +43,12 @@ def read_budget(text: str | None) -> Budget:
     if text is None:
         return Budget("recipe")
     typed = "".join(text.lower().split())
-    pieces = list(PIECE.finditer(typed))
-    if not pieces or "".join(piece[0] for piece in pieces) != typed:
+    pieces: list[re.Match[str]] = []
+    end = 0
+    while piece := PIECE.match(typed, end):
+        pieces.append(piece)
+        end = piece.end()
+    if not pieces or end < len(typed):
         raise _wrong(text)
     values = [float(re.sub("[_,]", "", piece[1])) for piece in pieces]
     units = [piece[2] for piece in pieces]

@@ -23,6 +23,7 @@ from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
 from polyhead.serve.wishes import check_ids
+from polyhead.text.masks import count_masks
 
 
 async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
@@ -81,9 +82,7 @@ async def fill_mask(service: Service, call: Call, body: FillBody) -> None:
     def fill(texts: list[Any]) -> Sequence[Any]:
         return service.run.fill_mask(texts, body.top_k)
 
-    _, found = await service.compute(
-        ("fill", body.top_k), lambda: _bounded(service, body.input), fill, body.input
-    )
+    _, found = await service.compute(("fill", body.top_k), lambda: _fillable(service, body), fill, body.input)
     data = [
         {
             "index": i,
@@ -176,6 +175,21 @@ def _bounded(service: Service, texts: Sequence[Any]) -> list[Any]:
                 "input",
             )
     return list(texts)
+
+
+def _fillable(service: Service, body: FillBody) -> list[Any]:
+    """The texts, if the answer is not far longer: each token behind each mask is told with its whole text."""
+    masks, most = count_masks(service.run.tokenizer, body.input), service.limits.body
+    told = body.top_k * sum(number * len(text) for number, text in zip(masks, body.input, strict=True))
+    if told > most:
+        raise Refusal(
+            400,
+            "answer_too_long",
+            f"{sum(masks)} masks with {body.top_k} tokens each would be told in {told:,} characters, "
+            f"{most:,} at most: send fewer masks at once, or a lower top_k",
+            "input",
+        )
+    return _bounded(service, body.input)
 
 
 def _used(service: Service, items: Sequence[tuple[Any, int]]) -> dict[str, int]:

@@ -20,8 +20,7 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
     Where tokens hold the blank before their word, the blank before a mask belongs to what is hidden.
     """
     tokenizer.encode(texts)  # whatever is no text is told here
-    (name,) = tokenizer.tokens([tokenizer.mask_id])
-    named = [text.replace(WRITTEN[0], name).replace(WRITTEN[1], name) for text in texts]
+    name, named = _named(tokenizer, texts)
     for number, text in enumerate(named, 1):
         if name not in text:
             raise UserError(f"text {number} has no mask; put {name} where a word is to be filled in")
@@ -42,3 +41,15 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
     reading.no_truncation()
     reading.encode_special_tokens = True
     return [encoding.ids for encoding in reading.encode_batch(named, add_special_tokens=False)]
+
+
+def count_masks(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """How many masks each text has."""
+    name, named = _named(tokenizer, texts)
+    return [text.count(name) for text in named]
+
+
+def _named(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, list[str]]:
+    """The tokenizer's own name of the mask, and the texts with it."""
+    (name,) = tokenizer.tokens([tokenizer.mask_id])
+    return name, [text.replace(WRITTEN[0], name).replace(WRITTEN[1], name) for text in texts]

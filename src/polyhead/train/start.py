@@ -19,7 +19,7 @@ from polyhead.run import Run
 from polyhead.sections import AdaptSection
 from polyhead.train.learned import must_learn
 
-LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..*)")
+LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 # what may not be new in a model that was begun with
 INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")
 

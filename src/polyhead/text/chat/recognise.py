@@ -11,7 +11,7 @@ from polyhead.registry import CHAT, Choice
 from polyhead.text.chat.base import ChatFormat
 
 OURS = re.compile(r"\{# polyhead: (.*?) #\}")
-ROLE = r"['\"]\s*\+\s*\(?\s*(?:message|role)"  # the end of a string, and then the role of a message
+ROLE = r"['\"]\s*\+\s*(?:\(\s*)?(?:message|role)"  # the end of a string, and then the role of a message
 STANDARD = re.compile(r"<\|im_start\|>system(?:\\n|\n)([^'\"{}<]+)<\|im_end\|>")
 # what Llama 3.1 says where no date is given; 3.2 would ask a clock, and prompts shall not change from day to day
 DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"

@@ -1,0 +1,169 @@
+"""No regular expression of ours takes the square of a text's length, whatever the text: all are found, and attacked.
+
+A pattern goes wrong where two of its repetitions can share the same characters, so each repetition is fed with what it
+takes, behind what leads to it, and the text ends otherwise than the pattern wants.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import string
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from re import _parser as sre  # the only thing that knows what a pattern is made of
+from typing import Any
+
+import pytest
+
+from polyhead import document
+from polyhead.hf.family import FAMILY
+
+SOURCE = Path(document.__file__).parent
+CALLS = {"compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
+WHOLE = {"match", "fullmatch"}
+CHARACTERS = sorted({*string.printable, "é", "你", "\udc80"})
+LONGEST = 32_000  # characters
+SMALL = 0.02  # seconds of the processor, below which nothing is compared
+
+
+def ours() -> Iterator[tuple[str, str, set[str]]]:
+    """Where a pattern stands, the pattern, and the methods it is used with."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        named = {
+            n.value: t.id
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Assign)
+            for t in n.targets
+            if isinstance(t, ast.Name)
+        }
+        for call in calls:
+            owner, method = call.func.value, call.func.attr
+            if not (isinstance(owner, ast.Name) and owner.id == "re" and method in CALLS):
+                continue
+            name = named.get(call)
+            used = {
+                c.func.attr for c in calls if isinstance(c.func.value, ast.Name) and c.func.value.id == name
+            }
+            place = f"{path.relative_to(SOURCE)}:{call.lineno}"
+            module = "polyhead." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+            try:
+                known = vars(importlib.import_module(module))
+                pattern = eval(compile(ast.Expression(call.args[0]), place, "eval"), dict(known))
+            except (NameError, AttributeError):
+                assert place.split(":")[0] in ("hf/reading.py", "document.py"), (
+                    f"{place}: which pattern is it?"
+                )
+                continue
+            yield place, pattern, ({*used} & CALLS or {"search"}) if method == "compile" else {method}
+    for tag, (pattern, _) in document._NUMBERS.items():
+        yield f"document.py {tag}", f"^(?:{pattern})$", {"match"}
+    for name in FAMILY.names():
+        yield f"hf {name}", FAMILY.get(name).buffers, {"fullmatch"}
+
+
+def example(tokens: Any) -> str:
+    """A short text that the parsed pattern takes, as good as it can be made without looking about."""
+    return "".join(_example(op, of) for op, of in tokens)
+
+
+def _example(op: Any, of: Any) -> str:
+    kind = str(op)
+    if kind == "LITERAL":
+        return chr(of)
+    if kind == "SUBPATTERN":
+        return example(of[3])
+    if kind == "BRANCH":
+        return example(of[1][0])
+    if "REPEAT" in kind:
+        return example(of[2]) * of[0]
+    return (_taken([(op, of)]) or [""])[0] if kind in ("IN", "ANY", "NOT_LITERAL", "CATEGORY") else ""
+
+
+def _taken(tokens: Any) -> list[str]:
+    """The characters of a few that a parsed pattern of one takes."""
+    state = sre.State()
+    state.str = ""
+    part = sre.SubPattern(state, list(tokens))
+    try:
+        compiled = re._compiler.compile(part)
+    except Exception:
+        return []
+    return [c for c in CHARACTERS if compiled.fullmatch(c)]
+
+
+def repeated(tokens: Any, before: str = "") -> Iterator[tuple[str, str]]:
+    """What leads to each unbounded repetition, and something that it repeats."""
+    for op, of in tokens:
+        kind = str(op)
+        if "REPEAT" in kind:
+            if of[1] is sre.MAXREPEAT:
+                for unit in {*_taken(of[2])[:: max(1, len(_taken(of[2])) // 8)], example(of[2])} - {""}:
+                    yield before, unit
+            yield from repeated(of[2], before)
+        elif kind == "SUBPATTERN":
+            yield from repeated(of[3], before)
+        elif kind == "BRANCH":
+            for way in of[1]:
+                yield from repeated(way, before)
+        before += _example(op, of)
+
+
+def attacks(pattern: str) -> Iterator[tuple[str, str, str]]:
+    """A beginning, a unit to repeat, and an end that spoils it."""
+    tree = sre.parse(pattern)
+    whole = example(tree)
+    for before, unit in {*repeated(tree), ("", whole or "a")}:
+        for end in ("\0", "\0" + whole, ""):
+            yield before, unit, end
+            yield "", before + unit, end
+
+
+def cost(pattern: str, method: str, text: str) -> float:
+    call = getattr(re.compile(pattern), "finditer" if method in ("sub", "split", "findall") else method)
+    begun = time.process_time()
+    found = call(text)
+    for _ in found if hasattr(found, "__next__") else ():
+        pass
+    return time.process_time() - begun
+
+
+def grows_by_its_square(pattern: str, methods: set[str]) -> str:
+    """An attack under which twice the text takes over three times as long, twice over; else nothing."""
+    for before, unit, end in attacks(pattern):
+        for method in methods:
+            last, ratios, n = 0.0, [], 250
+            while n <= LONGEST and last < 25 * SMALL:
+                now = cost(pattern, method, before + unit * (n // len(unit)) + end)
+                ratios = [*ratios, now / last] if last > SMALL / 8 else []
+                last, n = now, 2 * n
+                if now > SMALL and len(ratios) > 1 and min(ratios[-2:]) > 3:
+                    return f"{method}({before!r} + {unit!r} * n + {end!r}): {ratios}"
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("F9")
+def test_no_pattern_of_ours_takes_the_square_of_a_text():
+    found = list(ours())
+    assert len(found) > 40
+    wrong = {place: told for place, pattern, ways in found if (told := grows_by_its_square(pattern, ways))}
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"\s*\(?\s*x", "match"),
+        (r"a[0-9]*\.?[0-9]*b", "match"),
+        (r"\s+$", "search"),
+        ("x(.*)y(.*)z", "search"),
+    ],
+)
+def test_a_pattern_that_does_is_found(pattern, method):
+    assert grows_by_its_square(pattern, {method})
