@@ -19,6 +19,7 @@ from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
+from polyhead.together import together
 
 TEXTS = [
     "ein hund bellt .",
@@ -194,10 +195,13 @@ def test_what_does_not_fit_together_is_refused(
     pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decoder, translator = pairs["decoder"][0], pairs["encoder-decoder"][0]
-    with pytest.raises(UserError, match="run 1 is a language model, run 2 an encoder-decoder"):
+    with pytest.raises(
+        UserError, match=rf"one kind; {decoder} is a language model, {translator} an encoder-decoder"
+    ):
         ph.load([decoder, translator])
     with pytest.raises(
-        UserError, match=r"several runs decide together where each is .*; the first is an encoder"
+        UserError,
+        match=rf"several runs decide together where each is .*; {pairs['encoder'][0]} is an encoder",
     ):
         ph.load(pairs["encoder"])
     with pytest.raises(UserError, match="no run is given"):
@@ -207,13 +211,19 @@ def test_what_does_not_fit_together_is_refused(
     assert tokens.vocab_size == size  # and yet others
     other = build(ModelConfig(kind="decoder", vocab_size=tokens.vocab_size, **SIZES[0]))
     Run(other, tokens, GenerationConfig()).save(tmp_path / "other")
-    with pytest.raises(UserError, match=r"run 3 has another tokenizer than run 1 \("):
+    with pytest.raises(UserError, match=rf"{tmp_path / 'other'} has another tokenizer than {decoder} \("):
         ph.load([*pairs["decoder"], tmp_path / "other"])
     save(tmp_path / "fewer", "classifier", 1, labels=("odd", "bad"))
-    with pytest.raises(UserError, match="run 2 has the classes odd, bad; run 1 has bad, good, odd"):
+    with pytest.raises(
+        UserError, match=r"/fewer has the classes odd, bad; .*/classifier-0 has bad, good, odd"
+    ):
         ph.load([pairs["classifier"][0], tmp_path / "fewer"])
+    with pytest.raises(
+        UserError, match="run 1 is a language model, run 2 an encoder-decoder"
+    ):  # opened before
+        together([ph.load(decoder), ph.load(translator)])
     assert main(["translate", str(translator), "--with", str(decoder)]) == 2
-    assert "run 2 a language model" in capsys.readouterr().err
+    assert f"{decoder} a language model" in capsys.readouterr().err
     assert main(["generate", str(decoder), "a", "--with", str(tmp_path / "none")]) == 2
     assert "no run directory" in capsys.readouterr().err
 

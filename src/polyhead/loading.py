@@ -41,7 +41,8 @@ def load(
     ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" a GPU where there is one, but the CPU for int8.
     """
     if not isinstance(directory, str | Path):
-        return together([load(one, dtype=dtype, fast=fast, device=device) for one in directory])
+        runs = [load(one, dtype=dtype, fast=fast, device=device) for one in directory]
+        return together(runs, [str(one) for one in directory])
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     place = device_of("cpu" if (dtype, device) == ("int8", "auto") else device)

@@ -13,50 +13,50 @@ from polyhead.run import Run
 KINDS = ("encoder-decoder", "decoder", "classifier")
 
 
-def together(runs: Sequence[Run]) -> Run:
+def together(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
     """One run of several: the mean of their probabilities, with the settings of the first.
 
     Models that say tokens must share a tokenizer. Classifiers need only the same classes: each reads a text by its
-    own. What does not fit together is a UserError.
+    own. What does not fit together is a UserError, in which ``names`` are theirs; without they are numbers.
     """
     if not runs:
         raise UserError("no run is given")
-    first = runs[0]
+    first, names = runs[0], names or [f"run {number}" for number in range(1, len(runs) + 1)]
     if len(runs) == 1:
         return first
     if first.kind not in KINDS:
         able = ", ".join(ABLE[kind][0] for kind in KINDS)
         raise UserError(
-            f"several runs decide together where each is {able}; the first is {ABLE[first.kind][0]}"
+            f"several runs decide together where each is {able}; {names[0]} is {ABLE[first.kind][0]}"
         )
-    for number, run in enumerate(runs[1:], 2):
+    for name, run in zip(names[1:], runs[1:], strict=True):
         if run.kind != first.kind:
             raise UserError(
-                f"runs that decide together are of one kind; run 1 is {ABLE[first.kind][0]}, run {number} {ABLE[run.kind][0]}"
+                f"runs that decide together are of one kind; {names[0]} is {ABLE[first.kind][0]}, {name} {ABLE[run.kind][0]}"
             )
         if first.kind == "classifier":
-            _check_classes(first, run, number)
+            _check_classes(first, run, names[0], name)
         else:
-            _check_tokens(first, run, number)
+            _check_tokens(first, run, names[0], name)
     model: Any = Ensemble([run.model for run in runs])
     made = Run(model, first.tokenizer, first.generation, first.recipe)
     made.members = [(run.model, run.tokenizer) for run in runs]
     return made
 
 
-def _check_classes(first: Run, run: Run, number: int) -> None:
+def _check_classes(first: Run, run: Run, one: str, other: str) -> None:
     wanted, given = first.config.labels, run.config.labels
     if set(wanted) != set(given):
         raise UserError(
-            f"run {number} has the classes {', '.join(given)}; run 1 has {', '.join(wanted)}: they must be the same"
+            f"{other} has the classes {', '.join(given)}; {one} has {', '.join(wanted)}: they must be the same"
         )
 
 
-def _check_tokens(first: Run, run: Run, number: int) -> None:
+def _check_tokens(first: Run, run: Run, one: str, other: str) -> None:
     a, b = first.tokenizer, run.tokenizer
     if (a.rules, a.ids, first.config.vocab_size) != (b.rules, b.ids, run.config.vocab_size):
         sizes = f"{first.config.vocab_size:,} and {run.config.vocab_size:,} tokens"
         raise UserError(
-            f"run {number} has another tokenizer than run 1 ({sizes}): the probabilities of other tokens have no mean; "
+            f"{other} has another tokenizer than {one} ({sizes}): the probabilities of other tokens have no mean; "
             "train both on the same text, or let one start from the other"
         )

@@ -69,7 +69,7 @@ def test_several_together(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
     run = ph.load(place / "run")
     if run.config.kind == "encoder":
         assert main(["eval", str(place / "run"), "--with", str(place / "run")]) == 2
-        assert "the first is an encoder" in capsys.readouterr().err
+        assert "/run is an encoder" in capsys.readouterr().err
         return
     with torch.no_grad():
         for p in run.model.parameters():
