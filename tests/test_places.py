@@ -80,6 +80,17 @@ def test_a_new_directory_holds_nothing_yet(place: Path) -> None:
 
 def test_pages_of_a_run_may_be_written_again_and_its_weights_may_not(place: Path) -> None:
     run = place / "full"
-    assert file_place(run / "draw.html", inputs=own_files(run)) == run / "draw.html"
-    with pytest.raises(UserError, match="would be written over"):
-        file_place(run / "model.safetensors", inputs=own_files(run))
+    for name in ("draw.html", "test.out", "vectors.npy"):
+        (run / name).write_text("x")
+        assert file_place(run / name, inputs=own_files(run)) == run / name
+    for name in (
+        "model.safetensors",
+        "config.json",
+        "recipe.yaml",
+        "metrics.jsonl",
+        "README.md",
+        "vocab.txt",
+    ):
+        (run / name).write_text("x")
+        with pytest.raises(UserError, match="would be written over"):
+            file_place(run / name, inputs=own_files(run))

@@ -25,9 +25,13 @@ def file_place(path: Path, option: str = "--out", inputs: Iterable[str | Path] =
     return path
 
 
-def own_files(directory: Path) -> list[Path]:
-    """The files of a run; the pages in it may be written again."""
-    return [one for one in directory.glob("*") if one.suffix != ".html"]
+OWN = (".json", ".jsonl", ".safetensors", ".yaml", ".md", ".lock", ".model")
+NAMED = ("vocab.txt", "merges.txt")
+
+
+def own_files(directory: str | Path) -> list[Path]:
+    """The files of a run, or of a published checkpoint; pages and outputs that were put there may be written again."""
+    return [one for one in Path(directory).glob("*") if one.suffix in OWN or one.name in NAMED]
 
 
 def with_directory(path: Path) -> Path:

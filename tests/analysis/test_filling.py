@@ -192,6 +192,9 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
     said = [json.loads(line) for line in (place.parent / "out.jsonl").read_text().splitlines()]
     assert [row["text"] for row in said] == texts
     np.testing.assert_allclose([row["vector"] for row in said], wanted, atol=1e-6)
+    (place / "metrics.jsonl").write_text("{}\n")
+    assert main(["embed", str(place), str(file), "--output", str(place / "metrics.jsonl")]) == 2
+    assert "metrics.jsonl is what is read here" in capsys.readouterr().err
     assert main(["embed", str(place), str(file), "--like", "the dog", "--pooling", "first"]) == 0
     found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     a, b = run.embed(texts, "first").numpy()

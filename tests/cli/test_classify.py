@@ -132,6 +132,7 @@ def test_eval_measures_labelled_files(
         (tmp_path, "is a directory"),
         (tmp_path / "a.tsv/labels", f"{tmp_path / 'a.tsv'} is a file, no directory"),
         (tmp_path / "a.tsv", "is what is read here, and would be written over"),
+        (classifier / "config.json", "is what is read here, and would be written over"),
     ):
         code, out, err = shell(capsys, "eval", classifier, tmp_path / "a.tsv", "--output", place)
         assert (code, out) == (2, "") and message in err and "texts" not in err  # told before the work

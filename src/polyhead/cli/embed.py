@@ -13,7 +13,7 @@ from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
 from polyhead.cli.options import Device, Dtype
 from polyhead.errors import UserError
-from polyhead.places import file_place, with_directory
+from polyhead.places import file_place, own_files, with_directory
 
 
 def run(
@@ -58,7 +58,7 @@ def run(
     if output is not None and like is not None:
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
     if output is not None:
-        file_place(output, "--output", [source])
+        file_place(output, "--output", [source, *own_files(directory)])
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.analysis.vectors import cosine
     from polyhead.loading import load

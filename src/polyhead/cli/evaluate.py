@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.options import AS_TRAINED, Device, Dtype, With
-from polyhead.places import file_place
+from polyhead.places import file_place, own_files
 
 
 def run(
@@ -74,7 +74,8 @@ def run(
 
     tune_memory()
     if output is not None:
-        file_place(output, "--output", files or [])
+        runs: list[str | Path] = [directory, *(others or [])]
+        file_place(output, "--output", [*(files or []), *(own for run in runs for own in own_files(run))])
     loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     measure = measure_of(loaded)
     typed = {
