@@ -25,7 +25,10 @@ DESIGNS = {
     "linear": {"attention": "linear"},
     "lstm": {"block": "lstm", "position": "none"},
 }
-GREEDY, WARM = Sampling(temperature=0.0), Sampling(temperature=1.2, top_k=9, repetition_penalty=1.1)
+GREEDY, WARM = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.2, top_k=9, repetition_penalty=1.1, no_repeat_ngram_size=2),
+)
 PAGED = Choice("paged", block=4)
 
 

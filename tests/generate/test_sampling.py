@@ -106,6 +106,7 @@ def processed(ids, logits, given):
     t = transformers
     chain = [
         t.RepetitionPenaltyLogitsProcessor(given["repetition_penalty"]),
+        *([t.NoRepeatNGramLogitsProcessor(n)] if (n := given["no_repeat_ngram_size"]) else []),
         t.TemperatureLogitsWarper(given["temperature"]),
         t.TopKLogitsWarper(given["top_k"]),
         t.TopPLogitsWarper(given["top_p"]),
@@ -119,11 +120,12 @@ def processed(ids, logits, given):
 @pytest.mark.parametrize("seed", range(5))
 def test_all_steps_together_equal_hugging_face(seed):
     torch.manual_seed(seed)
-    logits, ids = 3 * torch.randn(30, 50), torch.randint(50, (30, 6))
-    for k, p, least, t, penalty in itertools.product(
-        (3, 20), (0.4, 0.95), (0.01, 0.2), (0.5, 1.7), (0.8, 1.3)
+    logits, ids = 3 * torch.randn(30, 50), torch.randint(6, (30, 9))
+    for k, p, least, t, penalty, n in itertools.product(
+        (3, 20), (0.4, 0.95), (0.01, 0.2), (0.5, 1.7), (0.8, 1.3), (0, 1, 2, 3)
     ):
         given = {"top_k": k, "top_p": p, "min_p": least, "temperature": t, "repetition_penalty": penalty}
+        given["no_repeat_ngram_size"] = n
         wanted = processed(ids, logits.clone(), given)
         found = Sampling(**given).apply(logits, ids.tolist())
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -151,6 +153,7 @@ def test_plain_sampling_changes_nothing_and_temperature_0_leaves_the_likeliest()
         ({"top_p": 0.0}, "top_p is 0.0, wanted a probability above 0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"min_p": 1.1}, "min_p is 1.1"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1, wanted 1 or more, or 0 for none"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, wanted more than 0; 1 is none"),
     ],
 )

@@ -256,6 +256,7 @@ def chi_square(counts, wanted, total):
 SHAPES = {
     "plain": Sampling(),
     "all steps": Sampling(temperature=1.5, top_k=7, top_p=0.95, min_p=0.02, repetition_penalty=1.4),
+    "nothing twice": Sampling(top_k=9, no_repeat_ngram_size=2),
 }
 
 

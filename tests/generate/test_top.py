@@ -31,6 +31,26 @@ def test_what_is_forbidden_is_gone_and_the_rest_keeps_its_probability():
     assert ids[600, 0] == 999
 
 
+def test_what_a_row_must_not_say_again_is_gone_in_that_row_alone():
+    """And what is forced comes all the same."""
+    torch.manual_seed(0)
+    rows = CHUNK // 1000 + 4
+    logits = torch.randn(rows, 1000)
+    wanted = logits.double().log_softmax(-1)
+    again = [[int(i)] * (row % 2) + [int(j)] for row, (i, j) in enumerate(wanted.topk(2).indices)]
+    forced = torch.full((rows,), -1)
+    forced[3], forced[rows - 2] = again[3][0], again[rows - 2][0]
+    for row, tokens in enumerate(again):
+        if forced[row] >= 0:
+            wanted[row] = wanted[row].where(torch.arange(1000) == forced[row], torch.tensor(-torch.inf))
+        else:
+            wanted[row, tokens] = -torch.inf
+    values, ids = likeliest(logits, 4, forced=forced, again=again)
+    torch.testing.assert_close(values.double(), wanted.topk(4).values, rtol=0, atol=1e-5)
+    free = forced < 0
+    assert ids[free].equal(wanted.topk(4).indices[free])
+
+
 def test_at_most_the_whole_vocabulary_comes_back():
     values, ids = likeliest(torch.zeros(2, 3), 10)
     assert ids.shape == (2, 3)

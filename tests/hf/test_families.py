@@ -175,12 +175,19 @@ def test_greedy_text_is_that_of_the_reference(case: Case, tmp_path: Path) -> Non
     theirs, run = make(tmp_path, case.config, **case.sizes), ph.load(tmp_path)
     prompts = ["the king", "a dog barks at"]
     assert run.generation.temperature == 0  # as theirs: nothing says that tokens are drawn
-    said = run.generate(prompts, max_new_tokens=12)
-    for prompt, ours in zip(prompts, said, strict=True):
-        ids = run.tokenizer.encode([prompt])
-        out = theirs.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, pad_token_id=0)
-        whole = run.tokenizer.decode([out[0].tolist()])[0]
-        assert prompt + ours == whole
+    for ngram in (0, 2):
+        said = run.generate(prompts, max_new_tokens=12, no_repeat_ngram_size=ngram)
+        for prompt, ours in zip(prompts, said, strict=True):
+            ids = run.tokenizer.encode([prompt])
+            out = theirs.generate(
+                torch.tensor(ids),
+                max_new_tokens=12,
+                do_sample=False,
+                pad_token_id=0,
+                no_repeat_ngram_size=ngram,
+            )
+            whole = run.tokenizer.decode([out[0].tolist()])[0]
+            assert prompt + ours == whole
 
 
 @pytest.mark.parametrize("beams", [3, 5])
@@ -192,14 +199,15 @@ def test_beams_find_the_texts_and_scores_of_the_reference(case: Case, beams: int
     lengths: set[int] = set()
     with torch.no_grad():
         end = int(theirs(torch.tensor(prompts[:1])).logits[0, -1].argmax())
-    for penalty in (1.0, -0.5):
+    for penalty, ngram in ((1.0, 0), (-0.5, 0), (1.0, 2)):
         changes = {"beam_size": beams, "n_best": beams, "max_new_tokens": 9, "length_penalty": penalty}
+        changes["no_repeat_ngram_size"] = ngram
         config = changed(run.generation, changes, frozenset(), "texts")
         found = in_order(continued(run.model, prompts, config, eos_id=end, max_len=32), len(prompts))
         for prompt, ours in zip(prompts, found, strict=True):
             wanted = theirs.generate(
                 torch.tensor([prompt]), max_new_tokens=9, do_sample=False, num_beams=beams, num_return_sequences=beams,
-                length_penalty=penalty, eos_token_id=end, pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+                length_penalty=penalty, no_repeat_ngram_size=ngram, eos_token_id=end, pad_token_id=0, return_dict_in_generate=True, output_scores=True,
             )  # fmt: skip
             texts = [row[len(prompt) :] for row in wanted.sequences.tolist()]
             texts = [row[: row.index(end)] if end in row else row for row in texts]

@@ -172,9 +172,11 @@ def words(sequence: list[int], start: int) -> list[int]:
     return said[: said.index(EOS)] if EOS in said else said
 
 
-@pytest.mark.parametrize("beams", [1, 3, 5])
+@pytest.mark.parametrize(("beams", "ngram"), [(1, 0), (3, 0), (5, 0), (1, 2), (3, 2)])
 @pytest.mark.parametrize("case", TWO)
-def test_translations_and_scores_are_those_of_the_reference(case: Case, beams: int, tmp_path: Path) -> None:
+def test_translations_and_scores_are_those_of_the_reference(
+    case: Case, beams: int, ngram: int, tmp_path: Path
+) -> None:
     theirs = published(tmp_path / "a", case)
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "a")
@@ -185,12 +187,12 @@ def test_translations_and_scores_are_those_of_the_reference(case: Case, beams: i
             0.6,
             True,
         )
-        found = run.hypotheses(SOURCES, beam_size=beams, n_best=beams)
+        found = run.hypotheses(SOURCES, beam_size=beams, n_best=beams, no_repeat_ngram_size=ngram)
         said = []
         for text, best in zip(SOURCES, found, strict=True):
             wanted = theirs.generate(
                 **{k: v for k, v in reader(text, return_tensors="pt").items() if k != "token_type_ids"}, num_beams=beams,
-                num_return_sequences=beams, return_dict_in_generate=True, output_scores=True, do_sample=False,
+                num_return_sequences=beams, return_dict_in_generate=True, output_scores=True, do_sample=False, no_repeat_ngram_size=ngram,
                 use_cache=False,  # theirs has one layer of memory for every encoder layer of T5
             )  # fmt: skip
             said += [words(sequence, start) for sequence in wanted.sequences.tolist()]
@@ -201,7 +203,7 @@ def test_translations_and_scores_are_those_of_the_reference(case: Case, beams: i
             ]
             if beams > 1:
                 assert [h.score for h in best] == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-5)
-        assert beams == 1 or len({len(x) for x in said}) > 1
+        assert beams == 1 or ngram or len({len(x) for x in said}) > 1
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -382,9 +384,12 @@ def test_settings_of_before_generation_config_are_in_config_json(
     assert (wanted.max_length_ratio, wanted.max_length_extra) == (0, 23)
     assert not caplog.messages
     changed(tmp_path, no_repeat_ngram_size=3)
+    assert ph.load(tmp_path).generation == wanted.model_copy(update={"no_repeat_ngram_size": 3})
+    assert not caplog.messages
+    changed(tmp_path, repetition_penalty=1.5)
     ph.load(tmp_path)
     assert caplog.messages == [
-        f"{tmp_path / 'config.json'}: no_repeat_ngram_size is 3, and translations are searched for without it"
+        f"{tmp_path / 'config.json'}: repetition_penalty is 1.5, and translations are searched for without it"
     ]
 
 

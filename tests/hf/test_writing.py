@@ -30,7 +30,7 @@ def config(**changes: Any) -> ModelConfig:
 
 def saved(directory: Path, **changes: Any) -> Any:
     model = build(config(**changes), seed=1)
-    generation = GenerationConfig(temperature=0.8, top_p=0.9)
+    generation = GenerationConfig(temperature=0.8, top_p=0.9, no_repeat_ngram_size=4)
     Run(model, train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY), generation).save(directory)
     return model
 
@@ -94,6 +94,7 @@ def test_a_run_trained_here_is_opened_by_the_reference(
         torch.testing.assert_close(ours.eval()(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
     drawn = theirs.generation_config
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.eos_token_id) == (True, 0.8, 0.9, 2)
+    assert drawn.no_repeat_ngram_size == 4
 
 
 @pytest.mark.parametrize(

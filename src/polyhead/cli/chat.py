@@ -18,6 +18,7 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     MinP,
+    NoRepeat,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -56,6 +57,7 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(help="text that ends an answer; may be given again")
     ] = None,
+    no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
     others: With = None,
     dtype: Dtype = "fp32",
@@ -78,6 +80,7 @@ def run(
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
     }
     wishes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     from polyhead.fast.memory import tune_memory

@@ -14,6 +14,7 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     MinP,
+    NoRepeat,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -51,6 +52,7 @@ def run(
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
+    no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
     speculate: Annotated[
         str | None,
@@ -80,6 +82,7 @@ def run(
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "cache": None if cache is None else parse_part(cache),

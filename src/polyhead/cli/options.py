@@ -24,6 +24,12 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
 ]
+NoRepeat = Annotated[
+    int | None,
+    typer.Option(
+        "--no-repeat-ngram-size", help="so many tokens in a row never come twice", show_default=AS_TRAINED
+    ),
+]
 CacheName = Annotated[
     str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, NoRepeat, With
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 
@@ -42,6 +42,7 @@ def run(
     target_lang: Annotated[
         str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)
     ] = None,
+    no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
     batch_tokens: Annotated[
         int | None,
@@ -73,6 +74,7 @@ def run(
         "length_penalty": length_penalty,
         "min_new_tokens": min_new_tokens,
         "early_stopping": early_stopping,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
         "cache": None if cache is None else parse_part(cache),
         "batch_tokens": batch_tokens,
         "source_lang": source_lang,

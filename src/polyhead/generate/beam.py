@@ -14,6 +14,7 @@ from torch import Tensor
 from polyhead.errors import UserError
 from polyhead.generate.decoder import NOT_A_NUMBER, Decoder, Floats, Hypothesis, Ints, Token, normalised
 from polyhead.generate.engine import Engine
+from polyhead.generate.repeats import repeats
 from polyhead.generate.request import Search
 from polyhead.generate.top import likeliest
 from polyhead.registry import Choice
@@ -29,6 +30,7 @@ class Wish(NamedTuple):
     limit: int  # most new tokens, the end of the sentence included
     prefix: Sequence[int] = ()  # how the output must begin
     certain: int = 0  # so many tokens of the prefix cost nothing: the model was told them
+    before: Sequence[int] = ()  # what stands before the output and counts as said
 
     def check(self, i: int, eos_id: int) -> None:
         """A UserError names sentence i where the wish makes no sense."""
@@ -57,7 +59,8 @@ class Beaming:
       (the present one if length_penalty is negative).
 
     These are the rules of Hugging Face ``generate``. One beam that stops early is greedy search, and costs no more.
-    ``min_new_tokens`` are wanted before the end of the sentence, and ``forbidden`` tokens never come.
+    ``min_new_tokens`` are wanted before the end of the sentence, ``forbidden`` tokens never come, and no
+    ``no_repeat_ngram_size`` tokens in a row come twice.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Beaming:
         early_stopping: EarlyStopping = False,
         min_new_tokens: int = 0,
         forbidden: Sequence[int] = (),
+        no_repeat_ngram_size: int = 0,
     ) -> None:
         if not 1 <= n_best <= beam_size:
             raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
@@ -77,6 +81,7 @@ class Beaming:
             raise UserError(f"min_new_tokens is {min_new_tokens}, wanted 0 or more")
         self.size, self.eos_id, self.n_best, self.alpha = beam_size, eos_id, n_best, length_penalty
         self.early_stopping, self.least, self.forbidden = early_stopping, min_new_tokens, list(forbidden)
+        self.ngram = no_repeat_ngram_size
         self.looked_at = 1 if beam_size == 1 and early_stopping is True else 2 * beam_size
 
     def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
@@ -94,7 +99,8 @@ class Beaming:
             self._advance([beams[i] for i in members], own, width, banned)
 
     def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
-        found = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device))
+        again = [repeats([*b.wish.before, *row], self.ngram) for b in beams for row in b.rows if self.ngram]
+        found = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device), again)
         values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in found)
         best = _best_extensions(beams, _free(values, beams), ids, self.looked_at)
         for beam, (scores, origins, tokens) in zip(beams, best, strict=True):
@@ -188,6 +194,7 @@ def beam_search(
     prefix: Sequence[Sequence[int]] | None = None,
     certain: int = 0,
     forbidden: Sequence[int] = (),
+    no_repeat_ngram_size: int = 0,
     cache: Choice | None = None,
 ) -> list[list[Hypothesis]]:
     """The ``n_best`` outputs of each row (B, S), best first, by the rule of ``Beaming``; all rows are decoded together.
@@ -204,7 +211,7 @@ def beam_search(
         )
     rule = Beaming(
         beam_size, eos_id, n_best=n_best, length_penalty=length_penalty, early_stopping=early_stopping,
-        min_new_tokens=min_new_tokens, forbidden=forbidden,
+        min_new_tokens=min_new_tokens, forbidden=forbidden, no_repeat_ngram_size=no_repeat_ngram_size,
     )  # fmt: skip
     wishes = [Wish(limit, begin, certain) for limit, begin in zip(max_new_tokens, given, strict=True)]
     for i, wish in enumerate(wishes):
@@ -217,8 +224,8 @@ def beam_search(
     longest = max((1 if reads else len(row)) + wish.limit for row, wish in zip(rows, wishes, strict=True))
     engine = Engine(model, max_len=longest, cache=cache)
     requests = [
-        engine.submit([bos_id], Beams(rule, wish), source=row) if reads and bos_id is not None
-        else engine.submit(row, Beams(rule, wish))
+        engine.submit([bos_id], Beams(rule, wish._replace(before=[bos_id])), source=row) if reads and bos_id is not None
+        else engine.submit(row, Beams(rule, wish._replace(before=row)))
         for row, wish in zip(rows, wishes, strict=True)
     ]  # fmt: skip
     return [request.result() for request in requests]

@@ -24,9 +24,7 @@ class Drawing:
         """One token more for each row of each search."""
         drawn, sampling = cast("Sequence[Drawn]", searches), self.sampling
         seen = (
-            [[*search.prompt, *row] for search in drawn for row in search.rows]
-            if sampling.repetition_penalty != 1
-            else []
+            [[*search.prompt, *row] for search in drawn for row in search.rows] if sampling.remembers else []
         )
         cold = sampling.temperature == 0
         numbers = (

@@ -14,6 +14,7 @@ from polyhead.errors import UserError
 from polyhead.fast.best import best
 from polyhead.fast.log_sums import log_sums
 from polyhead.generate.decoder import Floats
+from polyhead.generate.repeats import barred, repeats
 
 Truths = npt.NDArray[np.bool_]
 
@@ -26,7 +27,7 @@ COLD = 1e-5  # a temperature below is 0: logits divided by it are not finite
 class Sampling:
     """How the next token is drawn. Temperature 0 takes the likeliest, and then the rest has no effect but penalties.
 
-    Steps are applied in this order: repetition penalty, temperature, top_k, top_p, min_p.
+    Steps are applied in this order: repetition penalty, runs that would come again, temperature, top_k, top_p, min_p.
     """
 
     temperature: float = 1.0
@@ -34,6 +35,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0  # 0: any run of tokens may come again
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -48,6 +50,10 @@ class Sampling:
             raise UserError(f"min_p is {self.min_p}, wanted a probability from 0 to 1")
         if not 0 < self.repetition_penalty < float("inf"):
             raise UserError(f"repetition_penalty is {self.repetition_penalty}, wanted more than 0; 1 is none")
+        if self.no_repeat_ngram_size < 0:
+            raise UserError(
+                f"no_repeat_ngram_size is {self.no_repeat_ngram_size}, wanted 1 or more, or 0 for none"
+            )
 
     def apply(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
         """All steps: (N, V) logits and the tokens of each row so far -> (N, V), what cannot come at -inf."""
@@ -57,7 +63,9 @@ class Sampling:
         if not self._cuts:
             return logits / self.temperature
         likely, ids = self._likely(logits)
-        return torch.full_like(logits, NEVER).scatter_(1, ids.to(logits.device), likely.to(logits))
+        # what cannot come may stand at any column, so the greatest counts
+        whole = torch.full_like(logits, NEVER)
+        return whole.scatter_reduce_(1, ids.to(logits.device), likely.to(logits), "amax")
 
     def draw(self, logits: Tensor, seen: Sequence[Sequence[int]], uniform: Sequence[float]) -> list[int]:
         """The token that comes after each row of (N, V), by a number from 0 to 1 for each: at temperature 0 the likeliest."""
@@ -71,13 +79,21 @@ class Sampling:
         return [row[i] for row, i in zip(ids.tolist(), pick(likely, uniform), strict=True)]
 
     @property
+    def remembers(self) -> bool:
+        """Whether it matters which tokens came before."""
+        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
+
+    @property
     def _cuts(self) -> bool:
         """Whether some tokens can never come."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     def _penalised(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
         logits = logits.float()
-        return logits if self.repetition_penalty == 1 else penalise(logits, seen, self.repetition_penalty)
+        if self.repetition_penalty != 1:
+            logits = penalise(logits, seen, self.repetition_penalty)
+        n = self.no_repeat_ngram_size
+        return barred(logits, [repeats(text, n) for text in seen]) if n else logits
 
     def _likely(self, logits: Tensor, k: int = HEAD) -> tuple[Tensor, Tensor]:
         """Of (N, V) all tokens that may come: logits (N, K), -inf at those among them that may not, and ids, in their order.

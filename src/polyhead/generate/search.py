@@ -58,7 +58,7 @@ def search(
     requests = {}
     for row in order:
         if lines[row]:
-            search = Beams(rule, Wish(limits[row], [*told, *prefix[row]], len(told)))
+            search = Beams(rule, Wish(limits[row], [*told, *prefix[row]], len(told), [sides.start]))
             cost = config.beam_size * (len(lines[row]) + 1)
             requests[row] = engine.submit([sides.start], search, source=sides.source(lines[row]), cost=cost)
     for row, best in _ended(engine, requests):
@@ -87,7 +87,9 @@ def continued(
         engine,
         {
             row: engine.submit(
-                prompts[row], Beams(rule, Wish(limits[row])), cost=config.beam_size * (lengths[row] + 1)
+                prompts[row],
+                Beams(rule, Wish(limits[row], before=prompts[row])),
+                cost=config.beam_size * (lengths[row] + 1),
             )
             for row in sorted(range(len(prompts)), key=lambda row: -lengths[row])
         },
@@ -104,6 +106,7 @@ def beaming(config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()
         early_stopping=True if config.beam_size == 1 else config.early_stopping,
         min_new_tokens=config.min_new_tokens,
         forbidden=forbidden,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
     )
 
 

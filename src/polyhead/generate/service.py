@@ -15,7 +15,7 @@ from polyhead.generate.frame import Frame
 from polyhead.generate.request import Request, Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, limit
-from polyhead.generate.settings import DRAWN, LENGTHS, SEARCHED, UNSEARCHED, changed
+from polyhead.generate.settings import DRAWN, LENGTHS, SEARCHED, UNSEARCHED, changed, sampling_of
 from polyhead.generate.stream import TextStream
 from polyhead.generate.text import Said
 from polyhead.recipe import GenerationConfig
@@ -227,7 +227,7 @@ class TextEngine:
         else:
             search = Beams(
                 self._beam(config, last[0]),
-                Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1))),
+                Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), before=ids),
             )
         return Asked(ids, search, None, ids, n, stops, last, trim=trim)
 
@@ -264,14 +264,12 @@ class TextEngine:
             search = Drawn(self._draw(config, (sides.end,)), begin, max(1, most - len(told)), n, seed)
             return Asked(begin, search, source, [], n, stops, (sides.end,))
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
-        beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told)))
+        beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told), [sides.start]))
         return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...]) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
-        sampling = Sampling(
-            config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty
-        )
+        sampling = sampling_of(config)
         return self._drawing.setdefault((sampling, ends), Drawing(sampling, *ends))
 
     def _beam(self, config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from pydantic import ValidationError
 
 from polyhead.errors import UserError, explain
+from polyhead.generate.sampling import Sampling
 from polyhead.recipe import GenerationConfig
 
 DRAWN = frozenset(
     ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
 )
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - {"cache", "batch_tokens", "chat"}
+BOTH = frozenset(["cache", "batch_tokens", "chat", "no_repeat_ngram_size"])
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH
 """Keys of generation that shape what a language model says, and those that shape translations."""
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
 """Keys that say how long a translation may be."""
@@ -32,3 +35,8 @@ def changed(
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:
         raise explain(error, GenerationConfig) from None
+
+
+def sampling_of(config: GenerationConfig) -> Sampling:
+    """How a config wants tokens to be drawn."""
+    return Sampling(**{field.name: getattr(config, field.name) for field in fields(Sampling)})

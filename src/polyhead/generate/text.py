@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from polyhead.generate.decoder import Decoder
 from polyhead.generate.loop import generate
-from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import continued
+from polyhead.generate.settings import sampling_of
 from polyhead.generate.speculative import Proposer, speculative
 from polyhead.generate.stream import TextStream
 from polyhead.recipe import GenerationConfig
@@ -40,9 +40,7 @@ def continuations(
     So many prompts go on together as fit into ``config.batch_tokens``, one at least. With a ``proposer`` several tokens of
     a sequence are read at once, as far as it guesses them.
     """
-    sampling = Sampling(
-        config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty
-    )
+    sampling = sampling_of(config)
     streams = [TextStream.of(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
     rest: dict[str, Any] = {
         "sampling": sampling,

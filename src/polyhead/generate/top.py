@@ -9,35 +9,44 @@ from torch import Tensor
 
 from polyhead.fast.best import best
 from polyhead.fast.log_sums import log_sums
+from polyhead.generate.repeats import barred
 
 CHUNK = 2**19  # logits looked at together: they stay inside the processor's cache
 
 
 def likeliest(
-    logits: Tensor, k: int, banned: Sequence[int] = (), forced: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    banned: Sequence[int] = (),
+    forced: Tensor | None = None,
+    again: Sequence[Sequence[int]] = (),
 ) -> tuple[Tensor, Tensor]:
     """The k best next tokens of each row, (N, V) -> log-probabilities (N, k), best first, and ids (N, k).
 
-    ``banned`` are tokens that may not come. ``forced`` (N,) is the token that must come, -1 for any. What is
-    forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back. Logits may
+    ``banned`` are tokens that may not come, ``again`` those of each row. ``forced`` (N,) is the token that must come
+    whatever else holds, -1 for any. What is forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back. Logits may
     be of any precision; probabilities are fp32.
     """
     rows = max(1, CHUNK // logits.size(1))
     if len(logits) > rows:
         parts = logits.split(rows)
         forces = [None] * len(parts) if forced is None else forced.split(rows)
-        found = [likeliest(part, k, banned, force) for part, force in zip(parts, forces, strict=True)]
+        found = [
+            likeliest(part, k, banned, force, again[rows * i : rows * (i + 1)])
+            for i, (part, force) in enumerate(zip(parts, forces, strict=True))
+        ]
         return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
     x = logits.float()
     most, log_sum = log_sums(x)
-    values, ids = best(x if forced is None else _alone(x, forced), min(k, x.size(1)), banned)
+    allowed = barred(x, again)
+    values, ids = best(allowed if forced is None else _alone(x, allowed, forced), min(k, x.size(1)), banned)
     return values - most - log_sum, ids
 
 
-def _alone(logits: Tensor, forced: Tensor) -> Tensor:
+def _alone(logits: Tensor, allowed: Tensor, forced: Tensor) -> Tensor:
     """Where a token is forced, nothing else can come."""
     rows = (forced >= 0).nonzero()[:, 0]
-    tokens, alone = forced[rows], logits.clone()
+    tokens, alone = forced[rows], allowed.clone()
     alone[rows] = float("-inf")
     alone[rows, tokens] = logits[rows, tokens]
     return alone

@@ -122,7 +122,8 @@ def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> Ge
     values["min_new_tokens"] = max(0, counts.get("min_new_tokens", counts.get("min_length", 1) - 1))
     never = [ids[0] for ids in given.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
     values["forbidden"] = tokenizer.tokens([i for i in never if i in range(tokenizer.vocab_size)])
-    for key in ("do_sample", "no_repeat_ngram_size", "repetition_penalty", "num_beam_groups"):
+    values["no_repeat_ngram_size"] = counts.get("no_repeat_ngram_size", 0)
+    for key in ("do_sample", "repetition_penalty", "num_beam_groups"):
         if given.get(key) not in (None, False, 0, 1):
             log.warning("%s: %s is %s, and translations are searched for without it", where, key, given[key])
     try:
@@ -133,7 +134,15 @@ def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> Ge
 
 def decoding(given: Mapping[str, Any], where: Path) -> GenerationConfig:
     """generation_config.json in our words: without do_sample the likeliest token is taken."""
-    keys = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+    keys = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "max_new_tokens",
+    )
     values = {key: given[key] for key in keys if given.get(key) is not None}
     if not given.get("do_sample"):
         values = {key: values[key] for key in keys[4:] if key in values} | {"temperature": 0.0}

@@ -190,7 +190,10 @@ def _decoding(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokeni
         return {}
     if config.kind == "encoder-decoder":
         return _searching(config, settings, tokenizer)
-    common = {"repetition_penalty": settings.repetition_penalty, "max_new_tokens": settings.max_new_tokens}
+    common: dict[str, Any] = {
+        "repetition_penalty": settings.repetition_penalty,
+        "max_new_tokens": settings.max_new_tokens,
+    } | _ngram(settings)
     if settings.temperature == 0:
         return common | {"do_sample": False}
     keys = ("temperature", "top_k", "top_p", "min_p")
@@ -207,9 +210,14 @@ def _searching(config: ModelConfig, settings: GenerationConfig, tokenizer: Token
         "early_stopping": settings.early_stopping,
         "max_length": most + 1,
         "do_sample": False,
-    }
+    } | _ngram(settings)
     if settings.min_new_tokens:
         found["min_length"] = settings.min_new_tokens + 1
     if settings.forbidden:
         found["bad_words_ids"] = [[tokenizer.id_of(token)] for token in settings.forbidden]
     return found
+
+
+def _ngram(settings: GenerationConfig) -> dict[str, Any]:
+    n = settings.no_repeat_ngram_size
+    return {"no_repeat_ngram_size": n} if n else {}

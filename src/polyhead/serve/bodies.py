@@ -74,6 +74,7 @@ class Drawing(Body):
     top_p: float = real(1.0, "only the likeliest tokens that have this probability together", gt=0, le=1)
     min_p: float = real(0.0, "only tokens this likely beside the likeliest", ge=0, le=1)
     repetition_penalty: float = real(1.0, "above 1 against saying things again", gt=0, le=1e6)
+    no_repeat_ngram_size: int = number(0, 0, about="so many tokens in a row never come twice; 0: they may")
     beam_size: int = number(
         1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find"
     )

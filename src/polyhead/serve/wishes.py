@@ -13,7 +13,16 @@ from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.text.sides import between
 
-SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "beam_size", "length_penalty")
+SAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "beam_size",
+    "length_penalty",
+)
 # names in a message
 OTHERWISE = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}
 
