@@ -227,7 +227,7 @@ def test_pruning_keeps_the_last_that_verifies_and_the_best(tmp_path, caplog):
         save(tmp_path, step, small(step), {})
     for step in (4, 5, 6):
         (tmp_path / f"step-{step}" / "model.safetensors").write_bytes(b"")
-    prune(tmp_path, 2, best=1)
+    prune(tmp_path, 2, best={1})
     assert checkpoint.steps(tmp_path) == [1, 3, 5, 6]
     assert newest(tmp_path).step == 3
     assert "step-6 is damaged" in caplog.text

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint, files
 from polyhead.train.checkpoint import load, newest, prune, save, steps
 from polyhead.train.files import SaveError
+from polyhead.train.loop import _save
+from polyhead.train.training import Training, final_weights
 
 OPERATIONS = {"open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir", "listdir", "lstat"}
 CLEANING = {"unlink", "rmdir", "listdir", "lstat"}
@@ -109,7 +112,7 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.acceptance("B1")
+@pytest.mark.acceptance("B1", "B5")
 @pytest.mark.acceptance("R2")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_any_file_operation_leaves_the_newest_committed_checkpoint(quick, inject, scenario):
@@ -136,6 +139,55 @@ def test_a_kill_at_any_file_operation_leaves_the_newest_committed_checkpoint(qui
         shutil.rmtree(root)
     assert killed > 30
     assert value_of(newest(root)) == 2.0
+
+
+@pytest.mark.acceptance("B5")
+@pytest.mark.parametrize("improved", [False, True])
+def test_a_kill_between_pruning_and_commit_leaves_the_newest_and_the_best_that_it_names(
+    quick, inject, improved
+):
+    """Saving deletes what is old first. Whatever is left names a best step, and that one is still there and whole."""
+    config = TrainConfig(steps=9, keep=1)
+
+    def trained() -> Training:
+        torch.manual_seed(1)
+        return Training(torch.nn.Linear(2, 2), config, 2, 9)
+
+    def reach(training: Training, step: int, better: bool, root: Path) -> None:
+        training.progress.step = step
+        training.progress.improved(1.0 / step if better else 9.0, False)
+        _save(training, config, root, {})
+
+    killed, states = 0, set()
+    for n in range(1, 1000):
+        root, training = quick / str(n), trained()
+        reach(training, 1, True, root)
+        reach(training, 2, False, root)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                inject(lambda name, at, n=n: os.kill(os.getpid(), signal.SIGKILL) if at == n else None)
+                reach(training, 3, improved, root)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        found = newest(root)
+        best = found.state["progress"]["best_step"]
+        assert best == (3 if improved and found.step == 3 else 1)
+        assert load(root / f"step-{best}").step == best
+        states.add(found.step)
+        again = trained()
+        again.restore(found)  # a run that is resumed goes on, and keeps what it needs
+        final_weights(again, config, root)
+        reach(again, 4, False, root)
+        assert {4, best} <= set(steps(root))
+        shutil.rmtree(root)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        killed += 1
+    assert killed > 30 and states == {2, 3}
 
 
 @pytest.mark.acceptance("B3")

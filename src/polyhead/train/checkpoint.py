@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,17 +130,17 @@ def steps(root: Path | str) -> list[int]:
     return sorted(int(match[1]) for entry in _entries(Path(root)) if (match := STEP.fullmatch(entry.name)))
 
 
-def prune(root: Path | str, keep: int, best: int | None = None) -> None:
-    """Delete all but the ``keep`` newest, the best, the one ``latest`` names and the newest that verifies.
+def prune(root: Path | str, keep: int, best: Collection[int] = ()) -> None:
+    """Delete all but the ``keep`` newest, the best ones, the one ``latest`` names and the newest that verifies.
 
     What cannot be deleted is named in a warning: it is no reason to stop a run.
     """
     root = Path(root)
     there = [step for step in steps(root) if not (root / f"step-{step}").is_symlink()]
-    if not surplus(there, keep, {best}):
+    if not surplus(there, keep, best):
         return
     valid = next((step for step in reversed(there) if _verifies(root / f"step-{step}")), None)
-    for step in surplus(there, keep, {best, valid, _latest(root)}):
+    for step in surplus(there, keep, {*best, valid, _latest(root)}):
         doomed = root / _unfinished(step, "tmp")
         try:
             remove(doomed)

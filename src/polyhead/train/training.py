@@ -27,6 +27,7 @@ class Training:
 
     def __init__(self, model: nn.Module, config: TrainConfig, d_model: int, steps: int) -> None:
         self.model, self.progress = model, Progress()
+        self.saved_best = 0  # the best step as the newest checkpoint knows it
         prepare(model, config)
         self.optimizers: list[Optimizer] = OPTIMIZER.build(config.optimizer, model, config.lr)
         scale_rates(model, self.optimizers, config.lr_factors)
@@ -48,6 +49,7 @@ class Training:
         if self.ema:
             tensors["ema"] = self.ema.weights
         checkpoint.save(root, self.progress.step, tensors, state, extra=extra)
+        self.saved_best = self.progress.best_step
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint, bit for bit."""
@@ -61,6 +63,7 @@ class Training:
             expect(saved.tensors["ema"], wanted, saved.path)
             self.ema.load(saved.tensors["ema"])
         self.progress = Progress.from_json(saved.state["progress"])
+        self.saved_best = self.progress.best_step
 
 
 def regular(steps: list[int], config: TrainConfig) -> list[int]:
@@ -74,11 +77,16 @@ def regular(steps: list[int], config: TrainConfig) -> list[int]:
 
 
 def prune(training: Training, config: TrainConfig, checkpoints: Path) -> None:
-    """Delete all checkpoints but the ``keep`` newest, those to be averaged, and the best."""
+    """Delete all checkpoints but the ``keep`` newest, those to be averaged, and the best.
+
+    A step that has just become the best may not be on the disk yet, and never be: the one before it stays till then.
+    """
     there = checkpoint.steps(checkpoints)
     oldest = min(regular(there, config), default=0)
     wanted = sum(step >= oldest for step in there) if config.average else 0
-    checkpoint.prune(checkpoints, max(config.keep, wanted), training.progress.best_step or None)
+    checkpoint.prune(
+        checkpoints, max(config.keep, wanted), {training.progress.best_step, training.saved_best}
+    )
 
 
 def final_weights(training: Training, config: TrainConfig, checkpoints: Path) -> str:
