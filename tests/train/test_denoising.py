@@ -129,6 +129,7 @@ def test_plans_promise_what_batches_hold(place: Path, task: dict[str, Any]) -> N
     assert found.batch(found.hardest()).source.numel() > 60
 
 
+@pytest.mark.acceptance("A11")
 def test_damage_follows_from_seed_and_epoch(place: Path) -> None:
     tasks = [opened(recipe(place, "x", train={"seed": seed}))[0] for seed in (1, 1, 2)]
     first, again, other = (task.batch(task.plan(0)[0]) for task in tasks)

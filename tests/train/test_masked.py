@@ -162,6 +162,7 @@ def pieces(row: list[int], t: Tokenizer) -> list[list[int]]:
     return found
 
 
+@pytest.mark.acceptance("A11")
 def test_masks_follow_from_seed_epoch_and_row(place: Path) -> None:
     task, _ = opened(recipe(place, "x"))
     again, _ = opened(recipe(place, "x"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import socket
@@ -29,6 +31,7 @@ from polyhead.models import build
 from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.planning.probe import Blank
 from polyhead.recipe import Recipe, TrainConfig
+from polyhead.registry import Choice
 from polyhead.train import checkpoint, loop, pipeline, several
 from polyhead.train.gradients import Gradients
 from polyhead.train.loop import seed_of, update
@@ -40,6 +43,7 @@ from polyhead.train.training import Training
 
 pytestmark = [pytest.mark.usefixtures("unsynced"), pytest.mark.acceptance("G5", "A6")]
 STEPS = 8
+NUMBERS = itertools.count()
 EXACT = {"dropout": 0.0}
 SAME = {"split", "step", "skipped", "epoch", "lr", "best"}
 
@@ -225,6 +229,77 @@ def test_every_rank_draws_for_itself_while_it_trains(place: Path) -> None:
     first, second = together(2, work)
     assert len({*first.said, *second.said}) == 6
     assert first.said == [seed_of(recipe.train.seed, step) for step in (1, 2, 3)]  # as one process would
+
+
+def noise(place: Path, kind: str, world: int, seed: int = 7) -> list[list[list[Any]]]:
+    """For each rank, what its noise was drawn from in every step: epoch and row where it follows from them, and bits."""
+    train = {"steps": 8, "max_tokens": 600, "accumulate": 1, "seed": seed, "eval_every": 99, "save_every": 99}
+    recipe = recipe_of(place, kind, f"noise-{next(NUMBERS)}", **train)
+    if kind == "classification":
+        recipe = recipe.model_copy(update={"task": Choice(kind, token_dropout=0.2)})
+
+    def work(ranks: Ranks) -> list[list[Any]]:
+        module = importlib.import_module(f"polyhead.train.tasks.{kind.removesuffix('-lm')}")
+        new: list[Any] = []
+        steps: list[list[Any]] = []
+        rehearse, update, drawn, rand = loop.rehearse, loop.update, module.__dict__.get("drawn"), torch.rand
+
+        def noting(key: list[int]) -> np.random.Generator:
+            if len(key) == 4:  # what is drawn, seed, epoch, row: a plan has no row
+                new.append([*key[2:], drawn(key).bytes(8).hex()])
+            return drawn(key)
+
+        def drawing(shape: torch.Size) -> Tensor:
+            found = rand(shape)
+            new.append([0, 0, str(found.flatten()[:4].tolist())])
+            return found
+
+        def rehearsed(*given: Any) -> None:
+            rehearse(*given)
+            new.clear()
+
+        def updated(*given: Any) -> bool:
+            steps.extend(new)
+            new.clear()
+            return update(*given)
+
+        loop.rehearse, loop.update = rehearsed, updated  # type: ignore[assignment]
+        if drawn is not None:
+            module.drawn = noting
+        else:
+            torch.rand = drawing  # type: ignore[assignment]
+        try:
+            run_training(recipe, report=Notes(), ranks=ranks)
+        finally:
+            loop.rehearse, loop.update, torch.rand = rehearse, update, rand
+            if drawn is not None:
+                module.drawn = drawn
+        return steps
+
+    ends = together(world, work)
+    assert [end.code for end in ends] == [0] * world, ends
+    return [end.said for end in ends]
+
+
+@pytest.mark.acceptance("A11")
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow) for kind in ("masked-lm", "denoising")] + ["classification"],
+)
+def test_noise_differs_between_ranks_and_epochs_and_repeats_from_the_seed(kind: str, place: Path) -> None:
+    """What is drawn for a text is nowhere drawn again: not by another process, not in the next epoch."""
+    first, second = ranks = noise(place, kind, 2)
+    both = [tuple(one) for one in first + second]
+    assert first and second and len({bits for _, _, bits in both}) == len(both)
+    if kind == "classification":  # drawn from the step and the rank
+        assert noise(place, kind, 2) == ranks
+        other = noise(place, kind, 2, seed=8)
+        assert not {bits for _, _, bits in both} & {bits for one in other for _, _, bits in one}
+        return
+    # the noise of a text follows from its epoch and its row: it is the same on any number of processes
+    rows = [{row for epoch, row, _ in both if epoch == e} for e in (0, 1)]
+    assert rows[0] & rows[1]
+    assert sorted(both) == sorted(tuple(one) for one in noise(place, kind, 1)[0])
 
 
 @pytest.mark.parametrize("when", ["at first", "later"])
