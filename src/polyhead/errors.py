@@ -28,10 +28,10 @@ def bounded(value: Any) -> Any:
     return value
 
 
-def nearest(name: object, allowed: Iterable[str]) -> str:
-    """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing."""
-    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def nearest(name: object, allowed: Iterable[str], cutoff: float = 0.5, before: str = "") -> str:
+    """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing; ``before`` is put before it."""
+    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=cutoff)
+    return f"; did you mean {before + near[0]!r}?" if near else ""
 
 
 def unknown(what: str, name: object, allowed: Iterable[str]) -> UserError:

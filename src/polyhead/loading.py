@@ -52,10 +52,11 @@ def load(
         directory = fetch(str(directory))
     directory = Path(directory)
     if not directory.is_dir():
-        there = (
-            [p.name for p in directory.parent.glob("*") if p.is_dir()] if directory.parent.is_dir() else []
-        )
-        raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there)}")
+        if directory.is_file():
+            raise UserError(f"{directory} is a file; wanted the directory of a run")
+        there = [one.name for one in directory.parent.glob("*") if one.is_dir()]
+        before = str(directory).removesuffix(directory.name)
+        raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
     run = _own(directory) if model_type(directory) in (None, MODEL_TYPE) else Run(*open_checkpoint(directory))
     run.model = run.model.to(place, DTYPES[dtype]).eval()
     if fast or dtype == "int8":

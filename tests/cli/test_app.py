@@ -68,6 +68,7 @@ def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     [
         ("env --nope", "no option --nope"),
         ("eval runs/x --beamsize 3", "no option --beamsize; did you mean '--beam-size'?"),
+        ("train a.yaml --beam-size 3", "no option --beam-size"),  # not '--resume'
         ("env x", "got unexpected extra argument (x)"),
         ("train", "RECIPE: missing"),
         ("attend runs/x", "TEXT: missing"),

@@ -59,7 +59,7 @@ def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     )
     out = capsys.readouterr().out
     assert "floating-point operations" in out
-    assert "data parallel" in out
+    assert "data parallel" in out and "trainings here share out the data alone" in out
 
 
 def test_a_recipe_without_its_text(
@@ -93,3 +93,9 @@ def test_mistakes_are_one_line(words: list[str], said: str, capsys: pytest.Captu
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_of_a_run_the_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yaml").write_text("data: {}\n")
+    assert main(["plan", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?\n")

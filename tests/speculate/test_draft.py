@@ -121,7 +121,7 @@ def test_who_guesses_stands_in_the_run(place: Path, tmp_path: Path, monkeypatch:
             "other has another tokenizer .of 285 tokens; the large model's has 285.*, see start.run",
         ),
         ({"name": "draft", "run": "translator"}, "translator is no language model"),
-        ({"name": "draft", "run": "smal"}, "no run directory '.*smal'; did you mean 'small'"),
+        ({"name": "draft", "run": "smal"}, "no run directory '.*smal'; did you mean '.*/small'"),
         ({"name": "draft", "run": "small", "tokens": 0}, "speculate 'draft': tokens is 0, wanted at least 1"),
         (
             {"name": "draft", "run": "linear"},

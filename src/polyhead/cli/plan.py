@@ -91,6 +91,8 @@ def _is_file(design: str) -> bool:
         return False
     if Path(design).suffix in (".yaml", ".yml") or Path(design).is_file():
         return True
+    if (recipe := Path(design) / "recipe.yaml").is_file():
+        raise UserError(f"{design}: a directory, not a recipe; did you mean {str(recipe)!r}?")
     raise UserError(
         f"{design!r} is neither a recipe nor a preset{nearest(design, PRESETS) or '; polyhead sizes lists them'}"
     )

@@ -24,7 +24,8 @@ def _place(error: Any) -> str:
 def _reason(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
         known = [name for param in error.ctx.command.params for name in param.opts if name.startswith("--")]
-        return f"no option {error.option_name}{nearest(error.option_name, known)}"
+        # the dashes that all have in common make no likeness
+        return f"no option {error.option_name}{nearest(error.option_name, known, cutoff=0.6)}"
     if type(error).__name__ == "MissingParameter":
         return "missing"
     reason = " ".join(str(error.message).replace("argument(s)", "argument").split()).removesuffix(".")

@@ -106,7 +106,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
     sent = plan.traffic
     if sent is None:
         return
-    yield "sent by a rank in one update, predicted by formula (nothing here runs on several processes yet)"
+    yield "sent by a rank in one update, predicted by formula (trainings here share out the data alone)"
     memory = plan.memory
     model = memory.weights + memory.gradients + memory.optimizer + memory.average
     yield f"  {sent.ranks} ranks hold {scaled(model * sent.share)}B of weights, gradients and optimizer each"
