@@ -192,6 +192,14 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
     said = [json.loads(line) for line in (place.parent / "out.jsonl").read_text().splitlines()]
     assert [row["text"] for row in said] == texts
     np.testing.assert_allclose([row["vector"] for row in said], wanted, atol=1e-6)
+    (place.parent / "none.txt").write_text("")
+    assert (
+        main(
+            ["embed", str(place), str(place.parent / "none.txt"), "--output", str(place.parent / "none.npy")]
+        )
+        == 0
+    )
+    assert np.load(place.parent / "none.npy").shape == (0, run.config.d_model)
     (place / "metrics.jsonl").write_text("{}\n")
     assert main(["embed", str(place), str(file), "--output", str(place / "metrics.jsonl")]) == 2
     assert "metrics.jsonl is what is read here" in capsys.readouterr().err

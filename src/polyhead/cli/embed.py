@@ -80,16 +80,17 @@ def run(
         counter.add(len(texts))
     counter.close()
     if output is not None:
-        write(output, kept)
+        write(output, kept, loaded.config.d_model)
 
 
-def write(path: Path, rows: Sequence[tuple[str, Iterable[float]]]) -> None:
-    """All vectors as one array (N, C) float32, or a JSON object a text."""
+def write(path: Path, rows: Sequence[tuple[str, Iterable[float]]], width: int) -> None:
+    """All vectors as one array (N, C) float32, C = ``width`` also of none, or a JSON object a text."""
     if path.suffix == ".npy":
         import numpy as np
 
         with with_directory(path).open("wb") as file:
-            np.save(file, np.array([list(vector) for _, vector in rows], dtype=np.float32))
+            vectors = np.array([list(vector) for _, vector in rows], dtype=np.float32)
+            np.save(file, vectors.reshape(-1, width))
         return
     lines = [json.dumps({"text": text, "vector": list(vector)}, ensure_ascii=False) for text, vector in rows]
     with_directory(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
