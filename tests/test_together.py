@@ -96,6 +96,23 @@ def test_classes(pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.Ca
     )
 
 
+def test_hidden_words(pairs: dict[str, list[Path]], capsys: pytest.CaptureFixture[str]) -> None:
+    text = "ein <mask> bellt ."
+    t = ph.load(pairs["encoder"][0]).tokenizer
+    every = t.vocab_size - len(t.special_ids)
+    each = [ph.load(one).fill_mask([text], top=every)[0][0] for one in pairs["encoder"]]
+    a, b = ({fill.token: fill.probability for fill in fills} for fills in each)
+    common = sorted(a.keys() & b.keys())
+    differ(*(np.array([p[token] for token in common]) for p in (a, b)))
+    (found,) = ph.load(pairs["encoder"]).fill_mask([text], top=20)[0]
+    assert found[0].probability >= found[-1].probability
+    for fill in found:
+        assert fill.probability == pytest.approx((a[fill.token] + b[fill.token]) / 2, rel=1e-4)
+    first, second = map(str, pairs["encoder"])
+    assert main(["fill-mask", first, text, "--top", "1", "--with", second]) == 0
+    assert capsys.readouterr().out.startswith(f"{found[0].probability:.4f}\t{found[0].token}\t")
+
+
 def mean_log_prob(runs: list[Run], rows: Callable[[Run], torch.Tensor], labels: list[int]) -> float:
     """Of labels, where each run gives logits (T, V) of their places."""
     p = [rows(run).detach().double().softmax(-1).numpy()[range(len(labels)), labels] for run in runs]
@@ -199,11 +216,9 @@ def test_what_does_not_fit_together_is_refused(
         UserError, match=rf"one kind; {decoder} is a language model, {translator} an encoder-decoder"
     ):
         ph.load([decoder, translator])
-    with pytest.raises(
-        UserError,
-        match=rf"several runs decide together where each is .*; {pairs['encoder'][0]} is an encoder",
-    ):
-        ph.load(pairs["encoder"])
+    save(tmp_path / "bare", "encoder", 1, head=False)
+    with pytest.raises(UserError, match="runs that decide together are of one kind"):
+        ph.load([pairs["encoder"][0], tmp_path / "bare"])
     with pytest.raises(UserError, match="no run is given"):
         ph.load([])
     size = ph.load(decoder).config.vocab_size

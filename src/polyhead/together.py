@@ -10,8 +10,6 @@ from polyhead.models.build import ABLE
 from polyhead.models.ensemble import Ensemble
 from polyhead.run import Run
 
-KINDS = ("encoder-decoder", "decoder", "classifier")
-
 
 def together(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
     """One run of several: the mean of their probabilities, with the settings of the first.
@@ -24,13 +22,8 @@ def together(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
     first, names = runs[0], names or [f"run {number}" for number in range(1, len(runs) + 1)]
     if len(runs) == 1:
         return first
-    if first.kind not in KINDS:
-        able = ", ".join(ABLE[kind][0] for kind in KINDS)
-        raise UserError(
-            f"several runs decide together where each is {able}; {names[0]} is {ABLE[first.kind][0]}"
-        )
     for name, run in zip(names[1:], runs[1:], strict=True):
-        if run.kind != first.kind:
+        if run.kind != first.kind or (run.kind == "encoder" and run.config.head != first.config.head):
             raise UserError(
                 f"runs that decide together are of one kind; {names[0]} is {ABLE[first.kind][0]}, {name} {ABLE[run.kind][0]}"
             )

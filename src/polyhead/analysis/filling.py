@@ -33,7 +33,7 @@ def fill_mask(
     Probabilities are of the whole vocabulary; special tokens are not offered. A mask is written as the tokenizer has
     it, or as <mask> or [MASK]. Every mask is filled by itself, as the others are hidden too.
     """
-    if not isinstance(model, MaskedLM):
+    if not model.config.head:
         raise UserError("this encoder scores no tokens (model.head=false): it cannot fill a mask")
     special = torch.tensor(tokenizer.special_ids)
     most = tokenizer.vocab_size - len(special)
@@ -46,7 +46,7 @@ def fill_mask(
                 f"text {number} has more tokens than this model takes ({model.config.max_len}, special ones counted)"
             )
     found: list[list[list[Fill]]] = [[] for _ in rows]
-    for numbers, vectors, _ in read(model.encoder, rows, tokenizer, model.config.segments, batch_tokens):
+    for numbers, vectors, _ in read(model, rows, tokenizer, batch_tokens):
         for number, of_text in zip(numbers, vectors, strict=True):
             ids = torch.tensor(rows[number].ids)
             places = torch.where(ids == tokenizer.mask_id)[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.data.batches import plan_epoch
 from polyhead.data.framed import Framed, collate_framed
@@ -16,16 +16,18 @@ from polyhead.text.tokenizer import Tokenizer
 
 @torch.inference_mode()
 def read(
-    encoder: nn.Module, rows: Sequence[Framed], tokenizer: Tokenizer, segments: int, batch_tokens: int
+    model: Any, rows: Sequence[Framed], tokenizer: Tokenizer, batch_tokens: int
 ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-    """The numbers of some rows, their vectors (B, T, C) and their positions (B, T), batch by batch in any order."""
+    """By a model with an encoder: the numbers of some rows, their vectors (B, T, C) and their positions (B, T), batch by batch in any order."""
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
     widest = max(batch_tokens, int(lengths.max(initial=1)))
-    device = next(encoder.parameters()).device
+    device = next(model.parameters()).device
     for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
         chosen = [rows[i] for i in batch]
         given: Any = collate_framed(
             [row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id
         )
-        tokens, pos, kinds = (None if part is None else part.to(device) for part in given.called(segments))
-        yield batch.tolist(), encoder(tokens, pos, kinds), pos
+        tokens, pos, kinds = (
+            None if part is None else part.to(device) for part in given.called(model.config.segments)
+        )
+        yield batch.tolist(), model.encoder(tokens, pos, kinds), pos

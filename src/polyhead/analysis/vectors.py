@@ -40,7 +40,7 @@ def embed(
         raise unknown("pooling", pooling, (*POOLS, "own"))
     rows = [framed([ids], tokenizer, model.config.max_len) for ids in tokenizer.encode(texts)]
     out = torch.zeros(len(rows), model.config.d_model)
-    for numbers, vectors, pos in read(model.encoder, rows, tokenizer, model.config.segments, batch_tokens):
+    for numbers, vectors, pos in read(model, rows, tokenizer, batch_tokens):
         out[numbers] = pool(vectors, pos).float().cpu()
     return out
 

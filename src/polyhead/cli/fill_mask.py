@@ -9,7 +9,7 @@ import typer
 
 from polyhead.cli.classify import is_file
 from polyhead.cli.lines import chunk_size, chunks, one_line, read_lines
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import Device, Dtype, With
 
 
 def run(
@@ -26,6 +26,7 @@ def run(
     chunk: Annotated[
         int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
     ] = 64,
+    others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
@@ -41,7 +42,7 @@ def run(
     given = read_lines(source) if source == "-" or is_file(source) else iter([source])
     from polyhead.loading import load
 
-    loaded = load(directory, dtype=dtype, fast=True, device=device)
+    loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
     for texts in chunks(given, chunk_size(source, chunk)):
         for masks in loaded.fill_mask(texts, top):
             for fills in masks:

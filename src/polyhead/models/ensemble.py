@@ -37,8 +37,21 @@ class Ensemble(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """(..., C + C' + ...) -> log p (..., V)."""
-        parts = features.split([member.config.d_model for member in self.members], -1)
-        return log_mean([member.head(x) for member, x in zip(self.members, parts, strict=True)])
+        return log_mean([member.head(x) for member, x in self._parted(features)])
+
+    def encoder(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """As of encoders: the vectors of all of them, (B, T) -> (B, T, C + C' + ...)."""
+        kinds = [segments if member.config.segments > 1 else None for member in self.members]
+        read = [member.encoder(tokens, pos, kind) for member, kind in zip(self.members, kinds, strict=True)]
+        return torch.cat(read, -1)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """As of masked language models: what the heads read of the encoders' vectors."""
+        return torch.cat([member.transformed(part) for member, part in self._parted(x)], -1)
+
+    def _parted(self, x: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Each member with its features."""
+        return zip(self.members, x.split([member.config.d_model for member in self.members], -1), strict=True)
 
     @property
     def encode(self) -> Callable[..., list[Memory]]:

@@ -16,7 +16,7 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
-from polyhead.models import MaskedLM
+from polyhead.models import Ensemble, MaskedLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
@@ -183,7 +183,7 @@ class MaskedLanguage:
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
         """With masks that are the same for every seed, so that models compare."""
-        assert isinstance(model, MaskedLM)
+        assert isinstance(model, MaskedLM | Ensemble)
         pieces, total = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None), Recovered()
         for packed in plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED])):
             batch = beside(model, self._masked(store, packed, [MEASURED, 0]))
@@ -192,6 +192,6 @@ class MaskedLanguage:
         return total.measures()
 
 
-def _features(model: MaskedLM, batch: Masked) -> Tensor:
+def _features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:
     """What the head reads of the tokens asked for: (N, C)."""
     return model.transformed(model.encoder(batch.tokens, batch.pos)[batch.labels != IGNORED])
