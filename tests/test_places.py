@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyhead.errors import UserError
-from polyhead.places import directory_place, file_place, new_directory, own_files, with_directory
+from polyhead.places import directory_place, file_place, new_directory, own_files, with_directory, write_lines
 
 
 @pytest.fixture
@@ -94,3 +94,11 @@ def test_pages_of_a_run_may_be_written_again_and_its_weights_may_not(place: Path
         (run / name).write_text("x")
         with pytest.raises(UserError, match="would be written over"):
             file_place(run / name, inputs=own_files(run))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_lines_are_written_and_a_full_disk_is_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "new" / "out.txt", iter(["é", "", "b"]))
+    assert (tmp_path / "new" / "out.txt").read_bytes() == "é\n\nb\n".encode()
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_lines(Path("/dev/full"), ["a"])

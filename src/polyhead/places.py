@@ -40,6 +40,14 @@ def with_directory(path: Path) -> Path:
     return path
 
 
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """A file with these lines; its directory is made, and an OSError names it, also where the disk is full."""
+    try:
+        with_directory(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def directory_place(path: Path, option: str = "--out") -> Path:
     """Files may be written into this directory, which need not be there yet."""
     if path.exists() and not path.is_dir():

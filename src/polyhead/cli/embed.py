@@ -13,7 +13,7 @@ from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
 from polyhead.cli.options import Device, Dtype
 from polyhead.errors import UserError
-from polyhead.places import file_place, own_files, with_directory
+from polyhead.places import file_place, own_files, with_directory, write_lines
 
 
 def run(
@@ -92,5 +92,7 @@ def write(path: Path, rows: Sequence[tuple[str, Iterable[float]]], width: int) -
             vectors = np.array([list(vector) for _, vector in rows], dtype=np.float32)
             np.save(file, vectors.reshape(-1, width))
         return
-    lines = [json.dumps({"text": text, "vector": list(vector)}, ensure_ascii=False) for text, vector in rows]
-    with_directory(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_lines(
+        path,
+        (json.dumps({"text": text, "vector": list(vector)}, ensure_ascii=False) for text, vector in rows),
+    )

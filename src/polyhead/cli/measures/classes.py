@@ -12,7 +12,7 @@ from polyhead.analysis.classes import measure_classes
 from polyhead.cli.measures.lines import Split, no_files, show
 from polyhead.data.labelled import open_labelled, read_labelled
 from polyhead.errors import UserError
-from polyhead.places import with_directory
+from polyhead.places import write_lines
 from polyhead.run import Run
 from polyhead.train.tasks.classification import labelled_of
 
@@ -52,8 +52,6 @@ def measure(
             f"polyhead: cut to {run.config.max_len} tokens: {found.cut:,} of {len(examples):,} texts",
             file=sys.stderr,
         )
-    if output is not None:
-        with_directory(output).write_text("".join(f"{one}\n" for one in found.given), encoding="utf-8")
     remarks = {
         "loss": "nats of a text",
         "accuracy": f"the share of {len(examples):,} texts whose class is right",
@@ -63,6 +61,8 @@ def measure(
     for name, value in found.measures.items():
         show(name, value, remarks.get(name, f"F1 of the class {name.removeprefix('f1_')}"))
     show("speed", len(examples) / seconds, f"texts a second, in {seconds:,.1f} s with the tokenizer")
+    if output is not None:
+        write_lines(output, found.given)
 
 
 def column(name: str) -> str | int:

@@ -11,7 +11,7 @@ from typing import Any
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, no_files, show
 from polyhead.data.corpus import open_corpus, read_pairs
-from polyhead.places import with_directory
+from polyhead.places import write_lines
 from polyhead.run import Run
 
 
@@ -36,16 +36,14 @@ def measure(
     seconds = time.perf_counter() - start
     counter.add(len(sources))
     counter.close()
-    if output is not None:
-        with_directory(output).write_text(
-            "".join(f"{one_line(text)}\n" for text in measured.outputs), encoding="utf-8"
-        )
     for score in measured.scores:
         show(score.name, score.value, score.signature)
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
     show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
     show_perplexity(run, sources, references)
     show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
+    if output is not None:
+        write_lines(output, map(one_line, measured.outputs))
 
 
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
