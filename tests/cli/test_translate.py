@@ -201,7 +201,7 @@ def test_missing_files_and_runs_name_the_nearest(
     assert main(["translate", str(tiny), str(source.with_name("inptu.txt"))]) == 2
     assert capsys.readouterr().err.endswith("did you mean 'input.txt'?\n")
     assert main(["translate", str(tiny.with_name("tny")), str(source)]) == 2
-    assert capsys.readouterr().err.endswith("did you mean 'tiny'?\n")
+    assert capsys.readouterr().err.endswith(f"did you mean '{tiny}'?\n")
 
 
 def test_the_first_line_is_answered_before_the_last_is_asked(tiny: Path) -> None:

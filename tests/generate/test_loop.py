@@ -256,7 +256,7 @@ class Letters:
     pad_id = PAD
 
     def __init__(self, eos_id=EOS):
-        self.eos_id = eos_id
+        self.eos_id, self.silent_ids = eos_id, {eos_id}
 
     def decode(self, rows):
         return ["".join(chr(96 + i) for i in row if i != self.eos_id) for row in rows]

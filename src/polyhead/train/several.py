@@ -114,11 +114,14 @@ class Several:
                     self.board.write("failed", str(error))
             self.pulse.stop()
             return
-        with self._heard(ANSWER):
-            self.board.write(f"left/{self.rank}", "done")
-        if not self.rank:  # which keeps the store
-            every = range(self.world)
-            self._await([f"left/{r}" for r in every], every)
+        if self.rank:
+            with suppress(
+                RuntimeError
+            ):  # the first rank keeps the board, and may go as soon as it has read this
+                self.board.write(f"left/{self.rank}", "done")
+        else:
+            others = range(1, self.world)
+            self._await([f"left/{r}" for r in others], others)
         self.pulse.stop()
         dist.destroy_process_group()
 
