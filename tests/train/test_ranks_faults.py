@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,3 +197,23 @@ def test_a_wish_to_stop_on_any_rank_is_granted_on_all_at_one_step(rank: int, pla
 
     assert [end.said for end in together(2, work)] == [["interrupted", 6]] * 2
     assert checkpoint.steps(recipe.out / "checkpoints") == [6]
+
+
+def test_the_first_rank_may_have_gone_when_the_last_word_of_another_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All the work is done by then, so that this is no failure; the first one itself must hear the others."""
+
+    def gone(key: str, text: str) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    ended: list[str] = []
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: ended.append("group"))
+    other: Any = several.Several.__new__(several.Several)
+    other.rank, other.world = 1, 2
+    other.board, other.pulse = (
+        SimpleNamespace(write=gone),
+        SimpleNamespace(stop=lambda: ended.append("pulse")),
+    )
+    other.leave(None)
+    assert ended == ["pulse", "group"]
