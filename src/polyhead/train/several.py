@@ -115,9 +115,8 @@ class Several:
             self.pulse.stop()
             return
         if self.rank:
-            with suppress(
-                RuntimeError
-            ):  # the first rank keeps the board, and may go as soon as it has read this
+            # the first rank keeps the board, and may go as soon as it has read this
+            with suppress(RuntimeError):
                 self.board.write(f"left/{self.rank}", "done")
         else:
             others = range(1, self.world)
