@@ -48,7 +48,9 @@ class TextStream:
     @classmethod
     def of(cls, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int], trim: bool = False) -> Self:
         """The text of the tokens of a tokenizer."""
-        return cls(lambda ids: tokenizer.decode([ids])[0], stop, before, trim, tokenizer.silent_ids)
+        spoken = tokenizer.spoken
+        decode = (lambda ids: tokenizer.decode([ids])[0]) if spoken is None else spoken.text
+        return cls(decode, stop, before, trim, tokenizer.silent_ids)
 
     def feed(self, token: int, last: bool = False) -> str:
         """The text that is sure with this token; with ``last`` all that is left. After a stop string there is none."""
@@ -112,6 +114,8 @@ class TextStream:
 
     def _beginning(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""
+        if not self.stop:
+            return 0
         held = self.held
         sizes = (
             k

@@ -19,6 +19,7 @@ from polyhead.text.files import read, read_roles, replace
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
 from polyhead.text.sides import Sides
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
+from polyhead.text.spoken import Spoken, spoken
 
 MAX_TRAINING_CHARACTERS = 20_000
 # of one text; what follows teaches the vocabulary nothing and may be garbage
@@ -61,6 +62,11 @@ class Tokenizer:
             str(text)
             for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)
         ]
+
+    @cached_property
+    def spoken(self) -> Spoken | None:
+        """The bytes of each token, if a text is nothing else."""
+        return spoken(self._inner)
 
     def located(self, text: str, behind: bool = False) -> tuple[list[int], list[int]]:
         """The ids of a text as ``encode`` gives them, and the number of the character that each begins with.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyhead.text.spoken import said
 from polyhead.text.tokenizer import Tokenizer
 
 Bools = NDArray[np.bool_]
@@ -115,11 +116,8 @@ def _private(byte: int) -> str:
 
 
 def _from_bytes(names: Sequence[str]) -> list[str]:
-    """Tokens of a byte-level vocabulary, whose characters stand for bytes (Radford et al., 2019)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    value = {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-    return [_decoded(bytes(value[c] for c in name)) if set(name) <= value.keys() else name for name in names]
+    """Tokens of a byte-level vocabulary."""
+    return [_decoded(said(name)) for name in names]
 
 
 def _decoded(raw: bytes) -> str:
