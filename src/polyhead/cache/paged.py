@@ -96,7 +96,7 @@ class PagedCache:
             more = max(more, min(wanted - self.table.free, self.blocks - self.table.blocks))
         if more > 0:
             self._grow(more)
-        granted = self.table.write(spans)
+        granted = self.table.write(spans, wanted)
         dirty = [page for page in granted.fresh if page in self._dirty or self.device.type != "cpu"]
         self._dirty -= {*dirty, *(dst for _, dst in granted.copies)}
         self._dirty |= {dst for src, dst in granted.copies if src in self._dirty}

@@ -118,7 +118,7 @@ class PageTable:
 
     def wanted(self, spans: Iterable[Span]) -> int:
         """How many blocks ``write`` of the same would take."""
-        new, writers = 0, Counter[int]()
+        new, writers, owners, size = 0, Counter[int](), self._owners, self.block
         for seq, first, end in spans:
             assert seq in self.tables, f"no sequence {seq} to write to"
             assert 0 <= first <= end, f"positions {first} to {end} of sequence {seq}"
@@ -128,17 +128,18 @@ class PageTable:
             table = self.tables[seq]
             new += max(0, self._count(end) - len(table))
             if first < end:
-                writers.update(
-                    block
-                    for block in table[first // self.block : self._count(end)]
-                    if self._owners[block] > 1
-                )
+                for block in table[first // size : self._count(end)]:
+                    if owners[block] > 1:
+                        writers[block] += 1
         # who is left alone with a block keeps it
-        return new + sum(min(n, self._owners[block] - 1) for block, n in writers.items())
+        return new + sum(min(n, owners[block] - 1) for block, n in writers.items())
 
-    def write(self, spans: Sequence[Span]) -> Granted:
-        """Make the blocks that hold these positions the sequences' own; NoRoom, and nothing done, if they do not suffice."""
-        wanted = self.wanted(spans)
+    def write(self, spans: Sequence[Span], wanted: int | None = None) -> Granted:
+        """Make the blocks that hold these positions the sequences' own; NoRoom, and nothing done, if they do not suffice.
+
+        ``wanted`` is what they take, if that was asked already.
+        """
+        wanted = self.wanted(spans) if wanted is None else wanted
         assert len({span.seq for span in spans}) == len(spans), "a sequence comes twice in one step"
         if wanted > self.available:
             raise NoRoom(

@@ -107,4 +107,6 @@ class Drawn:
 
     def _keep(self, going: list[int]) -> None:
         self.origins = going
+        if len(going) == len(self.rows):
+            return
         self.rows, self.numbers = [self.rows[i] for i in going], [self.numbers[i] for i in going]
