@@ -72,6 +72,8 @@ class Driver(threading.Thread):
         self._jobs: deque[Job] = deque()
         self._wake = threading.Condition()
         self._closed = False
+        self._heard = threading.Event()  # the event loop is through with the last news
+        self._heard.set()
 
     # ---- what others may call, from any thread
 
@@ -237,15 +239,23 @@ class Driver(threading.Thread):
                 job.done.set_exception(error)
 
     def _tell(self, news: list[News]) -> None:
+        """Hand news to the event loop, once it is through with those before: it lags a step behind at most.
+
+        Both share one Python. A loop that has to fight for it while more and more news come keeps waiting whoever
+        wants no text at all: a refusal, a question for the service's health.
+        """
         if news and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(_hand_out, news)
+            self._heard.wait(PULSE)
+            self._heard.clear()
+            self.loop.call_soon_threadsafe(self._hand_out, news)
+
+    def _hand_out(self, news: list[News]) -> None:
+        for one in news:
+            one.talk.hears.put_nowait(one)
+        # those who hear of it act in the next round of the loop, and whoever else waits in the one after that
+        self.loop.call_soon(self.loop.call_soon, self._heard.set)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
             self._inbox.append(command)
             self._wake.notify()
-
-
-def _hand_out(news: list[News]) -> None:
-    for one in news:
-        one.talk.hears.put_nowait(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import socket
 import sys
@@ -84,9 +85,21 @@ def address(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def collect_rarely() -> None:
+    """Keep the search for cyclic garbage short and rare: it holds up every thread, for a fifth of a second where it looks at all.
+
+    What is there when the service begins stays, so it is not looked at again. Requests leave a few hundred objects in
+    cycles each second, for which once in half a minute is often enough.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
 def serve(service: Service, sock: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until a signal says to stop."""
     sys.setswitchinterval(TURN)
+    collect_rarely()
     Server(service, ready).run([sock])
     service.close()
     if service.driver is not None:

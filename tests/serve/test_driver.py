@@ -1,0 +1,94 @@
+"""The thread of the model beside an event loop that is slow, or stands still."""
+
+import time
+from collections import deque
+
+from tests.serve.conftest import make
+
+from polyhead.serve import driver as module
+from polyhead.serve.driver import Driver, Talk
+
+
+class Loop:
+    """An event loop that goes round when it is told to."""
+
+    def __init__(self):
+        self.waiting, self.most = deque(), 0
+
+    def is_closed(self):
+        return False
+
+    def call_soon_threadsafe(self, call, *given):
+        self.waiting.append((call, given))
+        self.most = max(self.most, len(self.waiting))
+
+    call_soon = call_soon_threadsafe
+
+    def go_round(self):
+        for _ in range(len(self.waiting)):
+            call, given = self.waiting.popleft()
+            call(*given)
+
+
+class Ear(list):
+    put_nowait = list.append
+
+
+def talking(loop, tokens=12):
+    engine = make("decoder").engine()
+    hears = Ear()
+    talk = Talk(
+        0, engine.read("dogs", max_new_tokens=tokens, temperature=1.0, seed=3, ends=[299]), hears, True
+    )
+    driver = Driver(engine, loop, stall=60.0, together=0)
+    driver.start()
+    driver.begin([talk])
+    return driver, talk, hears
+
+
+def until(truth, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not truth() and time.monotonic() < end:
+        time.sleep(0.002)
+    assert truth()
+
+
+def test_the_model_waits_for_a_loop_that_has_not_told_the_last_news(monkeypatch):
+    monkeypatch.setattr(module, "PULSE", 60.0)
+    loop = Loop()
+    driver, talk, hears = talking(loop)
+    try:
+        until(lambda: loop.waiting)
+        time.sleep(0.2)
+        said = sum(len(row) for row in talk.stream.tokens)
+        assert len(loop.waiting) == 1  # that the text was taken
+        assert said <= 1  # the step that was made meanwhile waits to be told
+        loop.go_round()
+        loop.go_round()
+        assert len(loop.waiting) == 1  # those who heard of it have had their turn, and nothing else came
+        time.sleep(0.1)
+        assert sum(len(row) for row in talk.stream.tokens) == said
+        loop.go_round()  # now whoever else waited had his turn, too
+        until(lambda: loop.waiting)
+        while not (hears and hears[-1].ended):
+            until(lambda: loop.waiting or (hears and hears[-1].ended))
+            loop.go_round()
+        assert loop.most == 1
+        assert "".join(p.text for one in hears for p in one.pieces) == talk.stream.texts()[0]
+    finally:
+        driver.close()
+        loop.go_round()
+
+
+def test_a_loop_that_stands_still_does_not_stop_the_model(monkeypatch):
+    monkeypatch.setattr(module, "PULSE", 0.01)
+    loop = Loop()
+    driver, talk, hears = talking(loop, 6)
+    until(lambda: talk.stream and talk.stream.request.end)
+    driver.close()
+    driver.join(10)
+    assert not driver.is_alive()
+    for _ in range(18):
+        loop.go_round()
+    assert hears[-1].ended
+    assert sum(len(row) for row in talk.stream.tokens) == 6
