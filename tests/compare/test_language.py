@@ -129,7 +129,7 @@ def test_dead_units_are_counted_over_the_text_and_not_what_fills_its_last_row() 
     pieces = list(ready.part.pieces(ready.task))
     with torch.no_grad():
         for piece in pieces:
-            ready.model.features(*piece.given)
+            piece.features(ready.model)
     handle.remove()
     real = [piece.real["stack"] for piece in pieces]
     assert not bool(real[-1].all()), "the last row is not full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from polyhead.compare import measure
 from polyhead.compare.budget import Budget
 from polyhead.compare.steps import steps_for
-from polyhead.compare.tasks.base import Compared, compared
+from polyhead.compare.tasks.base import Compared, Piece, compared
 from polyhead.compare.tasks.translation import decode_speed, validation
 from polyhead.data.corpus import texts
 from polyhead.errors import UserError
@@ -48,7 +49,7 @@ class Ready:
 def test_flops_of_a_token_are_those_of_the_closed_form() -> None:
     ready = Ready()
     piece = ready.part.typical(ready.task)
-    (B, S), T, V, C, F = piece.given[0].shape, piece.given[1].size(1), ready.tokenizer.vocab_size, 16, 32
+    (B, S), T, V, C, F = called(piece)[0].shape, called(piece)[1].size(1), ready.tokenizer.vocab_size, 16, 32
     encoder = 4 * B * S * C * C + 2 * B * S * S * C + 2 * B * S * C * F
     # of the decoder: self-attention, then queries and outputs at T, keys and values at S, then feed-forward
     decoder = 4 * B * T * C * C + 2 * B * T * T * C
@@ -64,8 +65,15 @@ def test_recurrent_layers_are_counted_too() -> None:
     lstm = nn.LSTM(16, 16, batch_first=True)
     ready.model.encoder.final_norm = Recurrent(lstm)
     piece = ready.part.typical(ready.task)
-    more = 2 * piece.given[0].numel() * (16 + 16) * 4 * 16 / piece.tokens
+    more = 2 * called(piece)[0].numel() * (16 + 16) * 4 * 16 / piece.tokens
     assert ready.flops() == pytest.approx(plain + more)
+
+
+def called(piece: Piece) -> tuple[torch.Tensor, ...]:
+    """What a piece calls a model with."""
+    model = Mock()
+    piece.features(model)
+    return model.features.call_args.args
 
 
 class Recurrent(nn.Module):
@@ -90,11 +98,11 @@ def test_units_that_were_killed_are_counted_and_padding_does_not_wake_them() -> 
     # a unit that only padding activates: what stands at padding is the embedding of the padding token
     seen: list[torch.Tensor] = []
     handle = layers[0].register_forward_pre_hook(lambda m, given: seen.append(given[0]))
-    padded = next(piece for piece in ready.part.pieces(ready.task) if piece.given[2] is not None)
+    padded = next(piece for piece in ready.part.pieces(ready.task) if called(piece)[2] is not None)
     with torch.no_grad():
-        ready.model.features(*padded.given)
+        padded.features(ready.model)
     handle.remove()
-    x, pos = seen[0], padded.given[2]
+    x, pos = seen[0], called(padded)[2]
     at = x[pos < 0][0]
     with torch.no_grad():
         layers[0].weight[0], layers[0].bias[0] = at, -0.999 * at @ at

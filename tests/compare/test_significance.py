@@ -15,7 +15,7 @@ from polyhead.compare.significance import (
     chrf_of,
     chrf_statistics,
     interval,
-    loss_of,
+    mean_of,
     p_value,
     resamples,
     scores,
@@ -122,7 +122,7 @@ def test_an_interval_holds_what_resampling_by_hand_gives() -> None:
     stats = np.stack([rng.gamma(2.0, 5.0, 40), rng.integers(3, 20, 40)], 1)
     drawn = np.random.default_rng(12345).choice(40, size=(1000, 40), replace=True)
     by_hand = [stats[rows, 0].sum() / stats[rows, 1].sum() for rows in drawn]
-    found = interval([stats], None, loss_of, resamples(40))
+    found = interval([stats], None, mean_of, resamples(40))
     assert [found.low, found.high] == pytest.approx(np.percentile(by_hand, [2.5, 97.5]), rel=1e-12)
     assert found.value == pytest.approx(stats[:, 0].sum() / stats[:, 1].sum())
 

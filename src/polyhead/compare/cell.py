@@ -98,7 +98,8 @@ def fixed_steps(
     if facts is None:
         silent = Reporters()
         task = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
-        model = build(recipe.model.with_vocabulary(tokenizer.vocab_size), recipe.train.seed)
+        config = recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels)
+        model = build(config, recipe.train.seed)
         flops = measure.flops_per_token(model, compared(recipe.task.name).typical(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         budget = Budget(*asked["budget"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.cache.make import make_cache
 from polyhead.compare.tasks.base import Piece
-from polyhead.models import CausalLM, Classifier, Embedder, Model, Seq2Seq
+from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.models.build import model_class
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
@@ -31,9 +31,9 @@ SILENT = 1e-6  # an activation smaller than this is none
 ENOUGH = 8192  # tokens after which a unit that was never active is called dead
 
 
-def parameters(recipe: Recipe, vocab_size: int) -> int:
+def parameters(recipe: Recipe, vocab_size: int, labels: Sequence[str] = ()) -> int:
     """How many the model has, without any memory for them."""
-    config = recipe.model.with_vocabulary(vocab_size)
+    config = recipe.model.with_vocabulary(vocab_size, labels)
     with torch.device("meta"):
         model = model_class(config)(config)
     return sum(p.numel() for p in model.parameters())
@@ -41,7 +41,7 @@ def parameters(recipe: Recipe, vocab_size: int) -> int:
 
 @torch.no_grad()
 def flops_per_token(model: nn.Module, piece: Piece) -> float:
-    """Floating-point operations of a forward pass for each token that it predicts.
+    """Floating-point operations of a forward pass for each token, or text, that it predicts.
 
     Counted by torch as it runs, so any part is covered; matrix products and convolutions count (a multiplication
     and an addition are two), element-wise functions do not.
@@ -55,7 +55,7 @@ def flops_per_token(model: nn.Module, piece: Piece) -> float:
         )  # torch has something to say on Intel's GPUs
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(counter)
-        model.eval()(*piece.given)
+        getattr(model.eval(), piece.head)(piece.features(model))
     return counter.get_total_flops() / piece.tokens
 
 
@@ -65,7 +65,6 @@ def dead_units(model: Model, pieces: Iterable[Piece]) -> float | None:
 
     What is looked at is the input of each ``down_proj``; None where the model has no such layer.
     """
-    assert not isinstance(model, Classifier | Embedder), "no labels at its tokens"
     layers = {name: m for name, m in model.named_modules() if name.endswith("down_proj")}
     if not layers:
         return None
@@ -89,7 +88,7 @@ def dead_units(model: Model, pieces: Iterable[Piece]) -> float | None:
         model.eval()
         for piece in enough(pieces):
             real.update(piece.real)
-            model.features(*piece.given)
+            piece.features(model)
     finally:
         for handle in handles:
             handle.remove()
@@ -118,6 +117,13 @@ def by_row(head: nn.Module, features: Tensor, labels: Tensor) -> list[tuple[floa
     return found
 
 
+def counted(task: Any, some: int = 32) -> float:
+    """What a batch of training predicts: the mean over an epoch, or over so many batches spread over it."""
+    plan = task.plan(0)
+    spread = [plan[len(plan) * i // some] for i in range(some)] if len(plan) > some else plan
+    return sum(task.count(task.batch(chosen)) for chosen in spread) / len(spread)
+
+
 def loss_and_ppl(nll: float, tokens: int) -> dict[str, float]:
     """Nats a token, and the perplexity of that."""
     loss = nll / tokens
@@ -138,13 +144,15 @@ def peak_memory() -> int:
 
 
 @torch.inference_mode()
-def cache_bytes(run: Run, memory: Any) -> tuple[float, float]:
+def cache_bytes(run: Run, memory: Any) -> tuple[float, float] | tuple[None, None]:
     """Bytes that the cache of one sequence grows by with each token, and the bytes it has whatever its length.
 
     ``memory`` is what the decoder reads besides, or None. Looked up in real caches, one twice as long as the other.
+    An encoder decodes nothing and has none.
     """
     model, t = run.model.eval(), run.tokenizer
-    assert isinstance(model, Seq2Seq | CausalLM), "an encoder decodes nothing"
+    if not isinstance(model, Seq2Seq | CausalLM):
+        return None, None
     length = max(1, min(64, run.config.max_len // 2))
     held = []
     for n in (length, 2 * length):

@@ -34,7 +34,7 @@ class Cost(NamedTuple):
 
 COSTS = (
     Cost("parameters", "parameters", lambda row: float(row["parameters"])),
-    Cost("FLOPs a token", "flops_per_token", lambda row: float(row["flops_per_token"])),
+    Cost("FLOPs", "flops_per_token", lambda row: float(row["flops_per_token"])),
     Cost("training, seconds", "seconds", lambda row: float(row["seconds"])),
     Cost("decoding, µs a token", "decode_tokens_per_s", lambda row: 1e6 / float(row["decode_tokens_per_s"])),
 )

@@ -46,8 +46,10 @@ def prepare(plan: Plan) -> Plan:
         return plan
     from polyhead.compare.measure import parameters
 
+    labels = plan.task.labels(plan.base)
+
     def count(recipe: Recipe) -> int:
-        return parameters(recipe, Tokenizer.load(tokenizer_of(recipe, plan.out)).vocab_size)
+        return parameters(recipe, Tokenizer.load(tokenizer_of(recipe, plan.out)).vocab_size, labels)
 
     return match_parameters(plan, count)
 
@@ -211,8 +213,10 @@ def tokenizer_of(recipe: Recipe, out: Path) -> Path:
     asked = {
         "tokenizer": recipe.tokenizer.model_dump(mode="json"),
         "text": text_of(recipe, "train"),
-        # which part of plain text it is, and how that is cut; nothing, where it is the whole
-        **recipe.data.model_dump(include={"valid_share", "documents"}, exclude_defaults=True),
+        # which part of it that is, and how it is read; nothing, where it is the whole as it stands
+        **recipe.data.model_dump(
+            include={"valid_share", "documents", "text", "format"}, exclude_defaults=True
+        ),
     }
     directory = out / "shared" / f"tokenizer-{digest(asked)}"
     if not (directory / "tokenizer.json").is_file():

@@ -22,7 +22,8 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
     measures = plan.task.measures
     spans = {measure.name: span_of(done, measure.name) for measure in measures}
     base = next((row for row in done if row["base"]), None)
-    head = ["Design", "Loss", "Perplexity", "95 %", "p"]
+    of_tokens = measures[0].of_tokens
+    head = ["Design", "Loss", *(["Perplexity"] if of_tokens else []), "95 %", "p"]
     head += [title for measure in measures[1:] for title in (measure.column, "95 %", "p")]
     lines = []
     for i, row in enumerate(done):
@@ -32,7 +33,7 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
             spread = row[f"{name}_spread"]
             plus = f"<small>±{spread:.{digits}f}</small>" if many and spread is not None else ""
             cells.append(f"<td>{row[name]:.{digits}f}{plus}</td>")
-            if name == "loss":
+            if name == "loss" and of_tokens:
                 cells.append(f"<td>{row['ppl']:.2f}</td>")
             cells.append(f"<td>{range_bar(row, measure, spans[name], base)}</td>")
             cells.append(p_cell(row, measure, base))
@@ -40,7 +41,8 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
     split = {"test": "test", "valid": "validation"}[done[0]["split"]]
     others = " and ".join(measure.column for measure in measures[1:])
     about = (
-        f"Loss and perplexity are of a token of the validation text; {others} of the {split} text. Bars are 95 % "
+        f"{'Loss and perplexity are of a token' if of_tokens else 'Loss is the mean over the texts'} of the validation text; "
+        f"{others} of the {split} text. Bars are 95 % "
         f"intervals of 1,000 bootstrap resamples of the {plan.task.words.unit}, the line is the base. p is the chance of a difference "
         "from the base as large, by paired bootstrap (Koehn, 2004)"
         + (
@@ -85,25 +87,32 @@ def p_cell(row: Row, measure: Measure, base: Row | None) -> str:
     return f'<td class="{look}">{p:.3f}</td>'
 
 
-COSTS: list[tuple[str, str, Callable[[Row], str]]] = [
-    ("Parameters", "parameters", lambda row: table.short(row["parameters"])),
-    ("FLOPs a token", "flops_per_token", lambda row: table.short(row["flops_per_token"])),
-    ("Steps", "", lambda row: f"{row['steps']:,.0f}"),
-    ("Time", "seconds", lambda row: table.seconds(row["seconds"])),
-    ("Tokens/s, training", "train_tokens_per_s", lambda row: table.short(row["train_tokens_per_s"])),
-    ("Tokens/s, decoding", "decode_tokens_per_s", lambda row: table.short(row["decode_tokens_per_s"])),
-    ("Memory", "memory", lambda row: table.memory(row["memory"])),
-    ("Cache, B a token", "cache_per_token", table.cache),
-    ("Skipped", "", lambda row: str(row["skipped"])),
-    ("Dead units", "", lambda row: table.percent(row["dead"])),
-]
+def cost_columns(each: str) -> list[tuple[str, str, Callable[[Row], str]]]:
+    """What a design costs, by what is predicted: a title, the key of the bar, and what is shown."""
+    return [
+        ("Parameters", "parameters", lambda row: table.short(row["parameters"])),
+        (f"FLOPs a {each}", "flops_per_token", lambda row: table.short(row["flops_per_token"])),
+        ("Steps", "", lambda row: f"{row['steps']:,.0f}"),
+        ("Time", "seconds", lambda row: table.seconds(row["seconds"])),
+        (
+            f"{each.capitalize()}s/s, training",
+            "train_tokens_per_s",
+            lambda row: table.short(row["train_tokens_per_s"]),
+        ),
+        ("Tokens/s, decoding", "decode_tokens_per_s", lambda row: table.short(row["decode_tokens_per_s"])),
+        ("Memory", "memory", lambda row: table.memory(row["memory"])),
+        ("Cache, B a token", "cache_per_token", table.cache),
+        ("Skipped", "", lambda row: str(row["skipped"])),
+        ("Dead units", "", lambda row: table.percent(row["dead"])),
+    ]
 
 
 def cost(done: Sequence[Row], plan: Plan) -> Section:
     """What each design costs; the bar behind a number is its share of the largest."""
-    columns = [column for column in COSTS if table.told_of(done, column[2])]
-    most = {key: max((row[key] or 0 for row in done), default=0) for _, key, _ in columns if key}
     words = plan.task.words
+    columns = [column for column in cost_columns(words.each) if table.told_of(done, column[2])]
+    most = {key: max((row[key] or 0 for row in done), default=0) for _, key, _ in columns if key}
+    cached = any(key == "cache_per_token" for _, key, _ in columns)
     lines = []
     for i, row in enumerate(done):
         cells = [name_cell(i, row)]
@@ -113,8 +122,10 @@ def cost(done: Sequence[Row], plan: Plan) -> Section:
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     about = (
         f"FLOPs: {words.flops}. Time: of training, evaluations left out. "
-        f"Decoding: {words.decoding}. Memory: the most that the process of training held. Cache: of one sequence; const: a state "
-        "whose size does not grow. Skipped: steps whose loss was not finite. Dead: hidden feed-forward units that no "
+        + (f"Decoding: {words.decoding}. " if words.decoding else "")
+        + "Memory: the most that the process of training held. "
+        + ("Cache: of one sequence; const: a state whose size does not grow. " if cached else "")
+        + "Skipped: steps whose loss was not finite. Dead: hidden feed-forward units that no "
         "token of the validation text activates."
     )
     head = ["Design", *(title for title, _, _ in columns)]

@@ -119,6 +119,30 @@ def chrf_of(sums: Floats) -> Floats:
     return np.where(precision + recall > 0, score, 0.0)
 
 
-def loss_of(sums: Floats) -> Floats:
-    """-log p of a token: (R, 2) -> (R,), from sums of -log p and of tokens."""
+def class_statistics(given: Sequence[int], wanted: Sequence[int], n_labels: int) -> Floats:
+    """(N, 3 L): for each class, whether a text was rightly given it, was given it, and should have been."""
+    classes = np.arange(n_labels)
+    was, should = (np.asarray(labels)[:, None] == classes for labels in (given, wanted))
+    return np.concatenate([was & should, was, should], 1).astype(np.float64)
+
+
+def f1_of(sums: Floats) -> Floats:
+    """The mean F1 of the classes that were given or wanted: (R, 3 L) -> (R,)."""
+    right, given, wanted = np.split(sums, 3, 1)
+    there = given + wanted > 0
+    f1 = np.where(there, 2 * right / np.maximum(given + wanted, 1), 0.0)
+    return f1.sum(1) / np.maximum(there.sum(1), 1)
+
+
+def matthews_of(sums: Floats) -> Floats:
+    """Matthews correlation of any number of classes (Gorodkin, 2004, eq. 8): (R, 3 L) -> (R,); 0 where one class is all."""
+    right, given, wanted = np.split(sums, 3, 1)
+    total = wanted.sum(1)
+    spread = (total**2 - (given**2).sum(1)) * (total**2 - (wanted**2).sum(1))
+    covariance = right.sum(1) * total - (given * wanted).sum(1)
+    return np.where(spread > 0, covariance / np.sqrt(np.where(spread > 0, spread, 1.0)), 0.0)
+
+
+def mean_of(sums: Floats) -> Floats:
+    """What each counted thing has of a sum, as -log p of a token: (R, 2) -> (R,), from the sum and the count."""
     return sums[:, 0] / sums[:, 1]

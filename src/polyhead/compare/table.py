@@ -29,11 +29,13 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
         split = done[0]["split"]
         measures = plan.task.measures
         others = ", ".join(measure.column for measure in measures[1:])
+        first = "loss, ppl" if measures[0].of_tokens else "loss"
+        costs = cost_columns(plan.task.words.each)
         text = {"test": "test", "valid": "validation"}[split]
         parts.append(_grid(done, _quality_columns(measures, many), bold))
-        parts.append(_grid(done, [column for column in COSTS if told_of(done, column[1])], bold))
+        parts.append(_grid(done, [column for column in costs if told_of(done, column[1])], bold))
         parts.append(
-            "loss, ppl: validation text."
+            f"{first}: validation text."
             + (
                 f" {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
                 if others
@@ -131,22 +133,26 @@ def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
     columns: list[Column] = []
     for i, of in enumerate(measures):
         columns += [value(of), *([spread(of)] if many and i < 2 else [])]
-        columns += [between(of), p(of)] if i else [p(of), ("ppl", lambda row: _figures(row["ppl"], 3))]
+        columns += [between(of), p(of)] if i else [p(of)]
+        if not i and of.of_tokens:
+            columns.append(("ppl", lambda row: _figures(row["ppl"], 3)))
     return columns
 
 
-COSTS: list[Column] = [
-    ("params", lambda row: short(row["parameters"])),
-    ("FLOPs/tok", lambda row: short(row["flops_per_token"])),
-    ("steps", lambda row: f"{row['steps']:,.0f}"),
-    ("time", lambda row: seconds(row["seconds"])),
-    ("train/s", lambda row: short(row["train_tokens_per_s"])),
-    ("decode/s", lambda row: short(row["decode_tokens_per_s"])),
-    ("memory", lambda row: memory(row["memory"])),
-    ("cache B/tok", cache),
-    ("skipped", lambda row: f"{row['skipped']}"),
-    ("dead", lambda row: percent(row["dead"])),
-]
+def cost_columns(each: str) -> list[Column]:
+    """What a design costs, by what is predicted: a token or a text."""
+    return [
+        ("params", lambda row: short(row["parameters"])),
+        (f"FLOPs/{'tok' if each == 'token' else each}", lambda row: short(row["flops_per_token"])),
+        ("steps", lambda row: f"{row['steps']:,.0f}"),
+        ("time", lambda row: seconds(row["seconds"])),
+        ("train/s", lambda row: short(row["train_tokens_per_s"])),
+        ("decode/s", lambda row: short(row["decode_tokens_per_s"])),
+        ("memory", lambda row: memory(row["memory"])),
+        ("cache B/tok", cache),
+        ("skipped", lambda row: f"{row['skipped']}"),
+        ("dead", lambda row: percent(row["dead"])),
+    ]
 
 
 def _fixed(value: float | None, digits: int) -> str:

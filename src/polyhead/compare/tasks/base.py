@@ -5,7 +5,7 @@ Shapes: B rows, T tokens, N units that a resample draws, K statistics of a unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -38,17 +38,19 @@ class Words(NamedTuple):
 
     unit: str  # that a resample draws: "sentences"
     flops: str  # that are counted as those of a token
-    decoding: str  # how its speed was measured
+    decoding: str = ""  # how its speed was measured, where anything is decoded
+    each: str = "token"  # what is predicted, and so counted
 
 
 class Piece(NamedTuple):
     """A batch that is only measured."""
 
-    given: tuple[Any, ...]  # what the model is called with
-    tokens: int  # that it predicts
+    features: Callable[[Any], Tensor]  # of a model: what its head reads
+    tokens: int  # that it predicts; texts, where these have classes
     real: Mapping[
         str, Tensor | None
     ]  # for each stack of the model, which places (B, T) are tokens; None: all
+    head: str = "head"  # the part of the model that reads them
 
 
 class Compared(Protocol):
@@ -59,8 +61,12 @@ class Compared(Protocol):
     ]  # the loss first; the second is what designs with different tokens are sorted by
     words: Words
 
+    def labels(self, recipe: Recipe) -> Sequence[str]:
+        """The classes that its models tell apart."""
+        ...
+
     def tokens_per_step(self, task: Any) -> float:
-        """Tokens that a batch of training predicts: the mean over an epoch."""
+        """Tokens, or texts, that a batch of training predicts: the mean over an epoch."""
         ...
 
     def typical(self, task: Any) -> Piece:
@@ -84,7 +90,7 @@ class Compared(Protocol):
         ...
 
     def memory(self, run: Run) -> Any:
-        """What a decoder reads besides its own output, of the shortest text; None where there is no such thing."""
+        """What a decoder reads besides its own output, of the shortest text; None where it reads nothing, or there is none."""
         ...
 
 

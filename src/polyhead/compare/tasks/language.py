@@ -11,7 +11,7 @@ import torch
 
 from polyhead.analysis.perplexity import Perplexity
 from polyhead.compare.measure import by_row, loss_and_ppl
-from polyhead.compare.significance import Floats, loss_of
+from polyhead.compare.significance import Floats, mean_of
 from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words
 from polyhead.data.rows import Rows, collate_rows
 from polyhead.data.token_store import TokenStore
@@ -32,12 +32,12 @@ PROMPTS, LONGEST = (
 
 def word_perplexity(sums: Floats) -> Floats:
     """exp of nats a word: (R, 2) -> (R,), from sums of -log p and of words."""
-    return np.exp(np.minimum(loss_of(sums), 700.0))
+    return np.exp(np.minimum(mean_of(sums), 700.0))
 
 
 def bits(sums: Floats) -> Floats:
     """Bits a character: (R, 2) -> (R,), from sums of -log p and of characters."""
-    return loss_of(sums) / math.log(2)
+    return mean_of(sums) / math.log(2)
 
 
 @COMPARED.register("language-model")
@@ -45,7 +45,7 @@ class LanguageModels:
     """A unit is a row of ``data.max_len`` tokens."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", loss_of, True, 3, 3, of_tokens=True),
+        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True),
         Measure("word_ppl", "word ppl", "perplexity of a word", word_perplexity, True, 2, 1, of_tokens=True),
         Measure("bits_per_char", "bits/char", "bits a character", bits, True, 3, 3, of_tokens=True),
     )
@@ -54,6 +54,10 @@ class LanguageModels:
         "of a forward pass over a full row, for each of its tokens",
         f"greedy, up to {PROMPTS} texts side by side",
     )
+
+    def labels(self, recipe: Recipe) -> tuple[str, ...]:
+        """There are no classes."""
+        return ()
 
     def tokens_per_step(self, task: LanguageModel) -> float:
         """Rows, each of the same length."""
@@ -122,7 +126,7 @@ class LanguageModels:
 def piece(batch: Rows) -> Piece:
     """A batch as it is measured."""
     real = batch.labels != IGNORED
-    return Piece((batch.tokens, batch.pos), int(real.sum()), {"stack": real})
+    return Piece(lambda model: model.features(batch.tokens, batch.pos), int(real.sum()), {"stack": real})
 
 
 def batches(task: LanguageModel, store: TokenStore) -> Iterator[Rows]:

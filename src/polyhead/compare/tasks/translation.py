@@ -16,7 +16,7 @@ from polyhead.compare.significance import (
     bleu_statistics,
     chrf_of,
     chrf_statistics,
-    loss_of,
+    mean_of,
 )
 from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words
 from polyhead.data.collate import Batch, collate
@@ -36,11 +36,15 @@ class Translations:
     """A unit is a sentence."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", loss_of, True, 3, 3, of_tokens=True),
+        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True),
         Measure("bleu", "BLEU", "BLEU", bleu_of, False, 2, 1),
         Measure("chrf", "chrF", "chrF", chrf_of, False, 2, 1),
     )
     words = Words("sentences", "of a forward pass, encoder included, for each target token", "greedy")
+
+    def labels(self, recipe: Recipe) -> tuple[str, ...]:
+        """There are no classes."""
+        return ()
 
     def tokens_per_step(self, task: Translation) -> float:
         """Of the targets, end of sentence included."""
@@ -90,15 +94,22 @@ class Translations:
     @torch.inference_mode()
     def memory(self, run: Run) -> list[Memory]:
         """Of a source without a word."""
-        assert isinstance(run.model, Seq2Seq)
-        return run.model.encode(torch.tensor([[run.tokenizer.bos_id, run.tokenizer.eos_id]]))
+        return empty_source(run)
+
+
+def empty_source(run: Run) -> list[Memory]:
+    """What a decoder reads of a source without a word."""
+    assert isinstance(run.model, Seq2Seq)
+    return run.model.encode(torch.tensor([[run.tokenizer.bos_id, run.tokenizer.eos_id]]))
 
 
 def piece(batch: Batch) -> Piece:
     """A batch as it is measured."""
     source = None if batch.source_pos is None else batch.source_pos >= 0
     real = {"encoder": source, "decoder": batch.labels != IGNORED}
-    return Piece((batch.source, batch.target, batch.source_pos), batch.n_tokens, real)
+    return Piece(
+        lambda model: model.features(batch.source, batch.target, batch.source_pos), batch.n_tokens, real
+    )
 
 
 @torch.no_grad()

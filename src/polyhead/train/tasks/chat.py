@@ -84,7 +84,7 @@ class Chat:
 
     def plan(self, epoch: int) -> Sequence[Ints]:
         """The conversations of every batch of an epoch, in order."""
-        return self._plan(self.train, epoch)
+        return self.batches(self.train, epoch)
 
     def hardest(self) -> Ints:
         """The batch that needs the most memory; no epoch has a larger one."""
@@ -124,14 +124,15 @@ class Chat:
         measured = self._measured(run.model, store_of(recipe, "test", run.tokenizer))
         return {f"test {name}": f"{value:.4f}" for name, value in measured.items()}
 
-    def _plan(self, store: ConversationStore, epoch: int) -> Sequence[Ints]:
+    def batches(self, store: ConversationStore, epoch: int = 0) -> Sequence[Ints]:
+        """The conversations of a text in batches of equal length."""
         tokens, seed = self.config.max_tokens, self.config.seed
         return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: ConversationStore) -> dict[str, float]:
         found = Recovered()
-        for rows in self._plan(store, 0):
+        for rows in self.batches(store):
             found = found.plus(next_token.measured(model, store.batch(rows, self.pad_id)))
         return {name: value for name, value in found.measures().items() if name in ("loss", "ppl")}
 

@@ -68,7 +68,7 @@ class Classification:
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
         self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        self.valid_batches = self._plan(valid, 0)
+        self.valid_batches = self.batches(valid)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -106,7 +106,7 @@ class Classification:
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
-        return self._plan(self.train, epoch)
+        return self.batches(self.train, epoch)
 
     def hardest(self) -> np.ndarray:
         """The rows of the batch that needs the most memory; no epoch has a larger one."""
@@ -152,11 +152,12 @@ class Classification:
             splits["test"] = store_of(recipe, "test", self.labels, run.tokenizer)
         facts: dict[str, str] = {}
         for split, store in splits.items():
-            measured = self._measured(run.model, store, self._plan(store, 0))
+            measured = self._measured(run.model, store, self.batches(store))
             facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
         return facts
 
-    def _plan(self, store: LabelledStore, epoch: int) -> Sequence[np.ndarray]:
+    def batches(self, store: LabelledStore, epoch: int = 0) -> Sequence[np.ndarray]:
+        """The rows of some texts in batches of equal length."""
         tokens, seed = self.config.max_tokens, self.config.seed
         return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
 

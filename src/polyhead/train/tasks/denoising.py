@@ -219,13 +219,17 @@ class Denoising:
         read = ids if self.ends is None else permute_sentences(ids, self.ends[ids], bits)
         return infill(read, poisson_spans(len(ids), self.share, self.span, bits), self.tokenizer.mask_id), ids
 
+    def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Batch]]:
+        """A text to be measured by: numbers of texts, and these, with damage that is the same for every seed, so that models compare."""
+        for chosen in self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0):
+            yield chosen.rows, self._damaged(store, chosen, [MEASURED, 0])
+
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
-        """With damage that is the same for every seed, so that models compare."""
         assert isinstance(model, Seq2Seq | Ensemble)
         total = Recovered()
-        for chosen in self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0):
-            batch = beside(model, self._damaged(store, chosen, [MEASURED, 0]))
+        for _, batch in self.measured(store):
+            batch = beside(model, batch)
             total = total.plus(recovered(_features(model, batch), model.head, batch.labels))
         return total.measures()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.masking import drawn, mask_row
-from polyhead.data.packing import FRAME, Pack, collate_packs, cut, documents, plan_packs
+from polyhead.data.packing import FRAME, Ints, Pack, collate_packs, cut, documents, plan_packs
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
@@ -180,13 +180,18 @@ class MaskedLanguage:
             torch.from_numpy(tokens), None if whole else torch.from_numpy(pos), torch.from_numpy(labels)
         )
 
+    def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Masked]]:
+        """A text to be measured by: numbers of rows, and these, with masks that are the same for every seed, so that models compare."""
+        pieces = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None)
+        for packed in plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED])):
+            yield packed.rows, self._masked(store, packed, [MEASURED, 0])
+
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
-        """With masks that are the same for every seed, so that models compare."""
         assert isinstance(model, MaskedLM | Ensemble)
-        pieces, total = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None), Recovered()
-        for packed in plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED])):
-            batch = beside(model, self._masked(store, packed, [MEASURED, 0]))
+        total = Recovered()
+        for _, batch in self.measured(store):
+            batch = beside(model, batch)
             asked = batch.labels[batch.labels != IGNORED]
             total = total.plus(recovered(_features(model, batch), model.head, asked))
         return total.measures()
