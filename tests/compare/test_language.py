@@ -16,9 +16,9 @@ from polyhead.cli import main
 from polyhead.compare import measure
 from polyhead.compare.axes import Axis
 from polyhead.compare.budget import Budget
+from polyhead.compare.origins import tokenizer_of
 from polyhead.compare.plan import Plan, make_plan
 from polyhead.compare.results import rows_of
-from polyhead.compare.run import tokenizer_of
 from polyhead.compare.tasks.language import LanguageModels, going_on
 from polyhead.data.text import open_text
 from polyhead.loading import load

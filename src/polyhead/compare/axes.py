@@ -24,6 +24,7 @@ SECTIONS: tuple[str, ...] = (
     "generation",
     "data",
 )  # where a bare key is looked for, in this order
+WHOLE = ("start", "distill", "task")  # keys that are none of a section
 # what compare sets itself, and what to use instead
 OURS = {
     "train.seed": "--seeds",
@@ -106,7 +107,13 @@ def full_key(key: str, option: str) -> str:
     """``norm`` -> ``model.norm``, ``lr`` -> ``train.lr``; options of parts follow: ``position.theta``."""
     head, _, rest = key.partition(".")
     inner, place, full = head, SECTIONS, key
-    if head in SECTIONS and rest:
+    if head in WHOLE:
+        known = True  # what follows is checked with the recipe
+        if key == "task":
+            raise UserError(
+                f"{option} task: designs have one task in common; its options can be varied, as task.mask"
+            )
+    elif head in SECTIONS and rest:
         inner, place = rest.split(".")[0], (head,)
         known = inner in fields(head)
     else:

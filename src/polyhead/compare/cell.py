@@ -32,10 +32,12 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
+from polyhead.train.distill import distilled, plain
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import Bar, Reporters, Row, measures, read_metrics
+from polyhead.train.start import open_start
 from polyhead.train.tasks.base import RunTask
 
 PATIENCE = 60.0  # seconds that another process gets to leave the directory
@@ -78,7 +80,7 @@ def learn(recipe: Recipe, asked: dict[str, Any], directory: Path) -> Result | No
     def judge(run: Run, task: RunTask) -> dict[str, str]:
         shown.over = True
         found["memory"] = measure.peak_memory()
-        found.update(quality(run, recipe, task, directory))
+        found.update(quality(run, recipe, plain(task), directory))
         others = compared(recipe.task.name).measures[1:]
         return {f"{found['split']} {m.column}": f"{found[m.name]:.{m.digits}f}" for m in others}
 
@@ -97,11 +99,14 @@ def fixed_steps(
     facts = read_json(directory / files.STEPS)
     if facts is None:
         silent = Reporters()
-        task = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
-        config = recipe.model.with_vocabulary(tokenizer.vocab_size, task.labels)
-        model = build(config, recipe.train.seed)
+        task: RunTask = TASK.get(recipe.task.name).open(recipe, tokenizer, silent)
+        origin = open_start(recipe)
+        rows = max(origin.config.vocab_size if origin else 0, tokenizer.vocab_size)
+        model = build(recipe.model.with_vocabulary(rows, task.labels), recipe.train.seed)
         flops = measure.flops_per_token(model, compared(recipe.task.name).typical(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
+        if recipe.distill:
+            task = distilled(task, recipe.distill, tokenizer, recipe.train.label_smoothing or 0.0, "cpu")
         budget = Budget(*asked["budget"])
         facts |= steps_for(budget, recipe, model, task, flops)
         if asked.get("steps"):  # those of the same design's first seed: all seeds learn equally long

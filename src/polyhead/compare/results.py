@@ -12,6 +12,7 @@ from polyhead.compare.files import OUTPUTS, read_json
 from polyhead.compare.plan import Plan, Row
 from polyhead.compare.significance import Floats, interval, resamples
 from polyhead.compare.tasks.base import Measure
+from polyhead.recipe import Recipe
 
 Result = dict[str, Any]
 Place = Callable[[Row, int], Path]
@@ -65,7 +66,7 @@ def row_of(
         "note": row.note,
         "changes": list(row.changes),
         "seeds": len(done),
-        "tokenizer": repr(row.recipe.tokenizer) if row.recipe else None,
+        "tokenizer": tokens_of(row.recipe) if row.recipe else None,
     }
     measures = [measure.name for measure in plan.task.measures]
     for name in (*measures, *MEANS):
@@ -106,8 +107,13 @@ def _pairs(measure: Measure, row: Row, plan: Plan, own: Floats, base: Floats) ->
     """Whether unit i of the one is unit i of the other; with other tokens it is not, or is measured differently."""
     if len(own) != len(base) or row.recipe is None:
         return False
-    same_tokens = row.recipe.tokenizer == plan.base.tokenizer and bool((own[:, 1] == base[:, 1]).all())
+    same_tokens = tokens_of(row.recipe) == tokens_of(plan.base) and bool((own[:, 1] == base[:, 1]).all())
     return same_tokens or not measure.of_tokens
+
+
+def tokens_of(recipe: Recipe) -> str:
+    """What its tokens come from: a tokenizer of its own, or the run that it begins with."""
+    return recipe.start.run if recipe.start is not None else repr(recipe.tokenizer)
 
 
 def statistics_by_seed(

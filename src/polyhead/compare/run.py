@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,18 +10,19 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from polyhead.compare import files
+from polyhead.compare.axes import WHOLE
 from polyhead.compare.files import read_json, write_json
+from polyhead.compare.origins import begun, say, text_of, tokenizer_of
 from polyhead.compare.page import write_page
-from polyhead.compare.plan import Plan, Row, digest, match_parameters
+from polyhead.compare.plan import Plan, Row, match_parameters
 from polyhead.compare.process import Stop, run_process, stopping
 from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv
-from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
 from polyhead.places import directory_place
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.lock import RunLock
 from polyhead.train.reporting import duration
 from polyhead.train.resume import differences
@@ -40,10 +40,13 @@ class Cell(NamedTuple):
 
 def prepare(plan: Plan) -> Plan:
     """Refuse what another comparison has made, train the tokenizers, and make parameters equal if that is wanted."""
+    plan = begun(plan)
     check_out(plan)
     TASK.get(plan.base.task.name).check(plan.base)
     if not plan.match:
         return plan
+    if plan.base.start is not None:
+        raise UserError("--match params: a design that begins with a run keeps the sizes of that run")
     from polyhead.compare.measure import parameters
 
     labels = plan.task.labels(plan.base)
@@ -177,6 +180,7 @@ def changed_keys(written: dict[str, Any], now: Recipe) -> list[str]:
     except ValidationError:
         return ["the recipe"]
     found = [key for name in SECTIONS for key in differences(getattr(before, name), getattr(now, name), name)]
+    found += [name for name in WHOLE if getattr(before, name) != getattr(now, name)]
     return [key for key in found if key != "data.cache"]
 
 
@@ -206,34 +210,6 @@ def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[
     write_csv(plan.out / "compare.csv", rows)
     write_page(plan.out / "compare.html", rows, plan)
     return rows
-
-
-def tokenizer_of(recipe: Recipe, out: Path) -> Path:
-    """The directory of the tokenizer of a recipe, trained if it is not there yet: one for all that ask for the same."""
-    asked = {
-        "tokenizer": recipe.tokenizer.model_dump(mode="json"),
-        "text": text_of(recipe, "train"),
-        # which part of it that is, and how it is read; nothing, where it is the whole as it stands
-        **recipe.data.model_dump(
-            include={"valid_share", "documents", "text", "format"}, exclude_defaults=True
-        ),
-    }
-    directory = out / "shared" / f"tokenizer-{digest(asked)}"
-    if not (directory / "tokenizer.json").is_file():
-        start = time.monotonic()
-        texts = TASK.get(recipe.task.name).texts(recipe)
-        tokenizer = train_tokenizer(
-            texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
-        )
-        directory.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(directory)
-        say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")
-    return directory
-
-
-def text_of(recipe: Recipe, split: str) -> dict[str, str]:
-    """The files of a split with the digests of their text."""
-    return {path.name: fingerprint(path)[0][:16] for path in recipe.data.paths(split)}
 
 
 def described(plan: Plan) -> dict[str, Any]:
@@ -288,8 +264,3 @@ def show_plan(plan: Plan) -> str:
         what = f"cannot be built: {row.refused}" if row.refused else row.note or " ".join(row.changes)
         lines.append(f"  {row.name:<{width}}  {what}".rstrip())
     return "\n".join(lines)
-
-
-def say(line: str) -> None:
-    """Tell the person who waits."""
-    print(line, file=sys.stderr, flush=True)

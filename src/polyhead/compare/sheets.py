@@ -39,7 +39,8 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
             cells.append(p_cell(row, measure, base))
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     split = {"test": "test", "valid": "validation"}[done[0]["split"]]
-    others = " and ".join(measure.column for measure in measures[1:])
+    *first, last = (measure.column for measure in measures[1:])
+    others = " and ".join([", ".join(first), last] if first else [last])
     about = (
         f"{'Loss and perplexity are of a token' if of_tokens else 'Loss is the mean over the texts'} of the validation text; "
         f"{others} of the {split} text. Bars are 95 % "

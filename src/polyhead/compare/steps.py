@@ -14,6 +14,7 @@ from polyhead.compare.measure import TRAINING
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
+from polyhead.train.distill import plain
 from polyhead.train.loop import rehearse, total_steps, update
 from polyhead.train.tasks.base import RunTask
 from polyhead.train.training import Training
@@ -27,7 +28,7 @@ def steps_for(
     budget: Budget, recipe: Recipe, model: nn.Module, task: RunTask, flops_per_token: float
 ) -> dict[str, Any]:
     """The steps, and what they were computed from. The model is spoilt by the probe."""
-    tokens = compared(recipe.task.name).tokens_per_step(task) * recipe.train.accumulate
+    tokens = compared(recipe.task.name).tokens_per_step(plain(task)) * recipe.train.accumulate
     facts: dict[str, Any] = {"tokens_per_step": tokens}
     if budget.kind == "recipe":
         steps = float(total_steps(task, recipe.train))

@@ -95,6 +95,11 @@ class Distilled:
         return report | self.task.facts(run)
 
 
+def plain(task: RunTask) -> RunTask:
+    """A task without its teachers."""
+    return task.task if isinstance(task, Distilled) else task
+
+
 def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """T² KL(teacher ‖ student) of both distributions at a temperature, summed over rows: (N, L), (N, L) -> ().
 

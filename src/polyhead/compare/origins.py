@@ -1,0 +1,83 @@
+"""What designs have before they learn: a tokenizer, and where a recipe says so the weights of another run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from polyhead.compare.plan import Plan, digest
+from polyhead.data.files import fingerprint
+from polyhead.errors import UserError
+from polyhead.loading import load
+from polyhead.recipe import Recipe
+from polyhead.registry import TASK
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
+from polyhead.train.reporting import duration
+from polyhead.train.start import resolved
+
+
+def begun(plan: Plan) -> Plan:
+    """The plan with the sizes of the runs that its designs begin with; one that does not go with its run says so."""
+    rows = []
+    for row in plan.rows:
+        if row.recipe is not None and row.recipe.start is not None:
+            try:
+                row = replace(row, recipe=resolved(row.recipe, origin(row.recipe.start.run)))
+            except UserError as error:
+                if row.is_base:
+                    raise
+                row = replace(row, recipe=None, refused=str(error))
+        rows.append(row)
+    return plan.with_rows(rows)
+
+
+@lru_cache(maxsize=4)
+def origin(run: str) -> Run:
+    """The run that a design begins with."""
+    return load(run, device="cpu")
+
+
+def tokenizer_of(recipe: Recipe, out: Path) -> Path:
+    """The directory of the tokenizer of a recipe, trained if it is not there yet: one for all that ask for the same.
+
+    A design that begins with a run has that of the run.
+    """
+    if recipe.start is not None:
+        tokenizer = origin(recipe.start.run).tokenizer
+        directory = out / "shared" / f"tokenizer-{tokenizer.sha256[:16]}"
+        if not (directory / "tokenizer.json").is_file():
+            tokenizer.save(directory)
+        return directory
+    asked = {
+        "tokenizer": recipe.tokenizer.model_dump(mode="json"),
+        "text": text_of(recipe, "train"),
+        # which part of it that is, and how it is read; nothing, where it is the whole as it stands
+        **recipe.data.model_dump(
+            include={"valid_share", "documents", "text", "format"}, exclude_defaults=True
+        ),
+    }
+    directory = out / "shared" / f"tokenizer-{digest(asked)}"
+    if not (directory / "tokenizer.json").is_file():
+        start = time.monotonic()
+        texts = TASK.get(recipe.task.name).texts(recipe)
+        tokenizer = train_tokenizer(
+            texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(directory)
+        say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")
+    return directory
+
+
+def text_of(recipe: Recipe, split: str) -> dict[str, str]:
+    """The files of a split with the digests of their text."""
+    return {path.name: fingerprint(path)[0][:16] for path in recipe.data.paths(split)}
+
+
+def say(line: str) -> None:
+    """Tell the person who waits."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,144 @@
+"""Ways to go on from a run, side by side: it gives sizes, weights and tokens, and a teacher may look on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.cli import main
+from polyhead.compare.axes import Axis, full_key
+from polyhead.compare.budget import Budget
+from polyhead.compare.plan import make_plan
+from polyhead.compare.run import changed_keys, prepare
+from polyhead.data.text import open_text
+from polyhead.errors import UserError
+from polyhead.loading import load
+from polyhead.models import build
+from polyhead.run import Run
+
+BASE = """
+task: language-model
+data: {train: train.en, valid: valid.en, max_len: 8}
+train: {steps: 8, max_tokens: 24, lr: 1e-2, precision: fp32, schedule: {name: constant, warmup: 1}, threads: 1}
+"""
+MODEL = (
+    "model: {d_model: 16, n_layers: 2, n_heads: 2, d_ff: 32, max_len: 12, position: learned, dropout: 0}\n"
+)
+
+
+@pytest.fixture
+def begun(place: Path) -> Path:
+    """As ``place``, with two trained runs and a recipe that begins with the first."""
+    for name, kind in (("one", "char"), ("two", "byte")):
+        (place / f"{name}.yaml").write_text(f"{BASE}{MODEL}tokenizer: {{kind: {kind}}}\n")
+        assert main(["train", f"{name}.yaml", f"out={name}"]) == 0
+    (place / "tune.yaml").write_text(f"{BASE}start: one\n")
+    return place
+
+
+def compared(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, dict[str, Any]]:
+    """The rows of a comparison by name."""
+    assert main(["compare", "tune.yaml", *options]) == 0
+    capsys.readouterr()
+    return {
+        row["name"]: row for row in json.loads(Path("runs/compare-tune/compare.json").read_text())["rows"]
+    }
+
+
+@pytest.mark.usefixtures("begun", "in_process")
+def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    half = "half: start={run: one, every: 2}"
+    rows = compared(capsys, "train.lr=1e-12", "--budget", "1steps", "--vary", "start=two", "--design", half)
+    text = open_text([Path("valid.en")], "file")
+    for name, run in (("base", "one"), ("start=two", "two")):
+        assert rows[name]["loss"] == pytest.approx(load(run).measure(text).loss, rel=1e-5)
+        assert rows[name]["parameters"] == sum(p.numel() for p in load(run).model.parameters())
+    assert rows["half"]["parameters"] < rows["base"]["parameters"]
+    assert rows["half"]["loss_p"] is not None
+    assert rows["start=two"]["loss_p"] is None  # its tokens are others
+    assert rows["start=two"]["bits_per_char_p"] is None
+
+
+@pytest.mark.usefixtures("begun", "in_process")
+def test_a_model_may_have_more_rows_than_its_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    one = load("one")
+    config = one.config.model_copy(update={"vocab_size": one.config.vocab_size + 5})
+    Run(build(config, 1), one.tokenizer, one.generation).save(Path("wide"))
+    rows = compared(capsys, "start=wide", "--budget", "1steps", "--vary", "lr=1e-3")
+    assert rows["base"]["parameters"] == sum(p.numel() for p in load("wide").model.parameters())
+
+
+@pytest.mark.usefixtures("begun", "in_process")
+def test_adapters_frozen_parts_and_rates_are_designs(capsys: pytest.CaptureFixture[str]) -> None:
+    vary = ["lr=1e-3", "freeze=[embedding]", "adapt={rank: 2, parts: [attn]}"]
+    rows = compared(capsys, *(word for one in vary for word in ("--vary", one)))
+    assert len({row["loss"] for row in rows.values()}) == 4
+    assert all(row["loss_p"] is not None for row in rows.values() if not row["base"])
+    assert len({row["parameters"] for row in rows.values()}) == 1  # adapters are merged
+
+
+@pytest.mark.usefixtures("begun", "in_process")
+def test_a_teacher_is_part_of_a_design(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = compared(
+        capsys,
+        "--vary",
+        "distill={teacher: one}",
+        "--design",
+        "warm: distill.teacher=one distill.temperature=4",
+    )
+    names = ["base", "distill={teacher: one}", "warm"]
+    assert len({rows[name]["loss"] for name in names}) == 3
+    cell = Path("runs/compare-tune/cells/warm.s1")
+    assert json.loads((cell / "cell.json").read_text())["recipe"]["distill"]["temperature"] == 4
+
+
+@pytest.mark.usefixtures("begun", "in_process")
+def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "tune.yaml", "--vary", "d_ff=16", "--match", "params"]) == 2
+    assert "a design that begins with a run keeps the sizes of that run" in capsys.readouterr().err
+    assert main(["compare", "tune.yaml", "start=nowhere", "--vary", "lr=1e-3"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    rows = compared(capsys, "--vary", "start=nowhere", "--budget", "1steps")
+    assert rows["start=nowhere"]["status"] == "refused"
+    assert "nowhere" in rows["start=nowhere"]["message"]
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_cell_that_was_made_for_another_start_is_another_cell() -> None:
+    plan = prepare(
+        make_plan(
+            Path("tune.yaml"),
+            [],
+            [Axis("start", ("two",))],
+            [],
+            full_grid=False,
+            budget=Budget("recipe"),
+            seeds=1,
+            match=False,
+            out=None,
+        )
+    )
+    one, two = (row.recipe for row in plan.rows)
+    assert one is not None and two is not None
+    assert one.model.n_layers == 2
+    assert changed_keys(one.model_dump(mode="json"), one) == []
+    assert changed_keys(one.model_dump(mode="json"), two.model_copy(update={"tokenizer": one.tokenizer})) == [
+        "start"
+    ]
+
+
+def test_keys_outside_the_sections() -> None:
+    assert [full_key(key, "--vary") for key in ("start", "start.every", "distill.temperature", "task.mask")] == [
+        "start", "start.every", "distill.temperature", "task.mask",
+    ]  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=re.escape(
+            "--vary task: designs have one task in common; its options can be varied, as task.mask"
+        ),
+    ):
+        full_key("task", "--vary")
