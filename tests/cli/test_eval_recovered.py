@@ -59,7 +59,7 @@ def test_it_says_again_what_the_training_said(place: Path, capsys: pytest.Captur
     ):
         assert main(["eval", str(place / "run"), *arguments]) == 0
         found = figures(capsys.readouterr().out)
-        assert found.keys() == {"loss", "ppl", "accuracy"}
+        assert found.keys() == {"loss", "perplexity", "accuracy"}
         assert found["accuracy"] == pytest.approx(float(written[f"{split} accuracy"]), abs=6e-4)
         assert found["loss"] == pytest.approx(float(written[f"{split} loss"]), abs=6e-4)
 

@@ -15,7 +15,7 @@ from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.recipe import Recipe
 from polyhead.sections import DistillSection
-from polyhead.train.distill import distilled, softened
+from polyhead.train.distill import distilled, open_teachers, softened
 from polyhead.train.pipeline import run_training
 from polyhead.train.start import begin
 from polyhead.train.tasks.translation import Translation
@@ -71,7 +71,7 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     section = DistillSection(
         teacher=[str(place / "teacher")], **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
     )
-    wrapped = distilled(task, section, teacher.tokenizer, 0.0)
+    wrapped = distilled(task, section, open_teachers(section), teacher.tokenizer, 0.0)
     model = build(teacher.config, seed=5)
     batch = task.batch(task.plan(0)[0])
     loss, asked = wrapped.loss(model, batch), batch.labels >= 0
@@ -133,7 +133,7 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     assert recipe.distill is not None
     task = Translation.open(recipe, teachers[0].tokenizer, Notes())
     only = recipe.distill.model_copy(update={"labels": 0.0, "temperature": 3.0})
-    wrapped = distilled(task, only, teachers[0].tokenizer, 0.0)
+    wrapped = distilled(task, only, open_teachers(only), teachers[0].tokenizer, 0.0)
     model = build(teachers[0].config, seed=5)
     batch = task.batch(task.plan(0)[0])
     asked = batch.labels >= 0
@@ -162,7 +162,9 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     assert first != second
     assert share == pytest.approx(100 * own_bleu / max(first, second), abs=0.1)
     with pytest.raises(UserError, match="vectors with those of one teacher, and here are 2"):
-        distilled(task, only.model_copy(update={"hidden": 1.0}), teachers[0].tokenizer, 0.0)
+        distilled(
+            task, only.model_copy(update={"hidden": 1.0}), open_teachers(only), teachers[0].tokenizer, 0.0
+        )
 
 
 def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> None:
@@ -171,7 +173,7 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
     teacher = ph.load(place / "teacher")
     task = Translation.open(recipe, teacher.tokenizer, Notes())
     fool = build(teacher.config, seed=9)
-    wrapped = distilled(task, recipe.distill, teacher.tokenizer, 0.0)  # type: ignore[arg-type]
+    wrapped = distilled(task, recipe.distill, open_teachers(recipe.distill), teacher.tokenizer, 0.0)  # type: ignore[arg-type]
     wrapped.teachers[0].model = fool.eval()
     model = build(teacher.config, seed=10)
     batch = task.batch(task.plan(0)[0])

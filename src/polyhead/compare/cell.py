@@ -32,7 +32,7 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
-from polyhead.train.distill import distilled, plain
+from polyhead.train.distill import distilled, open_teachers, plain
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
@@ -106,7 +106,8 @@ def fixed_steps(
         flops = measure.flops_per_token(model, compared(recipe.task.name).typical(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         if recipe.distill:
-            task = distilled(task, recipe.distill, tokenizer, recipe.train.label_smoothing or 0.0, "cpu")
+            teachers, smoothing = open_teachers(recipe.distill, "cpu"), recipe.train.label_smoothing or 0.0
+            task = distilled(task, recipe.distill, teachers, tokenizer, smoothing)
         budget = Budget(*asked["budget"])
         facts |= steps_for(budget, recipe, model, task, flops)
         if asked.get("steps"):  # those of the same design's first seed: all seeds learn equally long

@@ -12,7 +12,7 @@ from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
-from polyhead.train.distill import distilled
+from polyhead.train.distill import distilled, open_teachers
 from polyhead.train.reporting import Reporters
 from polyhead.train.tasks.base import RunTask, TaskPart
 
@@ -71,7 +71,8 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     tokenizer = origin.tokenizer if origin else train_tokenizer(part.texts(small), kind, size, sentinels)
     task = part.open(small, tokenizer, Reporters())
     if recipe.distill:
-        task = distilled(task, recipe.distill, tokenizer, recipe.train.label_smoothing or 0.0)
+        teachers = open_teachers(recipe.distill)
+        task = distilled(task, recipe.distill, teachers, tokenizer, recipe.train.label_smoothing or 0.0)
     nbytes = sum(_size(recipe.data.root / name) for name in recipe.data.train)
     last = 0.5  # of a batch: how full the last one of an epoch is, on the mean
     batches = (len(task.plan(0)) - last) * lines / max(kept, 1) + last

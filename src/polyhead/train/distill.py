@@ -110,15 +110,23 @@ def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return temperature**2 * F.kl_div(log_q, p, reduction="sum")
 
 
+def open_teachers(config: DistillSection | None, device: str = "auto") -> list[Run]:
+    """The runs to learn from, before any text is read."""
+    return [load(one, device=device) for one in config.teacher] if config else []
+
+
 def distilled(
-    task: RunTask, config: DistillSection, tokenizer: Tokenizer, smoothing: float, device: str = "auto"
+    task: RunTask,
+    config: DistillSection,
+    teachers: Sequence[Run],
+    tokenizer: Tokenizer,
+    smoothing: float,
 ) -> Distilled:
     """The task with its teachers; a UserError where they do not know the same tokens or classes."""
     if config.hidden and len(config.teacher) > 1:
         raise UserError(
             f"distill.hidden compares vectors with those of one teacher, and here are {len(config.teacher)}"
         )
-    teachers = [load(one, device=device) for one in config.teacher]
     for name, teacher in zip(config.teacher, teachers, strict=True):
         if teacher.tokenizer.sha256 != tokenizer.sha256:
             raise UserError(

@@ -23,7 +23,7 @@ from polyhead.run import Run
 from polyhead.run_files import read_config
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train import checkpoint
-from polyhead.train.distill import check_widths, distilled
+from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
@@ -70,6 +70,7 @@ def run_training(
     out, checkpoints, first = recipe.out, recipe.out / "checkpoints", not ranks.rank
     origin = ranks.in_turn(lambda: open_start(recipe))
     recipe = resolved(recipe, origin)
+    teachers = ranks.in_turn(lambda: open_teachers(recipe.distill, str(device)))
     before = check_directory(recipe, resume) if first else None
     part: TaskPart = TASK.get(recipe.task.name)
     ranks.in_turn(lambda: part.check(recipe))  # a mistake in the files is told now, not at the end
@@ -90,7 +91,7 @@ def run_training(
             )  # published rows may be more
             if recipe.distill:
                 smoothing = recipe.train.label_smoothing or 0.0
-                task = distilled(task, recipe.distill, tokenizer, smoothing, str(device))
+                task = distilled(task, recipe.distill, teachers, tokenizer, smoothing)
                 check_widths(task, config.d_model)
             model = build(config, recipe.train.seed).to(device)
             run = Run(model, tokenizer, recipe.generation, recipe)

@@ -31,4 +31,4 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
         "accuracy": "the share of them that is right",
     }
     for name, value in task.evaluate(run.model).items():
-        show(name, value, remarks.get(name, ""))
+        show("perplexity" if name == "ppl" else name, value, remarks[name])
