@@ -148,7 +148,14 @@ def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": {"d_model": 32}}, "do not fit.*wanted"),
+        (
+            {"model": {"d_model": 32, "dropout": 0.3}},
+            r"do not fit the model, which has model.d_model=32 \(the run has \d+\): [^;]*, wanted [^;]*;[^;]*;[^;]*; and \d+ more$",
+        ),
+        (
+            {"model": {"feed_forward": "swiglu"}},
+            r"the model, which has model.feed_forward=swiglu \(the run has relu\): .*gate_proj.weight is not there",
+        ),
         ({"start": "nowhere"}, "no run directory 'nowhere'"),
         ({"freeze": ["encodr"]}, "train.freeze: no part of the model is called 'encodr'.*encoder"),
         ({"freeze": ["encoder", "decoder", "encoder_embedding"]}, "nothing is left to learn"),

@@ -14,12 +14,15 @@ from polyhead.errors import UserError, explain
 from polyhead.loading import load
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
-from polyhead.registry import TASK
+from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.sections import AdaptSection
 from polyhead.train.learned import must_learn
 
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
+LAYERS = ("n_layers", "n_decoder_layers")
+FREE = ("dropout", "init", "pooling", "head")  # no weight in common depends on it
+SHOWN = 3  # weights that are named where many do not fit
 # what may not be new in a model that was begun with
 INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")
 
@@ -48,7 +51,7 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
             "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
         )
     fields = own.model_dump(exclude={"vocab_size", "labels"}) | {"head": True}
-    fields |= {name: -(-fields[name] // every) for name in ("n_layers", "n_decoder_layers")}
+    fields |= {name: -(-fields[name] // every) for name in LAYERS}
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
     try:
         return recipe.model_copy(update={"model": ModelSection.model_validate(fields)})
@@ -73,7 +76,10 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     if lost := [name for name in missing if INSIDE.match(name)]:
         wrong += [f"{name} is not there" for name in lost]
     if wrong:
-        raise UserError(f"start.run: its weights do not fit the model: {'; '.join(wrong[:8])}")
+        more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise UserError(
+            f"start.run: its weights do not fit the model{_differing(model, origin, every)}: {'; '.join(wrong[:SHOWN])}{more}"
+        )
     for name, tensor in wanted.items():
         if source[name] in given:
             tensor.copy_(given[source[name]])
@@ -84,6 +90,17 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     said = f"begun with {len(wanted) - len(new)} of {len(wanted)} weights"
     said += f"; new: {', '.join(new)}" if new else ""
     return said + (f"; not taken: {', '.join(left)}" if left else "")
+
+
+def _differing(model: Any, origin: Run, every: int) -> str:
+    """The keys of the recipe that make the model another one than that of the run."""
+    found = []
+    for name in ModelSection.model_fields:
+        now, was = getattr(model.config, name), getattr(origin.config, name)
+        if now != (-(-was // every) if name in LAYERS else was) and name not in FREE:
+            now, was = (value.name if isinstance(value, Choice) else value for value in (now, was))
+            found.append(f"model.{name}={now} (the run has {was})")
+    return f", which has {', '.join(found)}" if found else ""
 
 
 def _conversing(recipe: Recipe, origin: Run | None) -> Recipe:
