@@ -151,7 +151,11 @@ class Driver(threading.Thread):
                 self._wake.wait(PULSE)
 
     def _turn(self) -> None:
-        """The commands that came, some of the jobs, and one step."""
+        """The commands that came, some of the jobs, and one step.
+
+        The event loop lags a step behind at most. Both share one Python: a loop that has to fight for it while more and
+        more news come keeps waiting whoever wants no text at all, as a refusal or a question for the service's health.
+        """
         while self._inbox:
             self._inbox.popleft()()
         if self._jobs:
@@ -162,7 +166,10 @@ class Driver(threading.Thread):
             except Exception as error:
                 log.error("a step failed; its requests end, the service goes on: %s", where(error))
                 self.engine.engine.fail(error)
-        self._tell([news for talk in list(self.talks) if (news := self._news(talk))])
+        if news := [one for talk in list(self.talks) if (one := self._news(talk))]:
+            self._heard.wait(PULSE)
+            self._heard.clear()
+            self._tell(news, self._heard)
 
     def _begin(self, talks: Sequence[Talk]) -> None:
         assert self.engine is not None
@@ -238,22 +245,17 @@ class Driver(threading.Thread):
             if job.done.set_running_or_notify_cancel():
                 job.done.set_exception(error)
 
-    def _tell(self, news: list[News]) -> None:
-        """Hand news to the event loop, once it is through with those before: it lags a step behind at most.
-
-        Both share one Python. A loop that has to fight for it while more and more news come keeps waiting whoever
-        wants no text at all: a refusal, a question for the service's health.
-        """
+    def _tell(self, news: list[News], heard: threading.Event | None = None) -> None:
         if news and not self.loop.is_closed():
-            self._heard.wait(PULSE)
-            self._heard.clear()
-            self.loop.call_soon_threadsafe(self._hand_out, news)
+            self.loop.call_soon_threadsafe(self._hand_out, news, heard)
 
-    def _hand_out(self, news: list[News]) -> None:
+    def _hand_out(self, news: list[News], heard: threading.Event | None) -> None:
         for one in news:
             one.talk.hears.put_nowait(one)
-        # those who hear of it act in the next round of the loop, and whoever else waits in the one after that
-        self.loop.call_soon(self.loop.call_soon, self._heard.set)
+        if (
+            heard is not None
+        ):  # who hears of it acts in the loop's next round, whoever else waits in the one after that
+            self.loop.call_soon(self.loop.call_soon, heard.set)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
