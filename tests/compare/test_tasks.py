@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from polyhead.analysis.class_metrics import confusion, macro_f1, matthews
 from polyhead.cli import main
 from polyhead.compare import measure
 from polyhead.compare.significance import class_statistics, f1_of, matthews_of, resamples
-from polyhead.compare.tasks.base import COMPARED, compared
-from polyhead.compare.tasks.recovering import by_unit
+from polyhead.compare.tasks.base import COMPARED, Words, compared
+from polyhead.compare.tasks.recovering import Recovering
+from polyhead.data.rows import Rows
 from polyhead.models import build
 from polyhead.recipe import load_recipe
 from polyhead.registry import TASK
@@ -135,14 +138,21 @@ def test_units_are_in_the_order_of_the_text_however_they_were_batched(name: str)
 
 
 def test_units_are_told_by_number() -> None:
-    labels = torch.tensor([[0, -100], [1, 1]])
     logits = torch.tensor([[[5.0, 0.0], [0.0, 5.0]], [[5.0, 0.0], [0.0, 5.0]]])
+    labels = torch.tensor([[0, -100], [1, 1]])
 
-    class Batch:
-        def __init__(self, rows: list[int]) -> None:
-            self.rows, self.labels = rows, labels[rows]
+    def rows(*numbers: int) -> Rows:
+        chosen = list(numbers)
+        return Rows(torch.tensor(chosen), None, labels[chosen])
 
-    found = by_unit([([7, 3], Batch([0, 1])), ([5], Batch([1]))], lambda b: logits[b.rows], lambda x: x)
+    part = Recovering(
+        Words("", ""),
+        lambda *_: [],
+        lambda model, batch: logits[batch.tokens],
+        piece=Mock(),
+        said=lambda model, x: x,
+    )
+    found = part.by_unit(nn.Linear(1, 1), [(np.array([7, 3]), rows(0, 1)), (np.array([5]), rows(1))])
     assert [(one.right, one.asked) for one in found] == [(1, 2), (1, 2), (1, 1)]
 
 
@@ -171,7 +181,8 @@ def test_flops_are_those_of_the_closed_form(name: str) -> None:
     piece = ready.part.typical(ready.task)
     V, C, F, L = ready.tokenizer.vocab_size, 16, 32, 3
     if name == "masked-lm":
-        B, T = ready.task.batch(ready.task.plan(0)[0]).tokens.shape
+        _, batch = next(ready.task.measured(ready.task.valid))
+        B, T = batch.tokens.shape
         head = piece.tokens * (C * C + C * V)
         assert piece.tokens < B * T / 3
     else:

@@ -91,12 +91,12 @@ class Translations:
         split = "test" if recipe.data.test else "valid"
         return decode_speed(run, read_pairs(corpus_of(recipe, split), DECODED)[0])
 
-    @torch.inference_mode()
     def memory(self, run: Run) -> list[Memory]:
         """Of a source without a word."""
         return empty_source(run)
 
 
+@torch.inference_mode()
 def empty_source(run: Run) -> list[Memory]:
     """What a decoder reads of a source without a word."""
     assert isinstance(run.model, Seq2Seq)
