@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,18 @@ def compared(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, dic
 
 @pytest.mark.usefixtures("begun", "in_process")
 def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree("one", "copy")
     half = "half: start={run: one, every: 2}"
-    rows = compared(capsys, "train.lr=1e-12", "--budget", "1steps", "--vary", "start=two", "--design", half)
+    rows = compared(
+        capsys, "train.lr=1e-12", "--budget", "1steps", "--vary", "start=two,copy", "--design", half
+    )
     text = open_text([Path("valid.en")], "file")
     for name, run in (("base", "one"), ("start=two", "two")):
         assert rows[name]["loss"] == pytest.approx(load(run).measure(text).loss, rel=1e-5)
         assert rows[name]["parameters"] == sum(p.numel() for p in load(run).model.parameters())
     assert rows["half"]["parameters"] < rows["base"]["parameters"]
     assert rows["half"]["loss_p"] is not None
+    assert rows["start=copy"]["loss_p"] == 1.0
     assert rows["start=two"]["loss_p"] is None  # its tokens are others
     assert rows["start=two"]["bits_per_char_p"] is None
 

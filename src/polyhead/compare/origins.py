@@ -73,6 +73,13 @@ def tokenizer_of(recipe: Recipe, out: Path) -> Path:
     return directory
 
 
+def tokens_of(recipe: Recipe) -> str:
+    """What tells its tokens from those of other designs: the same text makes the same tokens where this is the same."""
+    if recipe.start is not None:
+        return origin(recipe.start.run).tokenizer.sha256
+    return repr(recipe.tokenizer)
+
+
 def text_of(recipe: Recipe, split: str) -> dict[str, str]:
     """The files of a split with the digests of their text."""
     return {path.name: fingerprint(path)[0][:16] for path in recipe.data.paths(split)}

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.compare.files import OUTPUTS, read_json
+from polyhead.compare.origins import tokens_of
 from polyhead.compare.plan import Plan, Row
 from polyhead.compare.significance import Floats, interval, resamples
 from polyhead.compare.tasks.base import Measure
-from polyhead.recipe import Recipe
 
 Result = dict[str, Any]
 Place = Callable[[Row, int], Path]
@@ -109,11 +109,6 @@ def _pairs(measure: Measure, row: Row, plan: Plan, own: Floats, base: Floats) ->
         return False
     same_tokens = tokens_of(row.recipe) == tokens_of(plan.base) and bool((own[:, 1] == base[:, 1]).all())
     return same_tokens or not measure.of_tokens
-
-
-def tokens_of(recipe: Recipe) -> str:
-    """What its tokens come from: a tokenizer of its own, or the run that it begins with."""
-    return recipe.start.run if recipe.start is not None else repr(recipe.tokenizer)
 
 
 def statistics_by_seed(
