@@ -6,7 +6,8 @@ import difflib
 import reprlib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,15 @@ class UserError(ValueError):
 
 MOST = 2**31 - 1
 """What nothing here is counted beyond: larger numbers overflow deep inside of other libraries."""
+
+
+@contextmanager
+def at(key: str) -> Iterator[None]:
+    """Where a UserError within says what is wrong with the value of a key, it names the key as well."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
 
 
 def bounded(value: Any) -> Any:

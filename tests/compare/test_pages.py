@@ -29,7 +29,7 @@ def row(name: str, loss: float, **changes: Any) -> dict[str, Any]:
         "seeds": 1, "loss": loss, "ppl": 2.7**loss, "bleu": 40 - 5 * loss, "chrf": 60 - 5 * loss, "parameters": 2.9e6 * loss,
         "flops_per_token": 7e6, "steps": 3000.0, "seconds": 600.0, "tokens": 3e6, "train_tokens_per_s": 5000.0,
         "decode_tokens_per_s": 2000.0 * loss, "memory": 8e8, "cache_per_token": 4096.0, "cache_constant": 0.0, "dead": 0.01,
-        "skipped": 0, "split": "test", "signatures": {"bleu": "tok:13a"}, "recipe": "task: <translation>\n",
+        "skipped": 0, "fewer": 0, "tokenizer": "bpe", "split": "test", "signatures": {"bleu": "tok:13a"}, "recipe": "task: <translation>\n",
         "curves": [[[200, 40.0, loss + 4], [1000, 200.0, loss + 0.5], [3000, 600.0, loss]]],
     }  # fmt: skip
     for measure in ("loss", "bleu", "chrf"):
@@ -95,6 +95,36 @@ def test_large_numbers_are_three_figures(value: float | None, said: str) -> None
 def test_a_perplexity_of_millions_does_not_break_the_table(plan: Plan) -> None:
     wide = {"bleu": 18_815_827.68, "bleu_interval": [18_482_415.6, 19_180_734.6]}
     assert "  18.8M  18.5M-19.2M  " in table([row("base", 1.6, **wide)], plan).splitlines()[1]
+
+
+def test_names_differ_at_their_ends_and_stay_apart(plan: Plan) -> None:
+    many = Plan(plan.rows, (1, 2, 3), plan.budget, plan.match, plan.out)
+    names = [
+        f"adapt={{rank: {n}, parts: [attn, ffn], learn: [classifier, pooler], alpha: {n}}}" for n in (4, 16)
+    ]
+    quality = table([*(row(name, 1.5) for name in names), row("base", 1.6)], many).split("\n\n")[0]
+    first, second, base = (line[3:].split("  ")[0] for line in quality.splitlines()[1:])
+    assert first != second
+    assert first.startswith("adapt={rank: 4") and second.endswith("alpha: 16}")
+    assert base == "base"
+    assert all(len(line) <= WIDTH for line in quality.splitlines())
+
+
+def test_losses_of_other_tokens_are_not_called_lowest(plan: Plan, tmp_path: Path) -> None:
+    rows = [row("base", 1.6), row("kind=char", 0.5, tokenizer="char")]
+    page = write_page(tmp_path / "x.html", rows, plan).read_text()
+    assert "lowest loss" not in page
+    assert "highest BLEU" in page
+    assert "loss: does not compare where tokens differ." in table(rows, plan)
+    assert 'data-choice="validation loss"' not in page
+    page = write_page(tmp_path / "x.html", [row("base", 1.6), row("y", 0.5)], plan).read_text()
+    assert "lowest loss" in page
+
+
+def test_what_was_measured_on_less_is_never_the_best(plan: Plan, tmp_path: Path) -> None:
+    rows = [row("base", 1.6), row("easy", 0.5, fewer=3)]
+    page = write_page(tmp_path / "x.html", rows, plan).read_text()
+    assert re.search(r"lowest loss</dt><dd>1.600</dd><dt>base<", page)
 
 
 def test_times_and_memory_are_said_as_people_do() -> None:

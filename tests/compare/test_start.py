@@ -106,10 +106,14 @@ def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -
     assert main(["compare", "tune.yaml", "--vary", "d_ff=16", "--match", "params"]) == 2
     assert "a design that begins with a run keeps the sizes of that run" in capsys.readouterr().err
     assert main(["compare", "tune.yaml", "start=nowhere", "--vary", "lr=1e-3"]) == 2
-    assert "nowhere" in capsys.readouterr().err
-    rows = compared(capsys, "--vary", "start=nowhere", "--budget", "1steps")
-    assert rows["start=nowhere"]["status"] == "refused"
-    assert "nowhere" in rows["start=nowhere"]["message"]
+    assert capsys.readouterr().err == "polyhead: start.run: no run directory 'nowhere'\n"
+    for vary, key in (("start=nowhere", "start.run"), ("distill={teacher: nowhere}", "distill.teacher")):
+        assert main(["compare", "tune.yaml", "--vary", vary, "--plan"]) == 2
+        assert capsys.readouterr().err == f"polyhead: {key}: no run directory 'nowhere'\n"
+    rows = compared(capsys, "--vary", "d_model=32", "--vary", "data.max_len=13", "--budget", "1steps")
+    assert rows["d_model=32"]["status"] == "failed"
+    assert rows["max_len=13"]["status"] == "failed"
+    assert "rows do not fit" in rows["max_len=13"]["message"]
 
 
 @pytest.mark.usefixtures("begun")

@@ -16,6 +16,7 @@ from polyhead.analysis.class_metrics import confusion, macro_f1, matthews
 from polyhead.cli import main
 from polyhead.compare import measure
 from polyhead.compare.significance import class_statistics, f1_of, matthews_of, resamples
+from polyhead.compare.table import WIDTH
 from polyhead.compare.tasks.base import COMPARED, Words, compared
 from polyhead.compare.tasks.recovering import Recovering
 from polyhead.data.rows import Rows
@@ -215,6 +216,11 @@ def test_a_whole_comparison(name: str, capsys: pytest.CaptureFixture[str]) -> No
         next(row for row in json.loads((out / "compare.json").read_text())["rows"] if row["base"] is is_base)
         for is_base in (True, False)
     )
+    table = shown.split("\n\n")[:2]
+    for line in (line for part in table for line in part.splitlines()[1:]):
+        assert len(line) <= WIDTH
+        assert " base " in line or " norm=rmsnorm " in line
+    assert table[0].count("95 %") == 1  # three would be too wide for a line; the page has them all
     decodes = name in ("chat", "denoising")
     assert (base["cache_per_token"] is not None) == decodes == ("cache B/tok" in shown)
     assert "decode/s" not in shown
@@ -231,3 +237,54 @@ def test_a_whole_comparison(name: str, capsys: pytest.CaptureFixture[str]) -> No
     page = (out / "compare.html").read_text()
     assert ("Perplexity" in page) == (name != "classification")
     assert "Cache: of one sequence" in page if decodes else "Cache" not in page
+
+
+def compared_rows(name: str, *options: str) -> dict[str, dict[str, Any]]:
+    assert main(["compare", f"{name}.yaml", "--budget", "1steps", *options]) == 0
+    found = json.loads(Path(f"runs/compare-{name}/compare.json").read_text())["rows"]
+    return {row["name"]: row for row in found}
+
+
+@pytest.mark.usefixtures("texts", "in_process")
+def test_a_design_that_leaves_conversations_out_says_so_and_comes_last() -> None:
+    rows = compared_rows("chat", "--vary", "data.max_len=29")
+    kept = rows["max_len=29"]["units"]["loss"]
+    assert 0 < kept < 12 == rows["base"]["units"]["loss"]
+    assert f"loss of {kept} of 12 conversations, the others are too long for it" in rows["max_len=29"]["note"]
+    assert list(rows) == ["base", "max_len=29"]
+    assert "too long" not in rows["base"]["note"]
+
+
+@pytest.mark.usefixtures("texts", "in_process")
+def test_of_one_text_nothing_is_called_significant() -> None:
+    lines = Path("valid.tsv").read_text().splitlines()
+    Path("one.tsv").write_text("\n".join(lines[:2]) + "\n")
+    rows = compared_rows("classification", "data.valid=one.tsv", "data.test=null", "--vary", "norm=rmsnorm")
+    for row in rows.values():
+        for of in compared("classification").measures:
+            assert row[f"{of.name}_interval"] == [pytest.approx(row[of.name])] * 2
+            assert row[f"{of.name}_p"] is None
+
+
+@pytest.mark.usefixtures("texts", "in_process")
+def test_texts_of_an_unknown_label_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("test.tsv").open("a") as file:
+        file.write("never\ta dog\n")
+    rows = compared_rows("classification", "--vary", "norm=rmsnorm")
+    said = "8 of 9 texts; skipped 1 of an unknown label (first: "
+    assert all(said in row["note"] for row in rows.values())
+    assert "of an unknown" in capsys.readouterr().out
+    assert main(["train", "classification.yaml", "out=run"]) == 0
+    assert said in Path("run/README.md").read_text()
+
+
+@pytest.mark.usefixtures("texts", "in_process")
+def test_a_task_option_that_nobody_knows_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["compare", "classification.yaml", "--vary", "task.token_dropuot=0,0.1"]) == 2
+    assert "did you mean 'token_dropout'?" in capsys.readouterr().err
+    rows = compared_rows("classification", "--vary", "task.token_dropout=0.5,1.5")
+    assert rows["token_dropout=1.5"]["status"] == "refused"
+    assert "not 1.5" in rows["token_dropout=1.5"]["message"]
+    assert rows["token_dropout=0.5"]["status"] == "done"

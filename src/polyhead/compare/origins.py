@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from polyhead.compare.plan import Plan, digest
+from polyhead.compare.plan import Plan, Row, digest
 from polyhead.data.files import fingerprint
-from polyhead.errors import UserError
+from polyhead.errors import UserError, at
 from polyhead.loading import load
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
@@ -21,23 +22,35 @@ from polyhead.train.start import resolved
 
 
 def begun(plan: Plan) -> Plan:
-    """The plan with the sizes of the runs that its designs begin with; one that does not go with its run says so."""
-    rows = []
-    for row in plan.rows:
-        if row.recipe is not None and row.recipe.start is not None:
-            try:
-                row = replace(row, recipe=resolved(row.recipe, origin(row.recipe.start.run)))
-            except UserError as error:
-                if row.is_base:
-                    raise
-                row = replace(row, recipe=None, refused=str(error))
-        rows.append(row)
-    return plan.with_rows(rows)
+    """The plan with the sizes of the runs that its designs begin with; one that does not go with its run says so.
+
+    A run, or a teacher, that is not there is a UserError.
+    """
+    return plan.with_rows(_begun(row) for row in plan.rows)
+
+
+def _begun(row: Row) -> Row:
+    recipe = row.recipe
+    if recipe is None:
+        return row
+    with at("start.run"):
+        start = origin(recipe.start.run) if recipe.start else None
+    for teacher in recipe.distill.teacher if recipe.distill else ():
+        with at("distill.teacher"):
+            origin(teacher)
+    try:
+        recipe = resolved(recipe, start)
+        TASK.get(recipe.task.name).check(recipe)
+    except UserError as error:
+        if row.is_base:
+            raise
+        return replace(row, recipe=None, refused=str(error))
+    return replace(row, recipe=recipe)
 
 
 @lru_cache(maxsize=4)
 def origin(run: str) -> Run:
-    """The run that a design begins with."""
+    """A run that designs begin with, or learn from."""
     return load(run, device="cpu")
 
 
@@ -77,7 +90,7 @@ def tokens_of(recipe: Recipe) -> str:
     """What tells its tokens from those of other designs: the same text makes the same tokens where this is the same."""
     if recipe.start is not None:
         return origin(recipe.start.run).tokenizer.sha256
-    return repr(recipe.tokenizer)
+    return json.dumps(recipe.tokenizer.model_dump(mode="json"))
 
 
 def text_of(recipe: Recipe, split: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from polyhead.analysis.page import Section, page, write
 from polyhead.compare import table
 from polyhead.compare.curves import curves, pareto
 from polyhead.compare.plan import Plan
+from polyhead.compare.results import alike
 from polyhead.compare.sheets import cost, quality
 from polyhead.compare.tasks.base import Measure
 
@@ -28,7 +29,7 @@ def write_page(path: Path, rows: Sequence[Row], plan: Plan) -> Path:
         quality(done, plan),
         cost(done, plan),
         curves(done),
-        pareto(done, plan.task.measures),
+        pareto(done, alike(done, plan.task.measures)),
         recipes(rows),
     ]
     html = page(
@@ -82,9 +83,9 @@ def result(rows: Sequence[Row], done: Sequence[Row], plan: Plan) -> Section:
     """The answer in large, and what did not run."""
     tiles = [("designs", str(len(rows)), f"{len(done)} measured")]
     if done:
-        chief = plan.task.measures[:2]
-        for measure in chief:
-            best = (min if measure.less_is_better else max)(done, key=lambda row: row[measure.name])
+        chief, whole = plan.task.measures[:2], [row for row in done if not row["fewer"]]
+        for measure in alike(done, chief):
+            best = (min if measure.less_is_better else max)(whole, key=lambda row: row[measure.name])
             most = "lowest" if measure.less_is_better else "highest"
             tiles.append((f"{most} {measure.column}", shown(best, measure), best["name"]))
         for row in done:

@@ -131,7 +131,9 @@ def resolve(tree: Tree, changes: Iterable[str]) -> Recipe | str:
         return Recipe.model_validate(tree)
     except ValidationError as error:
         said = explain(error, Recipe)
-        if any(len(problem["loc"]) > 1 for problem in error.errors(include_url=False)):
+        if any(
+            len(found["loc"]) > 1 or found["loc"] == ("task",) for found in error.errors(include_url=False)
+        ):
             raise said from None
         return str(said)
 

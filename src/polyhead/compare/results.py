@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyhead.compare.files import OUTPUTS, read_json
 from polyhead.compare.origins import tokens_of
 from polyhead.compare.plan import Plan, Row
-from polyhead.compare.significance import Floats, interval, resamples
+from polyhead.compare.significance import Floats, interval, resamples, scores
 from polyhead.compare.tasks.base import Measure
 
 Result = dict[str, Any]
@@ -31,14 +33,34 @@ def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result], place: Place)
         if (done := done_seeds(plan, row, results))
     }
     rows = [row_of(plan, row, results, statistics_of) for row in plan.rows]
-    same_tokens = len({row["tokenizer"] for row in rows if row["status"] == "done"}) <= 1
-    # losses of a token compare only where the tokens are the same
-    chief = plan.task.measures[0 if same_tokens else 1]
-    for row in rows:
+    leave_out(rows, plan)
+    chief = next(iter(alike(rows, plan.task.measures)), plan.task.measures[0])
+
+    def order(row: Result) -> tuple[bool, float]:
         value = row.get(chief.name)
-        row["quality"] = math.inf if value is None else value if chief.less_is_better else -value
-    rows.sort(key=lambda row: row.pop("quality"))
+        best = math.inf if value is None else value if chief.less_is_better else -value
+        return bool(row["fewer"]), best
+
+    rows.sort(key=order)
     return [{"rank": i + 1, **row} for i, row in enumerate(rows)]
+
+
+def alike(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> list[Measure]:
+    """The measures that compare these rows: losses of a token compare only where the tokens are the same."""
+    same = len({row["tokenizer"] for row in rows if row["status"] == "done"}) <= 1
+    return [measure for measure in measures if same or measure.across]
+
+
+def leave_out(rows: Sequence[Result], plan: Plan) -> None:
+    """Note the rows that were measured on less of the text than others: what is too long for a design is not in its figures."""
+    for measure in plan.task.measures if plan.task.words.given else ():
+        most = max((row["units"].get(measure.name, 0) for row in rows), default=0)
+        for row in rows:
+            has = row["units"].get(measure.name, most)
+            if has < most and not row["fewer"]:
+                row["fewer"] = most - has
+                said = f"{measure.column} of {has:,} of {most:,} {plan.task.words.unit}, the others are too long for it"
+                row["note"] = "; ".join(filter(None, (row["note"], said)))
 
 
 def done_seeds(plan: Plan, row: Row, results: Mapping[tuple[str, int], Result]) -> list[int]:
@@ -80,6 +102,11 @@ def row_of(
     found["signatures"] = done[0]["signatures"] if done else None
     found["curves"] = [cell.get("curve", []) for cell in cells if cell.get("curve")]
     found["recipe"] = next((cell["recipe"] for cell in done), row.recipe.dump_yaml() if row.recipe else None)
+    own = next(iter(statistics_of.get(row.name, {}).values()), {})
+    found["units"] = {name: len(rows) for name, rows in own.items()}
+    found["fewer"] = 0  # units that others have and this one has not
+    left = next((cell["left_out"] for cell in done if cell.get("left_out")), "")
+    found["note"] = "; ".join(filter(None, (row.note, left)))
     found |= quality(row, plan, statistics_of)
     return found
 
@@ -98,6 +125,10 @@ def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[
             continue
         mine = [own[seed][name] for seed in use]
         theirs = [base[seed][name] for seed in paired] or None
+        if len(mine[0]) < 2:  # of one unit nothing can be drawn
+            value = scores(mine, score, np.ones((1, 1)))[0]
+            found[f"{name}_interval"], found[f"{name}_p"] = [value, value], None
+            continue
         result = interval(mine, theirs, score, resamples(len(mine[0])))
         found[f"{name}_interval"], found[f"{name}_p"] = [result.low, result.high], result.p
     return found

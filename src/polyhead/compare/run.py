@@ -21,7 +21,6 @@ from polyhead.compare.table import write_csv
 from polyhead.errors import UserError
 from polyhead.places import directory_place
 from polyhead.recipe import Recipe
-from polyhead.registry import TASK
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.lock import RunLock
 from polyhead.train.reporting import duration
@@ -42,7 +41,6 @@ def prepare(plan: Plan) -> Plan:
     """Refuse what another comparison has made, train the tokenizers, and make parameters equal if that is wanted."""
     plan = begun(plan)
     check_out(plan)
-    TASK.get(plan.base.task.name).check(plan.base)
     if not plan.match:
         return plan
     if plan.base.start is not None:
@@ -258,7 +256,7 @@ def died(code: int) -> str:
 def show_plan(plan: Plan) -> str:
     """The designs before they run."""
     seeds = f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) > 1)} each"
-    lines = [f"{len(plan.rows)} designs, {seeds}, {plan.budget}, to {plan.out}"]
+    lines = [f"{len(plan.rows)} design{'s' * (len(plan.rows) > 1)}, {seeds}, {plan.budget}, to {plan.out}"]
     width = max(len(row.name) for row in plan.rows)
     for row in plan.rows:
         what = f"cannot be built: {row.refused}" if row.refused else row.note or " ".join(row.changes)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.compare.plan import Plan
+from polyhead.compare.results import alike
 from polyhead.compare.tasks.base import Measure
 from polyhead.train.files import replace_file
 
 Row = Mapping[str, Any]
-WIDTH = 120  # columns of a line
-LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank")  # not in the CSV
+WIDTH, NAMES = 120, 32  # columns of a line, and those that names get at least, if they are as long
+LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank", "units")  # not in the CSV
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -32,7 +33,7 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
         first = "loss, ppl" if measures[0].of_tokens else "loss"
         costs = cost_columns(plan.task.words.each)
         text = {"test": "test", "valid": "validation"}[split]
-        parts.append(_grid(done, _quality_columns(measures, many), bold))
+        parts.append(_grid(done, _fitting(done, _quality_columns(measures, many)), bold))
         parts.append(_grid(done, [column for column in costs if told_of(done, column[1])], bold))
         parts.append(
             f"{first}: validation text."
@@ -40,6 +41,11 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
                 f" {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
                 if others
                 else ""
+            )
+            + (
+                ""
+                if alike(done, measures[:1])
+                else f"\n{first.split(',')[0]}: does not compare where tokens differ."
             )
             + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
@@ -155,6 +161,23 @@ def cost_columns(each: str) -> list[Column]:
     ]
 
 
+def _fitting(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
+    """As many columns as leave room for the names: the last intervals go first, which the page has all."""
+    kept = list(columns)
+    names = min(NAMES, max(len(row["name"]) for row in rows))
+    while WIDTH - 3 - _widths(rows, kept) < names:
+        ends = [i for i, (title, _) in enumerate(kept) if title == "95 %"]
+        if not ends:
+            break
+        del kept[ends[-1]]
+    return kept
+
+
+def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> int:
+    """What the columns of numbers take of a line."""
+    return sum(2 + max(len(title), *(len(show(row)) for row in rows)) for title, show in columns)
+
+
 def _fixed(value: float | None, digits: int) -> str:
     """So many digits after the point; three figures where that would be long, as perplexity is at first."""
     return "-" if value is None else f"{value:.{digits}f}" if abs(value) < 1e5 else short(value)
@@ -164,8 +187,8 @@ def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
     """Aligned columns, names on the left and numbers on the right."""
     head = ["", "design", *(title for title, _ in columns)]
     cells = [["->" if row["base"] else "", row["name"], *(show(row) for _, show in columns)] for row in rows]
-    numbers = sum(2 + max(len(line[i]) for line in [head, *cells]) for i in range(2, len(head)))
-    cells = [[mark, clipped(name, WIDTH - 3 - numbers), *rest] for mark, name, *rest in cells]
+    room = max(NAMES // 2, WIDTH - 3 - _widths(rows, columns))
+    cells = [[mark, clipped(name, room), *rest] for mark, name, *rest in cells]
     widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = []
     for line in [head, *cells]:
@@ -177,8 +200,9 @@ def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
 
 
 def clipped(name: str, width: int) -> str:
-    """A name that fits into its column."""
-    return name if len(name) <= width else f"{name[: width - 1]}…"
+    """A name that fits into its column: of a longer one the middle is left out, since names differ at their ends."""
+    tail = width // 3
+    return name if len(name) <= width else f"{name[: width - 1 - tail]}…{name[-tail:]}"
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

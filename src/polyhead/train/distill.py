@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, at
 from polyhead.loading import load
 from polyhead.models.ensemble import log_mean
 from polyhead.nn.loss import Loss, classification
@@ -112,7 +112,8 @@ def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
 def open_teachers(config: DistillSection | None, device: str = "auto") -> list[Run]:
     """The runs to learn from, before any text is read."""
-    return [load(one, device=device) for one in config.teacher] if config else []
+    with at("distill.teacher"):
+        return [load(one, device=device) for one in config.teacher] if config else []
 
 
 def distilled(

@@ -125,7 +125,8 @@ def run_training(
                     outcome.how = ranks.tell(finish)
             if outcome.how == "interrupted":
                 on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.again])
-                told.say(f"saved at step {outcome.step}; go on with: {on}")
+                # whoever has a judge of its own goes on in its own way
+                told.say(f"saved at step {outcome.step}{'' if judge else f'; go on with: {on}'}")
             run.model.eval()
             return run, outcome
 

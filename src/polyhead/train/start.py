@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from polyhead.config import ModelSection
-from polyhead.errors import UserError, explain
+from polyhead.errors import UserError, at, explain
 from polyhead.loading import load
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
@@ -33,7 +33,8 @@ def open_start(recipe: Recipe) -> Run | None:
         return None
     if _complete(recipe) and not Path(recipe.start.run).exists():
         return None
-    return load(recipe.start.run, device="cpu")
+    with at("start.run"):
+        return load(recipe.start.run, device="cpu")
 
 
 def resolved(recipe: Recipe, origin: Run | None) -> Recipe:

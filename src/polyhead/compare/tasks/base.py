@@ -31,6 +31,7 @@ class Measure(NamedTuple):
     digits: int  # after the point
     ends: int  # after the point, in intervals and spreads
     of_tokens: bool = False  # its units are cut or counted by tokens: no pairs where tokenizers differ
+    across: bool = True  # whether its values compare where tokenizers differ
 
 
 class Words(NamedTuple):
@@ -40,6 +41,7 @@ class Words(NamedTuple):
     flops: str  # that are counted as those of a token
     decoding: str = ""  # how its speed was measured, where anything is decoded
     each: str = "token"  # what is predicted, and so counted
+    given: bool = False  # whether the units are those of the text, and not cut by the design
 
 
 class Piece(NamedTuple):

@@ -16,7 +16,7 @@ from polyhead.train.tasks.chat import Chat, store_of
 def chats() -> Recovering:
     """A unit is a conversation."""
     return Recovering(
-        words=Words("conversations", "of a forward pass, for each token that the assistant says"),
+        words=Words("conversations", "of a forward pass, for each token that the assistant says", given=True),
         numbered=numbered,
         features=lambda model, batch: model.features(batch.tokens, batch.pos),
         piece=piece,

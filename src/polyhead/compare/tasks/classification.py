@@ -41,7 +41,7 @@ class Classifiers:
         Measure("f1", "macro F1", "macro F1", f1_of, False, 4, 3),
         Measure("mcc", "MCC", "Matthews correlation", matthews_of, False, 3, 3),
     )
-    words = Words("texts", "of a forward pass, for each text", each="text")
+    words = Words("texts", "of a forward pass, for each text", each="text", given=True)
 
     def labels(self, recipe: Recipe) -> tuple[str, ...]:
         """Those of the training texts."""
@@ -64,17 +64,18 @@ class Classifiers:
     def quality(self, run: Run, recipe: Recipe, task: Classification) -> tuple[Found, Found]:
         """Loss of the validation texts; how often the test texts, if there are any, got their class."""
         assert isinstance(run.model, Classifier)
-        split, valid = "valid", judged(run.model, task, task.valid)
-        text = valid
+        split, store = "valid", task.valid
+        text = valid = judged(run.model, task, store)
         if recipe.data.test:
-            split = "test"
-            text = judged(run.model, task, store_of(recipe, "test", task.labels, run.tokenizer))
+            split, store = "test", store_of(recipe, "test", task.labels, run.tokenizer)
+            text = judged(run.model, task, store)
         measures = class_measures(text.given, text.wanted, task.labels)
         found = {
             "split": split,
             **loss_and_ppl(sum(valid.nll), len(valid.nll)),
             **{name: measures[name] for name in ("accuracy", "f1", "mcc")},
             "signatures": {},
+            "left_out": str(store.report) if store.report.kept < store.report.read else "",
         }
         kept = {"nll": valid.nll, "given": text.given, "wanted": text.wanted, "labels": len(task.labels)}
         return found, kept

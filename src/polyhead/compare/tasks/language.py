@@ -45,7 +45,7 @@ class LanguageModels:
     """A unit is a row of ``data.max_len`` tokens."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True),
+        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False),
         Measure("word_ppl", "word ppl", "perplexity of a word", word_perplexity, True, 2, 1, of_tokens=True),
         Measure("bits_per_char", "bits/char", "bits a character", bits, True, 3, 3, of_tokens=True),
     )

@@ -55,8 +55,8 @@ class Recovering:
     reads: Callable[[Run], Any] = lambda run: None  # what a decoder reads besides its own output
 
     measures: ClassVar = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True),
-        Measure("accuracy", "accuracy", "accuracy", mean_of, False, 4, 3, of_tokens=True),
+        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False),
+        Measure("accuracy", "accuracy", "accuracy", mean_of, False, 4, 3, of_tokens=True, across=False),
     )
 
     def labels(self, recipe: Recipe) -> tuple[str, ...]:

@@ -36,11 +36,13 @@ class Translations:
     """A unit is a sentence."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True),
+        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False),
         Measure("bleu", "BLEU", "BLEU", bleu_of, False, 2, 1),
         Measure("chrf", "chrF", "chrF", chrf_of, False, 2, 1),
     )
-    words = Words("sentences", "of a forward pass, encoder included, for each target token", "greedy")
+    words = Words(
+        "sentences", "of a forward pass, encoder included, for each target token", "greedy", given=True
+    )
 
     def labels(self, recipe: Recipe) -> tuple[str, ...]:
         """There are no classes."""

@@ -152,6 +152,8 @@ class Classification:
             splits["test"] = store_of(recipe, "test", self.labels, run.tokenizer)
         facts: dict[str, str] = {}
         for split, store in splits.items():
+            if split == "test" and store.report.kept < store.report.read:
+                facts["test texts"] = str(store.report)
             measured = self._measured(run.model, store, self.batches(store))
             facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
         return facts
