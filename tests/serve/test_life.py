@@ -180,6 +180,18 @@ def test_what_is_too_much_is_refused_at_once_and_what_was_accepted_is_served(run
                 answer = live.ask("/v1/completions", BODY)
                 assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
                 assert answer.json()["error"]["type"] == "rate_limit_error"
+            with live.raw() as sock:  # nobody waits for a body that will not be looked at
+                head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+                sock.sendall(f"{head}1000\r\n\r\n".encode())
+                assert b" 429 " in sock.recv(65536).split(b"\r\n")[0]
+            with live.raw() as sock:  # and the connection is still good for the next request
+                body = json.dumps(BODY)
+                sock.sendall(f"{head}{len(body)}\r\n\r\n{body}".encode() * 2)
+                answer = b""
+                while answer.count(b"overloaded") < 2 and (piece := sock.recv(65536)):
+                    answer += piece
+                assert answer.count(b"HTTP/1.1 429") == 2
+            assert live.ask("/tokenize", {"prompt": "dogs"}).status_code == 200
             assert live.service.waiting == 4
         for seed, sock in enumerate(accepted):
             _, _, body = sock.recv(65536).partition(b"\r\n\r\n")

@@ -52,6 +52,8 @@ class App:
         if route.body is None:
             await route.does(self.service, call)
             return
+        if route.waits:  # who comes in vain is told so before anything is done for him
+            self.service.check_room()
         given = await call.body(self.service.limits)
         if self.service.draining:  # from here to where it is among the active ones nothing is waited for
             raise Refusal(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})

@@ -38,6 +38,11 @@ class Route(NamedTuple):
     body: type[Body] | None = None
     open: bool = False  # to those without a key
 
+    @property
+    def waits(self) -> bool:
+        """Whether it takes a place in the queue; tokens and texts are turned into each other at once."""
+        return self.body is not None and self.path.startswith("/v1/")
+
 
 async def models(service: Service, call: Call) -> None:
     """All models: the one."""

@@ -127,9 +127,8 @@ class Service:
                 "model",
             )
 
-    @contextmanager
-    def _place(self, texts: int) -> Iterator[None]:
-        """A place in the queue while texts are read; they stand in the engine's afterwards."""
+    def check_room(self, texts: int = 1) -> None:
+        """Refuse texts for which there is no place in the queue, or nobody to do them."""
         assert self.driver is not None
         if not self.driver.is_alive():
             raise Refusal(503, "not_ready", self.trouble, headers={"retry-after": "5"})
@@ -140,6 +139,11 @@ class Service:
                 f"{self.waiting} texts wait already: try again later",
                 headers={"retry-after": "1"},
             )
+
+    @contextmanager
+    def _place(self, texts: int) -> Iterator[None]:
+        """A place in the queue while texts are read; they stand in the engine's afterwards."""
+        self.check_room(texts)
         self._reading += texts
         try:
             yield
