@@ -254,6 +254,7 @@ class Letters:
     """A tokenizer of one letter a token."""
 
     pad_id = PAD
+    spoken = None  # it is asked for every text
 
     def __init__(self, eos_id=EOS):
         self.eos_id, self.silent_ids = eos_id, {eos_id}

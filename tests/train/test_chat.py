@@ -136,7 +136,8 @@ def test_it_is_measured_from_the_shell(learned, place, capsys):
     assert main(["eval", str(place / "run")]) == 0
     rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
     assert (
-        rows["loss"] == pytest.approx(learned[1].series("loss", "valid")[-1], abs=1e-3) and rows["ppl"] < 1.2
+        rows["loss"] == pytest.approx(learned[1].series("loss", "valid")[-1], abs=1e-3)
+        and rows["perplexity"] < 1.2
     )
     assert main(["eval", str(place / "run"), str(place / "talks.jsonl")]) == 0
     assert main(["eval", str(place / "run"), "--beam-size", "2"]) == 2
