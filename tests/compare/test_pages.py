@@ -115,7 +115,7 @@ def test_losses_of_other_tokens_are_not_called_lowest(plan: Plan, tmp_path: Path
     page = write_page(tmp_path / "x.html", rows, plan).read_text()
     assert "lowest loss" not in page
     assert "highest BLEU" in page
-    assert "loss: does not compare where tokens differ." in table(rows, plan)
+    assert "loss: not to be compared where tokens differ." in table(rows, plan)
     assert 'data-choice="validation loss"' not in page
     page = write_page(tmp_path / "x.html", [row("base", 1.6), row("y", 0.5)], plan).read_text()
     assert "lowest loss" in page
@@ -125,6 +125,10 @@ def test_what_was_measured_on_less_is_never_the_best(plan: Plan, tmp_path: Path)
     rows = [row("base", 1.6), row("easy", 0.5, fewer=3)]
     page = write_page(tmp_path / "x.html", rows, plan).read_text()
     assert re.search(r"lowest loss</dt><dd>1.600</dd><dt>base<", page)
+    assert 'class="chart pareto"' not in page  # of one design there is nothing to draw
+    rows = [row("base", 1.6, fewer=1), row("easy", 0.5, fewer=3)]  # of each measure the other has fewer
+    page = write_page(tmp_path / "x.html", rows, plan).read_text()
+    assert re.search(r"lowest loss</dt><dd>0.500</dd><dt>easy<", page)
 
 
 def test_times_and_memory_are_said_as_people_do() -> None:

@@ -24,12 +24,13 @@ DASHES = ("none", "8 5", "2 4", "10 3 2 3")
 def write_page(path: Path, rows: Sequence[Row], plan: Plan) -> Path:
     """Write the page of a comparison, finished or not."""
     done = [row for row in rows if row["status"] == "done"]
+    whole = [row for row in done if not row["fewer"]] or done
     sections = [
-        result(rows, done, plan),
+        result(rows, done, whole, plan),
         quality(done, plan),
         cost(done, plan),
         curves(done),
-        pareto(done, alike(done, plan.task.measures)),
+        pareto(whole, alike(done, plan.task.measures)),
         recipes(rows),
     ]
     html = page(
@@ -79,11 +80,11 @@ def palette(done: Sequence[Row]) -> str:
     return "".join(rules)
 
 
-def result(rows: Sequence[Row], done: Sequence[Row], plan: Plan) -> Section:
-    """The answer in large, and what did not run."""
+def result(rows: Sequence[Row], done: Sequence[Row], whole: Sequence[Row], plan: Plan) -> Section:
+    """The answer in large, the best of those that were measured on the whole text, and what did not run."""
     tiles = [("designs", str(len(rows)), f"{len(done)} measured")]
     if done:
-        chief, whole = plan.task.measures[:2], [row for row in done if not row["fewer"]]
+        chief = plan.task.measures[:2]
         for measure in alike(done, chief):
             best = (min if measure.less_is_better else max)(whole, key=lambda row: row[measure.name])
             most = "lowest" if measure.less_is_better else "highest"

@@ -31,6 +31,7 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
         measures = plan.task.measures
         others = ", ".join(measure.column for measure in measures[1:])
         first = "loss, ppl" if measures[0].of_tokens else "loss"
+        apart = [measure.column for measure in measures if measure not in alike(done, measures)]
         costs = cost_columns(plan.task.words.each)
         text = {"test": "test", "valid": "validation"}[split]
         parts.append(_grid(done, _fitting(done, _quality_columns(measures, many)), bold))
@@ -42,11 +43,7 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
                 if others
                 else ""
             )
-            + (
-                ""
-                if alike(done, measures[:1])
-                else f"\n{first.split(',')[0]}: does not compare where tokens differ."
-            )
+            + (f"\n{', '.join(apart)}: not to be compared where tokens differ." if apart else "")
             + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
         )

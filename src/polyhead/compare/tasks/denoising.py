@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyhead.compare.tasks.base import COMPARED, Words
 from polyhead.compare.tasks.recovering import Recovering
 from polyhead.compare.tasks.translation import empty_source, piece
+from polyhead.train.tasks.denoising import features
 
 
 @COMPARED.register("denoising")
@@ -13,7 +14,7 @@ def denoisers() -> Recovering:
     return Recovering(
         words=Words("texts", "of a forward pass, encoder included, for each token to be written"),
         numbered=lambda task, text: task.measured(text),
-        features=lambda model, batch: model.features(batch.source, batch.target, batch.source_pos),
+        features=features,
         piece=piece,
         reads=empty_source,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyhead.compare.tasks.base import COMPARED, Piece, Words
 from polyhead.compare.tasks.recovering import Recovering
 from polyhead.nn.loss import IGNORED
-from polyhead.train.tasks.masked import Masked
+from polyhead.train.tasks.masked import Masked, features
 
 
 @COMPARED.register("masked-lm")
@@ -22,10 +22,5 @@ def masked_languages() -> Recovering:
 
 def piece(batch: Masked) -> Piece:
     """A batch as it is measured: only what is asked for goes through the head."""
-    asked = batch.labels != IGNORED
     real = {"encoder": None if batch.pos is None else batch.pos >= 0}
-    return Piece(
-        lambda model: model.transformed(model.encoder(batch.tokens, batch.pos)[asked]),
-        int(asked.sum()),
-        real,
-    )
+    return Piece(lambda model: features(model, batch), int((batch.labels != IGNORED).sum()), real)

@@ -169,13 +169,13 @@ class Denoising:
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy as sums."""
         model, batch = _checked(model), beside(model, batch)
-        return cross_entropy(_features(model, batch), model.head, batch.labels, self.smoothing)
+        return cross_entropy(features(model, batch), model.head, batch.labels, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token to be written."""
         model, batch = _checked(model), beside(model, batch)
         asked = batch.labels != IGNORED
-        hidden = _features(model, batch)[asked]
+        hidden = features(model, batch)[asked]
         return Scores(model.head(hidden), batch.labels[asked], hidden)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -230,7 +230,7 @@ class Denoising:
         total = Recovered()
         for _, batch in self.measured(store):
             batch = beside(model, batch)
-            total = total.plus(recovered(_features(model, batch), model.head, batch.labels))
+            total = total.plus(recovered(features(model, batch), model.head, batch.labels))
         return total.measures()
 
 
@@ -239,7 +239,7 @@ def _checked(model: nn.Module) -> Seq2Seq:
     return model
 
 
-def _features(model: Seq2Seq | Ensemble, batch: Batch) -> torch.Tensor:
+def features(model: Seq2Seq | Ensemble, batch: Batch) -> torch.Tensor:
     """What the head reads: (B, T, C)."""
     # padding on the right is after all that a causal decoder sees, so most need not be told of it
     target_pos = batch.target_pos if model.counts_tokens else None

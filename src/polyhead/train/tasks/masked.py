@@ -148,7 +148,7 @@ class MaskedLanguage:
         assert isinstance(model, MaskedLM)
         batch = beside(model, batch)
         asked = batch.labels[batch.labels != IGNORED]
-        return cross_entropy(_features(model, batch), model.head, asked, self.smoothing)
+        return cross_entropy(features(model, batch), model.head, asked, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Masked) -> Scores:
         """Of the tokens asked for."""
@@ -193,10 +193,10 @@ class MaskedLanguage:
         for _, batch in self.measured(store):
             batch = beside(model, batch)
             asked = batch.labels[batch.labels != IGNORED]
-            total = total.plus(recovered(_features(model, batch), model.head, asked))
+            total = total.plus(recovered(features(model, batch), model.head, asked))
         return total.measures()
 
 
-def _features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:
+def features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:
     """What the head reads of the tokens asked for: (N, C)."""
     return model.transformed(model.encoder(batch.tokens, batch.pos)[batch.labels != IGNORED])
