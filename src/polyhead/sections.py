@@ -55,7 +55,8 @@ class DistillSection(Section):
     """Learning from a teacher besides the labels (Hinton et al., 2015; Sanh et al., 2019)."""
 
     teacher: Files = Field(
-        min_length=1, description="a run, or a published checkpoint, with the same tokenizer; or several"
+        min_length=1,
+        description="a run or a published checkpoint, or several; with the same tokenizer, but for classification",
     )
     temperature: float = Field(2.0, gt=0, description="both distributions are softened by it")
     logits: float = Field(1.0, ge=0, description="weight of the teacher's probabilities")

@@ -247,11 +247,12 @@ def compared_rows(name: str, *options: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.usefixtures("texts", "in_process")
 def test_a_design_that_leaves_conversations_out_says_so_and_comes_last() -> None:
-    rows = compared_rows("chat", "--vary", "data.max_len=29")
-    kept = rows["max_len=29"]["units"]["loss"]
+    rows = compared_rows("chat", "--design", "short: data.max_len=29 train.lr=0.05 train.schedule.warmup=1")
+    kept = rows["short"]["units"]["loss"]
     assert 0 < kept < 12 == rows["base"]["units"]["loss"]
-    assert f"loss of {kept} of 12 conversations, the others are too long for it" in rows["max_len=29"]["note"]
-    assert list(rows) == ["base", "max_len=29"]
+    assert f"loss of {kept} of 12 conversations, the others are too long for it" in rows["short"]["note"]
+    assert rows["short"]["loss"] < rows["base"]["loss"]  # of the easier conversations
+    assert list(rows) == ["base", "short"]
     assert "too long" not in rows["base"]["note"]
 
 

@@ -15,7 +15,7 @@ from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.recipe import Recipe
 from polyhead.sections import DistillSection
-from polyhead.train.distill import distilled, open_teachers, softened
+from polyhead.train.distill import Distilled, distilled, open_teachers, softened
 from polyhead.train.pipeline import run_training
 from polyhead.train.start import begin
 from polyhead.train.tasks.translation import Translation
@@ -52,6 +52,10 @@ def student(place: Path, out: str, **changes: Any) -> Recipe:
     )  # fmt: skip
 
 
+def taught(task: Any, recipe: Recipe) -> Distilled:
+    return distilled(task, recipe, open_teachers(recipe.distill), task.tokenizer)
+
+
 def test_softened_is_the_divergence_at_a_temperature() -> None:
     torch.manual_seed(0)
     q, p = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
@@ -71,10 +75,10 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     section = DistillSection(
         teacher=[str(place / "teacher")], **({"logits": 0.0, "labels": 0.0, "hidden": 0.0} | {weight: 2.0})
     )
-    wrapped = distilled(task, section, open_teachers(section), teacher.tokenizer, 0.0)
+    wrapped = taught(task, recipe.model_copy(update={"distill": section}))
     model = build(teacher.config, seed=5)
     batch = task.batch(task.plan(0)[0])
-    loss, asked = wrapped.loss(model, batch), batch.labels >= 0
+    loss, asked = wrapped.loss(model, wrapped.batch(task.plan(0)[0])), batch.labels >= 0
     with torch.no_grad():
         f, g = (
             m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
@@ -91,7 +95,7 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     torch.testing.assert_close(loss.total, 2 * wanted, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(loss.nll, nll, rtol=1e-4, atol=1e-3)
     loss.total.backward()
-    assert all(p.grad is None for p in wrapped.teachers[0].model.parameters())
+    assert all(p.grad is None for p in wrapped.teachers[0].run.model.parameters())
 
 
 def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:
@@ -133,7 +137,7 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     assert recipe.distill is not None
     task = Translation.open(recipe, teachers[0].tokenizer, Notes())
     only = recipe.distill.model_copy(update={"labels": 0.0, "temperature": 3.0})
-    wrapped = distilled(task, only, open_teachers(only), teachers[0].tokenizer, 0.0)
+    wrapped = taught(task, recipe.model_copy(update={"distill": only}))
     model = build(teachers[0].config, seed=5)
     batch = task.batch(task.plan(0)[0])
     asked = batch.labels >= 0
@@ -143,7 +147,8 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
         wanted = ((p + q) / 2) ** (1 / 3) / (((p + q) / 2) ** (1 / 3)).sum(-1, keepdim=True)
         said = own ** (1 / 3) / (own ** (1 / 3)).sum(-1, keepdim=True)
     divergence = 9 * (wanted * (wanted / said).log()).sum()
-    assert float(wrapped.loss(model, batch).total.detach()) == pytest.approx(float(divergence), rel=1e-4)
+    loss = wrapped.loss(model, wrapped.batch(task.plan(0)[0]))
+    assert float(loss.total.detach()) == pytest.approx(float(divergence), rel=1e-4)
     assert float((p - q).abs().max()) > 0.1
 
     run_training(
@@ -162,9 +167,7 @@ def test_of_several_teachers_the_mean_is_taught(place: Path) -> None:
     assert first != second
     assert share == pytest.approx(100 * own_bleu / max(first, second), abs=0.1)
     with pytest.raises(UserError, match="vectors with those of one teacher, and here are 2"):
-        distilled(
-            task, only.model_copy(update={"hidden": 1.0}), open_teachers(only), teachers[0].tokenizer, 0.0
-        )
+        taught(task, recipe.model_copy(update={"distill": only.model_copy(update={"hidden": 1.0})}))
 
 
 def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> None:
@@ -173,10 +176,10 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
     teacher = ph.load(place / "teacher")
     task = Translation.open(recipe, teacher.tokenizer, Notes())
     fool = build(teacher.config, seed=9)
-    wrapped = distilled(task, recipe.distill, open_teachers(recipe.distill), teacher.tokenizer, 0.0)  # type: ignore[arg-type]
-    wrapped.teachers[0].model = fool.eval()
+    wrapped = taught(task, recipe)
+    wrapped.teachers[0].run.model = fool.eval()
     model = build(teacher.config, seed=10)
-    batch = task.batch(task.plan(0)[0])
+    batch = wrapped.batch(task.plan(0)[0])
     before = float(wrapped.loss(model, batch).total.detach())
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(40):
@@ -189,7 +192,9 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
 def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path)
     run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(
+        UserError, match=r"another tokenizer than the student; begin with it \(start: ...\), or let"
+    ):
         run_training(
             student(place, "no").model_copy(
                 update={"distill": DistillSection(teacher=[str(tmp_path / "other")])}

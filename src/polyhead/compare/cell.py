@@ -106,8 +106,7 @@ def fixed_steps(
         flops = measure.flops_per_token(model, compared(recipe.task.name).typical(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         if recipe.distill:
-            teachers, smoothing = open_teachers(recipe.distill, "cpu"), recipe.train.label_smoothing or 0.0
-            task = distilled(task, recipe.distill, teachers, tokenizer, smoothing)
+            task = distilled(task, recipe, open_teachers(recipe.distill, "cpu"), tokenizer)
         budget = Budget(*asked["budget"])
         facts |= steps_for(budget, recipe, model, task, flops)
         if asked.get("steps"):  # those of the same design's first seed: all seeds learn equally long

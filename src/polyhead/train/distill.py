@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,28 @@ from polyhead.errors import UserError, at
 from polyhead.loading import load
 from polyhead.models.ensemble import log_mean
 from polyhead.nn.loss import Loss, classification
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.tasks.base import RunTask, Scores
+from polyhead.train.tasks.base import OfWholeTexts, RunTask, Scores
 
 BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")  # measures of which more is better
 ROUNDS = 3
+
+
+class Teacher(NamedTuple):
+    """A run, and the task as it reads it: that of the student, or the same texts in its own tokens."""
+
+    run: Run
+    task: RunTask
+
+
+class Taught(NamedTuple):
+    """A batch as the student reads it, and as each teacher does."""
+
+    own: Any
+    theirs: tuple[Any, ...]
 
 
 class Distilled:
@@ -32,12 +47,12 @@ class Distilled:
     """
 
     def __init__(
-        self, task: RunTask, teachers: Sequence[Run], config: DistillSection, smoothing: float = 0.0
+        self, task: RunTask, teachers: Sequence[Teacher], config: DistillSection, smoothing: float = 0.0
     ) -> None:
         self.task, self.teachers, self.config, self.smoothing = task, teachers, config, smoothing
         self.identity, self.title, self.labels, self.use = task.identity, task.title, task.labels, task.use
         for teacher in teachers:
-            teacher.model.requires_grad_(False)
+            teacher.run.model.requires_grad_(False)
 
     def plan(self, epoch: int) -> Sequence[Any]:
         return self.task.plan(epoch)
@@ -48,23 +63,29 @@ class Distilled:
     def deal(self, rows: Any, n: int) -> list[Any]:
         return self.task.deal(rows, n)
 
-    def batch(self, rows: Any) -> Any:
-        return self.task.batch(rows)
+    def batch(self, rows: Any) -> Taught:
+        own = self.task.batch(rows)
+        return Taught(
+            own, tuple(own if one.task is self.task else one.task.batch(rows) for one in self.teachers)
+        )
 
-    def count(self, batch: Any) -> int:
-        return self.task.count(batch)
+    def count(self, batch: Taught) -> int:
+        return self.task.count(batch.own)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return self.task.evaluate(model)
 
-    def scores(self, model: nn.Module, batch: Any) -> Scores:
-        return self.task.scores(model, batch)
+    def scores(self, model: nn.Module, batch: Taught) -> Scores:
+        return self.task.scores(model, batch.own)
 
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
+    def loss(self, model: nn.Module, batch: Taught) -> Loss:
         """The sum of all three; nll is that of the labels, as without a teacher."""
-        c, said = self.config, self.task.scores(model, batch)
+        c, said = self.config, self.task.scores(model, batch.own)
         with torch.no_grad():
-            taught = [self.task.scores(teacher.model, batch) for teacher in self.teachers]
+            taught = [
+                teacher.task.scores(teacher.run.model, theirs)
+                for teacher, theirs in zip(self.teachers, batch.theirs, strict=True)
+            ]
         own = classification(said.logits, said.labels, self.smoothing)
         soft = softened(said.logits, log_mean([one.logits for one in taught]), c.temperature)
         total = c.logits * soft + c.labels * own.total
@@ -75,12 +96,12 @@ class Distilled:
 
     def facts(self, run: Run) -> dict[str, str]:
         """Those of the task, and what the student has of its teacher: size, speed, and the share of quality."""
-        models = [run.model, *(teacher.model for teacher in self.teachers)]
+        everyone = [Teacher(run, self.task), *self.teachers]
         whose = "teacher's" if len(self.teachers) == 1 else "teachers'"
-        own, *others = (sum(p.numel() for p in model.parameters()) for model in models)
+        own, *others = (sum(p.numel() for p in one.run.model.parameters()) for one in everyone)
         with torch.inference_mode():
-            measured = [self.task.evaluate(model) for model in models]
-            seconds = [[_time(self.task, model) for model in models] for _ in range(ROUNDS)]
+            measured = [one.task.evaluate(one.run.model) for one in everyone]
+            seconds = [[_time(one) for one in everyone] for _ in range(ROUNDS)]
         faster = statistics.median(sum(theirs) / ours for ours, *theirs in seconds)
         report = {
             "parameters": f"{own:,}, the {whose} {sum(others):,}: {1 - own / sum(others):.0%} smaller",
@@ -116,42 +137,59 @@ def open_teachers(config: DistillSection | None, device: str = "auto") -> list[R
         return [load(one, device=device) for one in config.teacher] if config else []
 
 
-def distilled(
-    task: RunTask,
-    config: DistillSection,
-    teachers: Sequence[Run],
-    tokenizer: Tokenizer,
-    smoothing: float,
-) -> Distilled:
-    """The task with its teachers; a UserError where they do not know the same tokens or classes."""
+def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer: Tokenizer) -> Distilled:
+    """The task of a recipe with its teachers; a UserError where they do not know the same tokens or classes.
+
+    A class is that of a whole text, so a teacher of classes may know other tokens than its student.
+    """
+    config = recipe.distill
+    assert config is not None
     if config.hidden and len(config.teacher) > 1:
         raise UserError(
             f"distill.hidden compares vectors with those of one teacher, and here are {len(config.teacher)}"
         )
-    for name, teacher in zip(config.teacher, teachers, strict=True):
-        if teacher.tokenizer.sha256 != tokenizer.sha256:
-            raise UserError(
-                f"distill.teacher: {name} has another tokenizer than the student; begin with it (start: ...), "
-                "or let the teacher write the training text (polyhead translate) and learn from that"
-            )
-        if teacher.config.labels != task.labels:
-            raise UserError(
-                f"distill.teacher: the classes of {name} are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}"
-            )
-    return Distilled(task, teachers, config, smoothing)
+    return Distilled(
+        task,
+        [
+            Teacher(run, _read_by(run, name, task, recipe, tokenizer))
+            for name, run in zip(config.teacher, teachers, strict=True)
+        ],
+        config,
+        recipe.train.label_smoothing or 0.0,
+    )
+
+
+def _read_by(teacher: Run, name: str, task: RunTask, recipe: Recipe, tokenizer: Tokenizer) -> RunTask:
+    """The task as a teacher reads it."""
+    if teacher.config.labels != task.labels:
+        raise UserError(
+            f"distill.teacher: the classes of {name} are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}"
+        )
+    if teacher.tokenizer.sha256 == tokenizer.sha256:
+        return task
+    assert recipe.distill is not None
+    if not isinstance(task, OfWholeTexts):
+        way_out = "or let the teacher write the training text (polyhead translate) and learn from that"
+    elif recipe.distill.hidden:
+        way_out = "or leave distill.hidden at 0, which compares the vectors of each token"
+    else:
+        return task.read_by(teacher, recipe)
+    raise UserError(
+        f"distill.teacher: {name} has another tokenizer than the student; begin with it (start: ...), {way_out}"
+    )
 
 
 def check_widths(task: Distilled, d_model: int) -> None:
     """Vectors are compared where both models have as many features."""
-    width = task.teachers[0].config.d_model
+    width = task.teachers[0].run.config.d_model
     if task.config.hidden and width != d_model:
         raise UserError(
             f"distill.hidden compares vectors, and the student has {d_model} features, the teacher {width}"
         )
 
 
-def _time(task: RunTask, model: nn.Module) -> float:
+def _time(one: Teacher) -> float:
     """Seconds that the validation text takes."""
     start = time.perf_counter()
-    task.evaluate(model)
+    one.task.evaluate(one.run.model)
     return time.perf_counter() - start

@@ -90,8 +90,8 @@ def run_training(
                 max(known, tokenizer.vocab_size), task.labels
             )  # published rows may be more
             if recipe.distill:
-                smoothing = recipe.train.label_smoothing or 0.0
-                task = distilled(task, recipe.distill, teachers, tokenizer, smoothing)
+                untaught = task
+                task = ranks.in_turn(lambda: distilled(untaught, recipe, teachers, tokenizer))
                 check_widths(task, config.d_model)
             model = build(config, recipe.train.seed).to(device)
             run = Run(model, tokenizer, recipe.generation, recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -36,6 +36,15 @@ class RunTask(Task, Protocol):
 
     def facts(self, run: Run) -> dict[str, str]:
         """What is measured of the final weights, besides the loss, for people to read."""
+        ...
+
+
+@runtime_checkable
+class OfWholeTexts(RunTask, Protocol):
+    """A task that asks for something of whole texts, whatever tokens they are made of."""
+
+    def read_by(self, other: Run, recipe: Recipe) -> RunTask:
+        """The same texts, row by row, in the tokens of another model."""
         ...
 
 

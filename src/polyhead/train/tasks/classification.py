@@ -104,6 +104,13 @@ class Classification:
         report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
         return task
 
+    def read_by(self, other: Run, recipe: Recipe) -> Classification:
+        """The same texts, row by row, in the tokens of another model, none of them hidden."""
+        model = recipe.model.model_copy(update={"max_len": other.config.max_len})
+        itself = recipe.model_copy(update={"model": model})
+        train, valid = (store_of(itself, split, self.labels, other.tokenizer) for split in ("train", "valid"))
+        return Classification(train, valid, self.labels, other.tokenizer, self.config)
+
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
         return self.batches(self.train, epoch)

@@ -1,0 +1,94 @@
+"""A classifier learns from teachers of other tokens: the loss by its formula, from texts that each reads for itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train.conftest import Notes
+from tests.train.test_classification import learned, place, recipe  # noqa: F401  # fixtures
+
+import polyhead as ph
+from polyhead.errors import UserError
+from polyhead.models import build
+from polyhead.recipe import Recipe
+from polyhead.registry import TASK
+from polyhead.train.distill import distilled, open_teachers
+from polyhead.train.pipeline import run_training
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+TASK_OF = {"name": "classification", "token_dropout": 0.5}
+
+
+@pytest.fixture(scope="module")
+def teachers(unsynced: None, place: Path, learned: Any) -> list[Path]:  # noqa: F811
+    """One with the student's tokens, and one of characters that reads no more than 16 of them."""
+    other = recipe(
+        place, "chars", model={"max_len": 16, "segments": 2}, train={"steps": 60, "save_every": 50}
+    ).model_dump(mode="json")
+    run_training(Recipe.model_validate(other | {"tokenizer": {"kind": "char"}}), report=Notes())
+    return [learned[0], place / "chars"]
+
+
+def student(place: Path, names: list[Path], out: str = "student", **changes: Any) -> Recipe:  # noqa: F811
+    asked = {"teacher": [str(name) for name in names], "temperature": 3.0, "labels": 0.25} | changes
+    plain = recipe(place, out, task=TASK_OF, train={"steps": 12}).model_dump(mode="json")
+    return Recipe.model_validate(plain | {"distill": asked})
+
+
+def test_each_teacher_reads_the_text_in_its_own_tokens(place: Path, teachers: list[Path]) -> None:  # noqa: F811
+    """Against classify(), which reads the lines of the file itself; nothing is hidden from a teacher of other tokens."""
+    asked = student(place, teachers[1:])
+    tokenizer = ph.load(teachers[0]).tokenizer
+    task = TASK.get("classification").open(asked, tokenizer, Notes())
+    wrapped = distilled(task, asked, open_teachers(asked.distill), tokenizer)
+    assert wrapped.teachers[0].run.tokenizer.sha256 != tokenizer.sha256
+    lines = [line.split("\t") for line in (place / "train.tsv").read_text().splitlines()[1:]]
+    model = build(asked.model.with_vocabulary(tokenizer.vocab_size, task.labels), seed=5).eval()
+    for rows in wrapped.plan(0)[:3]:
+        torch.manual_seed(8)
+        batch = wrapped.batch(rows)
+        torch.manual_seed(8)
+        plain = task.batch(rows)
+        torch.testing.assert_close(
+            batch.own.given.tokens, plain.given.tokens
+        )  # the draws are those of the student
+        texts, labels = [lines[row][1] for row in rows], [lines[row][0] for row in rows]
+        told = ph.load(teachers[1]).classify(texts)
+        p = torch.tensor(
+            [[one.probabilities[label] for label in task.labels] for one in told], dtype=torch.float64
+        )
+        with torch.no_grad():
+            q = task.scores(model, plain).logits.double().softmax(-1)
+        soft_p, soft_q = ((x ** (1 / 3)) / (x ** (1 / 3)).sum(-1, keepdim=True) for x in (p, q))
+        right = q.gather(1, torch.tensor([[task.labels.index(label)] for label in labels]))
+        wanted = 9 * (soft_p * (soft_p / soft_q).log()).sum() - 0.25 * right.log().sum()
+        loss = wrapped.loss(model, batch)
+        assert float(loss.total.detach()) == pytest.approx(float(wanted), rel=1e-4)
+        assert float(loss.nll.detach()) == pytest.approx(-float(right.log().sum()), rel=1e-4)
+        assert loss.count == wrapped.count(batch) == len(rows)
+
+
+def test_a_run_of_teachers_of_both_kinds_is_reported(place: Path, teachers: list[Path]) -> None:  # noqa: F811
+    """Each teacher is measured as its own run was."""
+    notes = Notes()
+    run, _ = run_training(student(place, teachers), report=notes)
+    assert run.tokenizer.vocab_size == 300
+    card = (run.recipe.out / "README.md").read_text()  # type: ignore[union-attr]
+    measured = re.search(r"valid accuracy beside the teachers' \| [\d.]+ and ([\d.]+), ([\d.]+)", card)
+    assert measured is not None
+    own = [
+        re.search(r"valid accuracy \| ([\d.]+)", (name / "README.md").read_text())[1]  # type: ignore[index]
+        for name in teachers
+    ]
+    assert list(measured.groups()) == own
+    assert own[0] != own[1]
+
+
+def test_vectors_of_other_tokens_are_not_compared(place: Path, teachers: list[Path]) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=r"another tokenizer .* or leave distill\.hidden at 0"):
+        run_training(student(place, teachers[1:], "none", hidden=1.0), report=Notes())
