@@ -73,6 +73,16 @@ def test_each_teacher_reads_the_text_in_its_own_tokens(place: Path, teachers: li
         assert loss.count == wrapped.count(batch) == len(rows)
 
 
+def test_a_teacher_of_the_same_tokens_reads_what_the_student_reads(place: Path, teachers: list[Path]) -> None:  # noqa: F811
+    """With what is hidden from it."""
+    asked, tokenizer = student(place, teachers), ph.load(teachers[0]).tokenizer
+    task = TASK.get("classification").open(asked, tokenizer, Notes())
+    batch = distilled(task, asked, open_teachers(asked.distill), tokenizer).batch(task.plan(0)[0])
+    assert batch.theirs[0] is batch.own
+    hidden = [(one.given.tokens == tokenizer.mask_id).any() for one in batch.theirs]
+    assert hidden == [True, False]
+
+
 def test_a_run_of_teachers_of_both_kinds_is_reported(place: Path, teachers: list[Path]) -> None:  # noqa: F811
     """Each teacher is measured as its own run was."""
     notes = Notes()
