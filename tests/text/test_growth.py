@@ -6,7 +6,6 @@ What the libraries do cannot be counted, so it is timed: by the processor, gener
 from __future__ import annotations
 
 import time
-from statistics import median
 
 import pytest
 
@@ -54,5 +53,8 @@ def test_a_text_twice_as_long_takes_about_twice_as_long(trained, kind, family, m
             given = (unit * (size // len(unit) + 1))[:size]
             took.append(seconds(way, tokenizer.encode([given])[0] if name == "decode" else given))
         # a library whose time is the square of its text takes seconds for the longest, and four times as long each time
-        assert median(took) < 0.005 or took[2] / took[0] < 3.5**2, (name, took)
+        assert took[2] < 0.1 or took[2] / took[0] < 3.5**2, (
+            name,
+            took,
+        )  # less than that says little beside other work
         assert took[2] < 2, (name, took)
