@@ -18,7 +18,7 @@ from polyhead.compare.curves import flops_of_step, late, points
 from polyhead.compare.page import write_page
 from polyhead.compare.pareto import COSTS, Dot, frontier, pareto_chart
 from polyhead.compare.plan import Plan, Row, make_plan
-from polyhead.compare.table import WIDTH, memory, seconds, short, table
+from polyhead.compare.table import WIDTH, _fitting, memory, seconds, short, table
 from polyhead.compare.tasks.base import compared
 
 
@@ -82,6 +82,21 @@ def test_the_table_fits_120_columns_and_is_aligned(plan: Plan, seeds: int) -> No
     assert "4.35M" in cost.splitlines()[1]
     assert text.endswith("<b>bad</b>: cannot be built: no <such> thing")
     assert all(len(line) <= WIDTH for line in text.splitlines())
+
+
+def test_the_last_intervals_make_room_for_names() -> None:
+    given = [
+        ("loss", "1.5"),
+        ("95 %", "f" * 40),
+        ("BLEU", "20"),
+        ("95 %", "s" * 40),
+        ("chrF", "40"),
+        ("95 %", "t" * 40),
+    ]
+    columns = [(title, lambda _, value=value: value) for title, value in given]
+    kept = _fitting([{"name": "n" * 40}], columns)
+    assert [show({}) for _, show in kept] == ["1.5", "f" * 40, "20", "40"]
+    assert _fitting([{"name": "n"}], columns[:4]) == columns[:4]
 
 
 @pytest.mark.parametrize(

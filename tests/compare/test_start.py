@@ -110,6 +110,8 @@ def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -
     for vary, key in (("start=nowhere", "start.run"), ("distill={teacher: nowhere}", "distill.teacher")):
         assert main(["compare", "tune.yaml", "--vary", vary, "--plan"]) == 2
         assert capsys.readouterr().err == f"polyhead: {key}: no run directory 'nowhere'\n"
+    assert main(["compare", "tune.yaml", "data.train=nowhere.txt", "--vary", "lr=1e-3"]) == 2
+    assert "nowhere.txt" in capsys.readouterr().err
     rows = compared(capsys, "--vary", "d_model=32", "--vary", "data.max_len=13", "--budget", "1steps")
     assert rows["d_model=32"]["status"] == "failed"
     assert rows["max_len=13"]["status"] == "failed"

@@ -267,6 +267,15 @@ def test_of_one_text_nothing_is_called_significant() -> None:
             assert row[f"{of.name}_p"] is None
 
 
+def test_what_is_the_mean_of_a_token_does_not_compare_across_tokenizers() -> None:
+    apart = {name: [of.name for of in compared(name).measures if not of.across] for name in COMPARED.names()}
+    recovered = ["loss", "accuracy"]
+    assert apart == {
+        "translation": ["loss"], "language-model": ["loss"], "classification": [],
+        "masked-lm": recovered, "denoising": recovered, "chat": recovered,
+    }  # fmt: skip
+
+
 @pytest.mark.usefixtures("texts", "in_process")
 def test_texts_of_an_unknown_label_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with Path("test.tsv").open("a") as file:
