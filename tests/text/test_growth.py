@@ -52,9 +52,7 @@ def test_a_text_twice_as_long_takes_about_twice_as_long(trained, kind, family, m
         for size in (most // 4, most // 2, most):
             given = (unit * (size // len(unit) + 1))[:size]
             took.append(seconds(way, tokenizer.encode([given])[0] if name == "decode" else given))
-        # a library whose time is the square of its text takes seconds for the longest, and four times as long each time
-        assert took[2] < 0.1 or took[2] / took[0] < 3.5**2, (
-            name,
-            took,
-        )  # less than that says little beside other work
+        # a library whose time is the square of its text takes seconds for the longest, and four times as long each time;
+        # below a tenth of a second other work on the machine says more than the text
+        assert took[2] < 0.1 or took[2] / took[0] < 3.5**2, (name, took)
         assert took[2] < 2, (name, took)
