@@ -109,33 +109,65 @@ def test_after_a_storm_of_those_who_leave_everything_is_free_and_the_others_were
     assert speaker.service.meters.aborted.labels("disconnect")._value.get() > aborted
 
 
+def little_buffer(live, body):
+    """A request whose answer the system keeps almost nothing of until it is read."""
+    sock = socket.socket()
+    sock.settimeout(30)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(live.sock.getsockname()[:2])
+    content = json.dumps(body).encode()
+    sock.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(content) + content
+    )
+    return sock
+
+
+LONG = BODY | {"prompt": "a", "n": 8, "max_tokens": 100_000, "truncate": True, "logprobs": 0}  # 100 kB; 600 kB as a stream
+
+
 @pytest.mark.acceptance("E2")
-def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving):
-    with serving(runs["decoder"], limits=Limits(write_time=0.3, max_tokens=100_000)) as live:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(live.sock.getsockname()[:2])
-        body = json.dumps(
-            {
-                "prompt": "a",
-                "max_tokens": 100_000,
-                "n": 8,
-                "stream": True,
-                "truncate": True,
-                "stop": ["never said"],
-                "logprobs": 0,
-            }
-        ).encode()
-        sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            % len(body)
-            + body
-        )
-        live.until(lambda: live.service.driver.running == 1, "it runs")
+@pytest.mark.parametrize("said", [False, True], ids=["while the model speaks", "when all has been said"])
+def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, slowly, said):
+    limits = Limits(write_time=4.0 if said else 0.3, max_tokens=100_000)
+    with serving(runs["decoder"], limits=limits) as live, slowly(live) as engine:
+        sock = little_buffer(live, LONG | {"stream": True})
+        live.until(lambda: engine.entered == 1, "it runs")
+        engine.let(100_000 if said else 400)  # more than is taken without being read
+        if said:
+            live.idle()
+        disconnected = live.service.meters.aborted.labels("disconnect")._value
+        live.until(lambda: disconnected.get() == 1, "it was cut off")
+        engine.let(100_000)
         live.idle()
-        live.until(
-            lambda: live.service.meters.aborted.labels("disconnect")._value.get() == 1, "it was cut off"
-        )
+        assert said or engine.steps <= 401
+        sock.close()
+
+
+@pytest.mark.acceptance("E2")
+def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, serving, monkeypatch):
+    monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
+    with serving(runs["decoder"], limits=Limits(write_time=0.3, max_tokens=100_000)) as live:
+        sock = little_buffer(live, LONG | {"max_tokens": 150})
+        connections = live.server.server_state.connections
+        live.until(lambda: len(connections) == 1, "it is there")
+        live.until(lambda: not connections, "it was cut off")
+        sock.close()
+
+
+@pytest.mark.acceptance("E2")
+def test_who_reads_slowly_gets_all(runs, serving, monkeypatch):
+    monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
+    with serving(runs["decoder"], limits=Limits(write_time=1.0, max_tokens=100_000)) as live:
+        wanted = live.ask("/v1/completions", LONG).json()["choices"]
+        sock, answer = little_buffer(live, LONG), b""
+        while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+            time.sleep(0.05)
+            piece = sock.recv(4096)
+            assert piece, "cut off"
+            answer += piece
+        assert len(answer) > 80_000  # two seconds
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"] == wanted
         sock.close()
 
 

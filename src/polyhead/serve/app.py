@@ -76,6 +76,8 @@ class App:
                     503, "shutting_down", "the service has been shut down", headers={"retry-after": "5"}
                 )
             work.result()
+            if not call.whole:
+                raise Gone
         finally:
             work.cancel()
             leaves.cancel()

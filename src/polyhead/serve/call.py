@@ -30,7 +30,8 @@ class Call:
         given = self.headers.get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.code = 0  # of the answer, once it has begun
-        self.streams = self.whole = False  # answers by events; has been answered to the end
+        self.streams = False  # answers by events
+        self.left = self.whole = False  # the client has left; it was answered to the end before
         self.warnings: list[str] = []
 
     def check_head(self, limits: Limits) -> None:
@@ -73,6 +74,7 @@ class Call:
         """Return when the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self.left = True
 
     async def reply(self, value: Any, code: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """The answer, as JSON."""
@@ -124,8 +126,8 @@ class Call:
         await self._send({"type": "http.response.start", "status": code, "headers": raw})
 
     async def _write(self, content: bytes, more: bool = True) -> None:
-        self.whole = not more
         await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        self.whole = not (more or self.left)  # what is written to nobody is dropped in silence
 
 
 class Gone(Exception):

@@ -34,6 +34,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 return
             sock = transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
+            transport.set_write_buffer_limits(high=0)  # whatever the system does not take has its deadline
             self._reads = self.loop.call_later(limits.header_time, self._cut)
 
         def data_received(self, data: bytes) -> None:
@@ -51,7 +52,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._writes = self._writes or self.loop.call_later(limits.write_time, self._cut)
+            if self._writes is None:
+                self._watch()
 
         def resume_writing(self) -> None:
             super().resume_writing()
@@ -70,6 +72,16 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 self._reads = self.loop.call_later(
                     limits.header_time if begun else limits.body_time, self._cut
                 )
+
+        def _watch(self) -> None:
+            """Cut the connection when nothing more has been read of what lies ready for as long as that may be."""
+            unread = self.transport.get_write_buffer_size()
+
+            def late() -> None:
+                reads = self.transport.get_write_buffer_size() < unread
+                self._watch() if reads else self._cut()
+
+            self._writes = self.loop.call_later(limits.write_time, late)
 
         def _refuse(self, refusal: Refusal) -> None:
             """Answer what never became a request, and hang up."""
