@@ -24,6 +24,7 @@ from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
+from polyhead.train.distill import distilled, open_teachers
 from polyhead.train.loop import total_steps
 from polyhead.train.reporting import Reporters
 
@@ -253,6 +254,57 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
     assert f"{whole.parameters:,} parameters, {learn:,} of them or beside them learn" in next(lines(part))
     assert "learn" not in next(lines(whole))
     assert "(2 x forward)" in "\n".join(lines(part))
+
+
+def taught(name: str, teachers: list[str], sizes: list[int], *changes: str) -> Recipe:
+    """A recipe with teachers, which are saved here: the first of its own tokens, the others of characters."""
+    tokenizer, task = opened(load_recipe(f"{name}.yaml"))
+    model = load_recipe(f"{name}.yaml").model
+    for number, (teacher, size) in enumerate(zip(teachers, sizes, strict=True)):
+        own = train_tokenizer(["abcdefghijklmnopqrstuvwxyz "], Choice("char"), 300) if number else tokenizer
+        config = model.model_copy(update={"d_model": size}).with_vocabulary(own.vocab_size, task.labels)
+        Run(build(config, 1), own, GenerationConfig()).save(Path(teacher))
+    return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *changes])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -> None:
+    plain = plan(load_recipe(f"{name}.yaml", ["train.accumulate=2"]), probe=False)
+    names, sizes = (["a", "b"], [32, 48]) if name == "classification" else (["a"], [32])
+    recipe = taught(name, names, sizes, "train.accumulate=2")
+    made = plan(recipe, seconds=0.01, decode_rows=(1,))
+    runs = open_teachers(recipe.distill)
+    tokenizer, task = opened(recipe)
+    wrapped, total = distilled(task, recipe, runs, tokenizer), 0
+    epoch = wrapped.plan(0)
+    assert len(epoch) <= texts.LOOKED_AT, "all are looked at"
+    for rows in epoch:
+        for run, batch in zip(runs, wrapped.batch(rows).theirs, strict=True):
+            if name == "translation" or name == "denoising":
+                load = Load(*batch.target.shape, batch.source.size(1), task.count(batch))
+            elif name == "classification":
+                load = Load(*batch.given.tokens.shape, asked=len(rows))
+            else:
+                load = Load(*batch.tokens.shape, asked=task.count(batch))
+            total += sum(work.total for work in forward(run.config, load))
+    assert made.operations.teachers == pytest.approx(2 * total / len(epoch), rel=0.01)
+    assert made.operations.step - made.operations.teachers == pytest.approx(plain.operations.step, rel=0.01)
+    held = sum(x.nbytes for run in runs for x in [*run.model.parameters(), *run.model.buffers()])
+    assert made.memory == plain.memory._replace(teachers=held)
+    assert made.memory.total == (plain.memory.total or 0) + held
+    assert made.time is not None
+    text = "\n".join(lines(made))
+    assert f"(3 x forward and {scaled(made.operations.teachers)}FLOPs of teachers)" in text
+    assert f"\n  teachers    {scaled(held):>7}B\n" in text
+    assert "teachers" not in "\n".join(lines(plain))
+
+
+def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home: Path) -> None:
+    recipe = taught("classification", ["a"], [32])
+    (home / "t.tsv").unlink()
+    made = plan(recipe, probe=False)
+    assert made.memory.teachers == made.operations.teachers == 0
+    assert "what the teachers need is not known without the text" in made.notes
 
 
 @pytest.mark.parametrize(

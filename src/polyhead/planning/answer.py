@@ -23,6 +23,7 @@ class Operations(NamedTuple):
     rule: float  # the same by 6 N a token
     run: float | None
     times: int  # a forward pass that an update costs
+    teachers: float  # of step, what teachers need
 
 
 class Decoding(NamedTuple):

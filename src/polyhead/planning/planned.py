@@ -13,7 +13,7 @@ from polyhead.analysis import sizes
 from polyhead.analysis.cost import decoding as cost_of_decoding
 from polyhead.analysis.cost.communication import Layout, traffic
 from polyhead.analysis.cost.flops import ADAPTED, TRAINING, forward
-from polyhead.analysis.cost.memory import literature, training_memory
+from polyhead.analysis.cost.memory import literature, training_memory, weights
 from polyhead.analysis.cost.weightless import counted
 from polyhead.analysis.cost.work import Load, Unknown, Work
 from polyhead.config import ModelConfig
@@ -21,7 +21,7 @@ from polyhead.errors import UserError
 from polyhead.planning import probe as probes
 from polyhead.planning.answer import Decoding, Operations, Plan, Time
 from polyhead.planning.probe import Clock
-from polyhead.planning.subject import Subject, alone, opened, unread
+from polyhead.planning.subject import Subject, alone, load_of, opened, unread
 from polyhead.planning.texts import missing, open_texts
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import CACHE, Choice
@@ -100,7 +100,9 @@ def _of(
     works, known = _works(config, largest, notes)
     spent = [known(load) for load in loads]
     times = ADAPTED if train.adapt else TRAINING
-    step = times * train.accumulate * sum(spent) / len(spent)
+    passes = train.accumulate * sum(spent) / len(spent)
+    teaching = train.accumulate * _teaching(subject, notes)
+    step = times * passes + teaching
     steps = subject.steps
     both = 2 if config.kind == "encoder-decoder" else 1
     active = sizes.active(config)
@@ -112,7 +114,7 @@ def _of(
         precision=precision,
         ema=bool(train.ema),
         prepare=lambda model: prepare(model, train),
-    )
+    )._replace(teachers=sum(weights(teacher.run.model) for teacher in subject.teachers))
     if memory.activations is None:
         notes.append("activations are not known: a part keeps what is only known when it is there")
     forward_flops = known(largest)
@@ -124,6 +126,7 @@ def _of(
         rule,
         None if steps is None else step * steps,
         times,
+        teaching,
     )
     sent = None
     if layout is not None:
@@ -137,7 +140,7 @@ def _of(
                 f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare"
             )
         elif subject.some:
-            taken = _time(subject, spent, step / times, steps, context, decode_rows, seconds, clock)
+            taken = _time(subject, spent, passes, steps, context, decode_rows, seconds, clock)
     return Plan(
         subject.name, parameters, active, parts, precision, largest, subject.mean, train.accumulate, train.optimizer, subject.batches,
         subject.labels,
@@ -163,6 +166,17 @@ def _works(config: ModelConfig, largest: Load, notes: list[str]) -> tuple[list[W
     )
     works = [Work("all parts, counted", 1, total, "")]
     return works, lambda load: total * load.tokens // largest.tokens
+
+
+def _teaching(subject: Subject, notes: list[str]) -> float:
+    """The operations of all teachers, who pass forward alone, in a mean batch."""
+    total = 0
+    for i, teacher in enumerate(subject.teachers):
+        config = teacher.run.config
+        loads = [load_of(config, teacher.task, batch.theirs[i]) for _, _, batch in subject.some]
+        _, known = _works(config, loads[0], notes)
+        total += sum(map(known, loads))
+    return total / max(1, len(subject.some))
 
 
 def _time(

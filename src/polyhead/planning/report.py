@@ -57,7 +57,8 @@ def _operations(plan: Plan) -> Iterator[str]:
     hidden = f"; {scaled(found.unseen)} of them in pairs that the mask hides" if found.unseen else ""
     yield f"  {'all':<{width}}  {scaled(found.forward):>8}{hidden}"
     each = found.step / max(plan.labels, 1)
-    yield f"training: {scaled(found.step)}FLOPs an update ({found.times} x forward), {scaled(each)}FLOPs a label; 6N says {scaled(found.rule)}FLOPs"
+    beside = f" and {scaled(found.teachers)}FLOPs of teachers" if found.teachers else ""
+    yield f"training: {scaled(found.step)}FLOPs an update ({found.times} x forward{beside}), {scaled(each)}FLOPs a label; 6N says {scaled(found.rule)}FLOPs"
     if found.run is not None:
         assert plan.steps is not None
         yield f"          {found.run:.3g} FLOPs in {plan.steps:,} updates; 6N says {found.rule * plan.steps:.3g}"
@@ -80,6 +81,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         )
         yield f"  activations {scaled(memory.activations):>7}B{said}"
     yield f"  loss        {scaled(memory.loss):>7}B"
+    if memory.teachers:
+        yield f"  teachers    {scaled(memory.teachers):>7}B"
     if memory.total is not None:
         yield f"  all         {scaled(memory.total):>7}B"
 

@@ -13,6 +13,7 @@ from polyhead.planning.texts import Texts
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import Choice
 from polyhead.run import Run
+from polyhead.train.distill import Distilled, Taught, Teacher
 from polyhead.train.loop import Task
 
 BLANK = 1 << 24  # tokens of a batch without a text that is still made
@@ -36,6 +37,11 @@ class Subject(NamedTuple):
     def loads(self) -> list[Load]:
         """Of the batches that stand for all."""
         return [load for load, _, _ in self.some] or [self.largest]
+
+    @property
+    def teachers(self) -> list[Teacher]:
+        """Those it learns from."""
+        return list(self.task.teachers) if isinstance(self.task, Distilled) else []
 
     @property
     def mean(self) -> Load:
@@ -87,6 +93,8 @@ def unread(recipe: Recipe, origin: Run | None, notes: list[str]) -> Subject:
         load = load._replace(asked=rows)
     elif mask := recipe.task.options.get("mask"):
         load = load._replace(asked=max(1, round(mask * rows * length)))
+    if recipe.distill:
+        notes.append("what the teachers need is not known without the text")
     return _blank(
         recipe.out.name,
         config,
@@ -116,9 +124,8 @@ def _blank(
     context: int,
 ) -> Subject:
     task = Blank(config, load)
-    some = (
-        [(load, task.count(None), task.batch(None))] if load.tokens * max(1, train.accumulate) < BLANK else []
-    )
+    small = load.tokens * max(1, train.accumulate) < BLANK
+    some = [(load, task.count(None), task.batch(None))] if small else []
     return Subject(name, config, train, load, some, task, None, steps, cache, context)
 
 
@@ -132,8 +139,8 @@ def opened(recipe: Recipe, origin: Run | None, texts: Texts) -> Subject:
     if origin:
         known = max(texts.tokenizer.vocab_size, origin.config.vocab_size)
     config = recipe.model.with_vocabulary(known, texts.task.labels)
-    some = [(_load(config, texts.task, batch), texts.task.count(batch), batch) for batch in texts.some()]
-    largest = _load(config, texts.task, texts.hardest())
+    some = [(load_of(config, texts.task, batch), texts.task.count(batch), batch) for batch in texts.some()]
+    largest = load_of(config, texts.task, texts.hardest())
     context = min(recipe.data.max_len, config.max_len)
     return Subject(
         recipe.out.name,
@@ -149,9 +156,11 @@ def opened(recipe: Recipe, origin: Run | None, texts: Texts) -> Subject:
     )
 
 
-def _load(config: ModelConfig, task: Task, batch: Any) -> Load:
-    """How much a batch of a task is."""
+def load_of(config: ModelConfig, task: Task, batch: Any) -> Load:
+    """How much a batch of a task is to a model; to a student, what it reads itself."""
     asked = task.count(batch)
+    if isinstance(batch, Taught):
+        batch = batch.own
     if config.kind == "encoder-decoder":
         rows, length = batch.target.shape
         return Load(rows, length, batch.source.size(1), asked)

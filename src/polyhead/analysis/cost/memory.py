@@ -29,6 +29,7 @@ class Memory(NamedTuple):
     average: int  # of the weights, with train.ema
     activations: int | None  # None: a part fails on tensors without numbers
     loss: int  # gradients of the head and of what it reads, and the logits of a chunk
+    teachers: int = 0  # parameters and tables of the runs that teach it
 
     @property
     def total(self) -> int | None:
@@ -49,15 +50,19 @@ def training_memory(
         model = model_class(config)(config)
         prepare(model)
         every, learned = list(model.parameters()), [p for p in model.parameters() if p.requires_grad]
-        tables = sum(x.nbytes for x in model.buffers())
         return Memory(
-            sum(p.nbytes for p in every) + tables,
+            weights(model),
             sum(p.nbytes for p in learned),
             _state(model, optimizer),
             sum(p.nbytes for p in every) if ema else 0,
             _activations(model, config, load, precision),
             _loss(model, config, load, precision),
         )
+
+
+def weights(model: nn.Module) -> int:
+    """Bytes of parameters, and of tables that are no parameters."""
+    return sum(x.nbytes for held in (model.parameters(), model.buffers()) for x in held)
 
 
 def _state(model: nn.Module, optimizer: Choice) -> int:
