@@ -277,6 +277,12 @@ def test_what_is_the_mean_of_a_token_does_not_compare_across_tokenizers() -> Non
 
 
 @pytest.mark.usefixtures("texts", "in_process")
+def test_all_that_does_not_compare_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    compared_rows("masked-lm", "--vary", "tokenizer.kind=byte")
+    assert "\nloss, accuracy: not to be compared where tokens differ.\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("texts", "in_process")
 def test_texts_of_an_unknown_label_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with Path("test.tsv").open("a") as file:
         file.write("never\ta dog\n")
