@@ -123,7 +123,13 @@ def little_buffer(live, body):
     return sock
 
 
-LONG = BODY | {"prompt": "a", "n": 8, "max_tokens": 100_000, "truncate": True, "logprobs": 0}  # 100 kB; 600 kB as a stream
+LONG = BODY | {
+    "prompt": "a",
+    "n": 8,
+    "max_tokens": 100_000,
+    "truncate": True,
+    "logprobs": 0,
+}  # 100 kB; 600 kB as a stream
 
 
 @pytest.mark.acceptance("E2")
