@@ -262,6 +262,8 @@ async def faulty(place: SplitResult, name: str, mistake: Mistake, ends: Counter[
         good = False
     except ConnectionError:
         good = name in CUT_OFF
+    except asyncio.IncompleteReadError as error:
+        good, name = False, f"{name} ({error.partial[:400]!r})"
     writer.transport.abort()
     ends[name if good else f"{name}: otherwise"] += 1
 
