@@ -69,6 +69,18 @@ def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("begun", "in_process")
+def test_designs_begin_with_a_run_of_the_hub(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyhead.loading.fetch", {"somebody/one": Path("one")}.__getitem__)
+    same = ["train.lr=1e-12", "--budget", "1steps"]
+    rows = compared(capsys, "start=somebody/one", *same)
+    assert rows["base"]["loss"] == pytest.approx(
+        load("one").measure(open_text([Path("valid.en")], "file")).loss, rel=1e-5
+    )
+
+
+@pytest.mark.usefixtures("begun", "in_process")
 def test_a_model_may_have_more_rows_than_its_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
     one = load("one")
     config = one.config.model_copy(update={"vocab_size": one.config.vocab_size + 5})

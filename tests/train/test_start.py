@@ -100,6 +100,26 @@ def test_a_run_that_began_so_goes_on_bit_for_bit_even_without_its_start(first: P
         assert torch.equal(weights(on.model)[name], tensor), name
 
 
+def test_a_start_that_is_gone_is_missed_until_there_is_something_of_the_run_itself(
+    first: Path, tmp_path: Path
+) -> None:
+    """The recipe that a run has written says all of the model, so it could be trained from drawn weights unnoticed."""
+    place = tmp_path / "it"
+    shutil.copytree(first, place)
+    run_training(tuned(place, "later"), report=Notes())
+    shutil.rmtree(place / "first")
+    written = str(place / "later/recipe.yaml")
+    with pytest.raises(UserError, match=r"^start\.run: .*first"):
+        run_training(load_recipe(written, [f"out={place / 'again'}"]), report=Notes())
+    assert not (place / "again").exists()
+    for damaged in (True, False):
+        for path in (place / "later/checkpoints").glob("step-*"):
+            (path / "manifest.json").unlink() if damaged else shutil.rmtree(path)
+        (place / "later/model.safetensors").unlink(missing_ok=True)
+        with pytest.raises(UserError, match=r"^start\.run: .*first"):
+            run_training(load_recipe(written), resume=True, report=Notes())
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_a_factor_is_another_rate_and_nothing_else(optimizer: str) -> None:
     """Factor 0.5 on everything at twice the rate changes nothing; of two that overlap, the longer name counts."""

@@ -68,7 +68,8 @@ def run_training(
     ranks.use_threads(recipe.train.threads)
     device = device_of(recipe.train.device)
     out, checkpoints, first = recipe.out, recipe.out / "checkpoints", not ranks.rank
-    origin = ranks.in_turn(lambda: open_start(recipe))
+    begun = ranks.tell(lambda: resume and bool(checkpoint.steps(checkpoints)))
+    origin = ranks.in_turn(lambda: open_start(recipe, begun))
     recipe = resolved(recipe, origin)
     teachers = ranks.in_turn(lambda: open_teachers(recipe.distill, str(device)))
     before = check_directory(recipe, resume) if first else None
@@ -95,7 +96,10 @@ def run_training(
                 check_widths(task, config.d_model)
             model = build(config, recipe.train.seed).to(device)
             run = Run(model, tokenizer, recipe.generation, recipe)
-            if origin and recipe.start and not saved:
+            if recipe.start and not saved:
+                origin = origin or ranks.in_turn(
+                    lambda: open_start(recipe)
+                )  # of the checkpoints none was whole
                 told.say(begin(run.model, origin, recipe.start.every, recipe.train.adapt))
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,11 +26,9 @@ SHOWN = 3  # weights that are named where many do not fit
 INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")
 
 
-def open_start(recipe: Recipe) -> Run | None:
-    """The run that a recipe begins with. One that is gone is only missed where the recipe does not say all by itself."""
-    if recipe.start is None:
-        return None
-    if _complete(recipe) and not Path(recipe.start.run).exists():
+def open_start(recipe: Recipe, begun: bool = False) -> Run | None:
+    """The run that a recipe begins with. A run that has ``begun`` does not need it, if the recipe says all of the model."""
+    if recipe.start is None or (begun and _complete(recipe)):
         return None
     with at("start.run"):
         return load(recipe.start.run, device="cpu")
