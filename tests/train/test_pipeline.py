@@ -22,6 +22,7 @@ from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import read_metrics
+from polyhead.train.resume import check_directory
 from polyhead.train.signals import stop_on_signal
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -240,6 +241,30 @@ def test_a_resumed_recipe_with_other_keys_is_refused(
     begun(corpus, steps=2)
     with pytest.raises(UserError, match=re.escape(message)):
         run_training(small_recipe(corpus, **{"steps": 2, **change}), resume=True, report=Notes())
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("data.max_len=20", "data.max_len differs"),
+        ("task.mask=0.5", "task differs"),
+        ("distill.temperature=3", "distill differs"),
+        ("distill.teacher=[other]", "distill differs"),
+        ("data.root=elsewhere", ""),
+        ("generation.beam_size=3", ""),
+    ],
+)
+def test_a_run_goes_on_with_the_rows_and_losses_it_began_with(change: str, key: str, tmp_path: Path) -> None:
+    written = tmp_path / "recipe.yaml"
+    written.write_text(
+        "task: masked-lm\ndata: {train: a.txt, valid: b.txt}\ntrain: {steps: 3}\ndistill: {teacher: [one]}\n"
+    )
+    recipe = load_recipe(written, [f"out={tmp_path}", change])
+    if not key:
+        assert check_directory(recipe, resume=True) is not None
+        return
+    with pytest.raises(UserError, match=f"^--resume: {re.escape(key)} from the run's own recipe"):
+        check_directory(recipe, resume=True)
 
 
 def test_more_steps_continue_a_run_unless_they_would_change_its_past(corpus: Path) -> None:

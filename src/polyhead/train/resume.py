@@ -62,6 +62,8 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         for key in differences(getattr(before, section), getattr(recipe, section), section)
         if key not in MAY_CHANGE
     ]
+    changed += ["data.max_len"] if before.data.max_len != recipe.data.max_len else []
+    changed += [name for name in ("task", "distill") if getattr(before, name) != getattr(recipe, name)]
     if changed:
         raise UserError(
             f"--resume: {', '.join(changed)} differ{'s' * (len(changed) == 1)} from the run's own recipe; "
