@@ -14,6 +14,7 @@ import polyhead as ph
 from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.recipe import Recipe
+from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.train.distill import Distilled, distilled, open_teachers, softened
 from polyhead.train.pipeline import run_training
@@ -96,6 +97,28 @@ def test_each_part_of_the_loss_stands_for_itself(place: Path, weight: str) -> No
     torch.testing.assert_close(loss.nll, nll, rtol=1e-4, atol=1e-3)
     loss.total.backward()
     assert all(p.grad is None for p in wrapped.teachers[0].run.model.parameters())
+
+
+def test_models_of_one_tokenizer_may_have_differently_many_rows(place: Path) -> None:
+    """What stands for no token of both is left out before the probabilities are taken."""
+    recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
+    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    models = [
+        build(teacher.config.model_copy(update={"vocab_size": 280 + more}), seed=more) for more in (3, 8, 5)
+    ]
+    runs = [Run(model, teacher.tokenizer, teacher.generation) for model in models[1:]]
+    section = DistillSection(teacher=["a", "b"], logits=1.0, labels=0.0, hidden=0.0, temperature=2.0)
+    wrapped = distilled(task, recipe.model_copy(update={"distill": section}), runs, teacher.tokenizer)
+    batch = task.batch(task.plan(0)[0])
+    asked = batch.labels >= 0
+    with torch.no_grad():
+        found = wrapped.loss(models[0], wrapped.batch(task.plan(0)[0])).total
+        own, *theirs = (
+            m.head(m.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked])[:, :283]
+            for m in models
+        )
+    mean = torch.stack([x.softmax(-1) for x in theirs]).mean(0).log()
+    torch.testing.assert_close(found, softened(own, mean, 2.0), rtol=1e-4, atol=1e-3)
 
 
 def test_a_student_follows_its_teacher_and_the_card_says_how_far(place: Path) -> None:

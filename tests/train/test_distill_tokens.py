@@ -98,6 +98,22 @@ def test_a_run_of_teachers_of_both_kinds_is_reported(place: Path, teachers: list
     assert own[0] != own[1]
 
 
+def test_a_teacher_reads_as_far_as_it_can(place: Path, teachers: list[Path]) -> None:  # noqa: F811
+    """However long the student's texts are, and rows of its batches."""
+    asked = student(place, teachers[1:])
+    data = asked.data.model_copy(update={"max_len": 6})
+    train = asked.train.model_copy(update={"max_tokens": 12})
+    asked = asked.model_copy(update={"data": data, "train": train})
+    tokenizer = ph.load(teachers[0]).tokenizer
+    task = TASK.get("classification").open(asked, tokenizer, Notes())
+    wrapped = distilled(task, asked, open_teachers(asked.distill), tokenizer)
+    ((run, read),) = wrapped.teachers
+    assert max(wrapped.batch(rows).own.given.tokens.size(1) for rows in wrapped.plan(0)) == 6
+    assert max(wrapped.batch(rows).theirs[0].given.tokens.size(1) for rows in wrapped.plan(0)) == 16
+    own = re.search(r"valid accuracy \| ([\d.]+)", (teachers[1] / "README.md").read_text())
+    assert f"{read.evaluate(run.model)['accuracy']:.4f}" == own[1]  # type: ignore[index]
+
+
 def test_vectors_of_other_tokens_are_not_compared(place: Path, teachers: list[Path]) -> None:  # noqa: F811
     with pytest.raises(UserError, match=r"another tokenizer .* or leave distill\.hidden at 0"):
         run_training(student(place, teachers[1:], "none", hidden=1.0), report=Notes())

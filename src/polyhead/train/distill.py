@@ -87,7 +87,10 @@ class Distilled:
                 for teacher, theirs in zip(self.teachers, batch.theirs, strict=True)
             ]
         own = classification(said.logits, said.labels, self.smoothing)
-        soft = softened(said.logits, log_mean([one.logits for one in taught]), c.temperature)
+        # published models of one tokenizer differ in rows that stand for no token
+        known = min(one.logits.size(-1) for one in (said, *taught))
+        teachers = log_mean([one.logits[:, :known] for one in taught])
+        soft = softened(said.logits[:, :known], teachers, c.temperature)
         total = c.logits * soft + c.labels * own.total
         if c.hidden:
             apart = (1 - F.cosine_similarity(said.hidden.float(), taught[0].hidden.float(), dim=-1)).mean()

@@ -105,11 +105,19 @@ class Classification:
         return task
 
     def read_by(self, other: Run, recipe: Recipe) -> Classification:
-        """The same texts, row by row, in the tokens of another model, none of them hidden."""
-        model = recipe.model.model_copy(update={"max_len": other.config.max_len})
-        itself = recipe.model_copy(update={"model": model})
+        """The same texts, row by row, in the tokens of another model, none of them hidden, and as long as it can read."""
+        longest = {"max_len": other.config.max_len}
+        itself = recipe.model_copy(
+            update={
+                "model": recipe.model.model_copy(update=longest),
+                "data": recipe.data.model_copy(update=longest),
+            }
+        )
         train, valid = (store_of(itself, split, self.labels, other.tokenizer) for split in ("train", "valid"))
-        return Classification(train, valid, self.labels, other.tokenizer, self.config)
+        # a text that is one row of the student's batches may be longer than all of one in these tokens
+        tokens = max(self.config.max_tokens, int(valid.lengths.max()))
+        config = self.config.model_copy(update={"max_tokens": tokens})
+        return Classification(train, valid, self.labels, other.tokenizer, config)
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
