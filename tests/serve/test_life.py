@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import random
 import socket
+import struct
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
+from polyhead.serve.wire import unread
 
 BODY = {"prompt": "a dog barks .", "max_tokens": 30, "seed": 1, "stop": ["never said"]}
 
@@ -27,9 +34,11 @@ def send(live, body, path="/v1/completions"):
 
 
 @pytest.mark.acceptance("E1", "D7")
+@pytest.mark.parametrize("more", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=len)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("phase", ["waits", "reads", "says"])
-def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, stream):
+def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, stream, more):
+    """Also who had sent more than its request by then."""
     with serving(runs["decoder"], rows=2, chunk=3) as live, slowly(live) as engine:
         driver, inner = live.service.driver, live.service.engine.engine
         others = [send(live, BODY) for _ in range(2)] if phase == "waits" else []
@@ -58,6 +67,9 @@ def test_who_leaves_frees_his_place_within_a_step(runs, serving, slowly, phase, 
             assert inner.live[0].request.search.rows[0]
         (talk,) = [talk for talk in driver.talks if talk.asked.search.chance is not None][-1:]
         request = talk.stream.request
+        if more:
+            gone.sendall(more)
+            time.sleep(0.1)  # so that it comes by itself
         engine.still()
         done, news = engine.steps, len(driver._inbox)
         gone.close()
@@ -174,6 +186,73 @@ def test_who_reads_slowly_gets_all(runs, serving, monkeypatch):
             answer += piece
         assert len(answer) > 80_000  # two seconds
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"] == wanted
+        sock.close()
+
+
+@pytest.mark.acceptance("E2")
+def test_what_the_system_keeps_is_unread_too():
+    """A client's reading shows in the system before it shows in ours, for that refills from a part that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        theirs = socket.create_connection(listens.getsockname())
+        ours, _ = listens.accept()
+    with theirs, ours:
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                ours.send(b"x" * 65536)
+        transport = SimpleNamespace(get_extra_info=lambda _: ours, get_write_buffer_size=lambda: 7)
+        assert unread(transport) > 65536
+        while unread(transport) > 7:
+            assert theirs.recv(65536)
+
+
+@pytest.mark.acceptance("E2")
+def test_a_body_that_comes_after_its_refusal_leaves_no_connection_for_ever(runs, serving):
+    with serving(runs["decoder"], keys=Keys(["k" * 20])) as live:
+        live.server.config.timeout_keep_alive = 0.5
+        sock = live.raw()
+        content = json.dumps(BODY).encode()
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(content)
+        )
+        assert sock.recv(65536).startswith(b"HTTP/1.1 401 ")
+        sock.sendall(content)
+        live.until(lambda: not live.server.server_state.connections, "it is closed as any that rests")
+        sock.close()
+
+
+@pytest.mark.acceptance("E2")
+def test_who_resets_a_connection_leaves_nothing_of_it(runs, serving):
+    with serving(runs["decoder"]) as live:
+        known = weakref.WeakSet()
+        for _ in range(5):
+            sock = live.raw()
+            sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+            assert live.server.server_state.connections
+            known |= set(live.server.server_state.connections)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        live.until(lambda: not live.server.server_state.connections, "they are gone")
+        live.until(lambda: gc.collect() is not None and not known, "nothing knows of them")
+
+
+@pytest.mark.acceptance("R10")
+def test_an_answer_that_is_still_being_read_is_not_cut_by_the_end(runs, serving, monkeypatch):
+    monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
+    with serving(runs["decoder"], limits=Limits(max_tokens=100_000)) as live:
+        sock = little_buffer(live, LONG)
+        answer = sock.recv(1000)
+        live.server.drain()
+        while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+            time.sleep(0.1)
+            piece = sock.recv(4096)
+            assert piece, "cut off"
+            answer += piece
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] > 1000
+        live.thread.join(20)
+        assert not live.thread.is_alive()
         sock.close()
 
 

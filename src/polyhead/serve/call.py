@@ -26,6 +26,8 @@ class Call:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method, self.path = str(scope["method"]), str(scope["path"])
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._head = len(scope.get("raw_path") or self.path) + len(scope["query_string"])
+        self._head += sum(len(name) + len(value) for name, value in scope["headers"])
         self._receive, self._send = receive, send
         given = self.headers.get("x-request-id", "")
         self.id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -36,10 +38,7 @@ class Call:
 
     def check_head(self, limits: Limits) -> None:
         """Refuse a head that is too large, which the server lets through where it comes in one piece."""
-        if (
-            len(self.path) + sum(len(name) + len(value) for name, value in self.headers.items())
-            > limits.header
-        ):
+        if self._head > limits.header:
             raise Refusal(431, "head_too_large", f"the head is larger than {limits.header:,} bytes")
 
     async def body(self, limits: Limits) -> dict[str, Any]:

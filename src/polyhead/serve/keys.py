@@ -71,7 +71,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower().removesuffix(".") == "localhost"
 
 
 def environment() -> MutableMapping[str, str]:

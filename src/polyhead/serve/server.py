@@ -47,7 +47,8 @@ class Server(uvicorn.Server):
             if late > 0:
                 for task in list(self.app.active):
                     task.cancel("the time to end has passed")
-            self.should_exit = not self.app.active or late > 2
+            read = not any(c.transport.get_write_buffer_size() for c in self.server_state.connections)
+            self.should_exit = (read and not self.app.active) or late > 2
         return await super().on_tick(counter)
 
     def drain(self) -> None:

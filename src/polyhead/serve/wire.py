@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+from contextlib import suppress
+from fcntl import ioctl
+from termios import TIOCOUTQ
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -40,6 +44,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self._look()
+            if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < limits.header:
+                self.flow.resume_reading()  # else one who has sent more and leaves would not be noticed
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -48,6 +54,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._reads = stopped(self._reads)
             self._writes = stopped(self._writes)
+            self._unset_keepalive_if_required()  # left alone after an error, it would keep all this for its time
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
@@ -72,14 +79,23 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 self._reads = self.loop.call_later(
                     limits.header_time if begun else limits.body_time, self._cut
                 )
+            if self._rests() and self.timeout_keep_alive_task is None:  # what came late has stopped it
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
+
+        def _rests(self) -> bool:
+            """Whether all that was asked has been answered, and nothing more has come."""
+            answered = self.cycle is not None and self.cycle.response_complete
+            idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            return answered and idle and not self.transport.is_closing()
 
         def _watch(self) -> None:
             """Cut the connection when nothing more has been read of what lies ready for as long as that may be."""
-            unread = self.transport.get_write_buffer_size()
+            before = unread(self.transport)
 
             def late() -> None:
-                reads = self.transport.get_write_buffer_size() < unread
-                self._watch() if reads else self._cut()
+                self._watch() if unread(self.transport) < before else self._cut()
 
             self._writes = self.loop.call_later(limits.write_time, late)
 
@@ -104,6 +120,14 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self.transport.abort()
 
     return Bounded
+
+
+def unread(transport: asyncio.Transport) -> int:
+    """Bytes of an answer that lie here and, where the system tells, with the system."""
+    kept = bytes(4)
+    with suppress(OSError):
+        kept = ioctl(transport.get_extra_info("socket"), TIOCOUTQ, kept)
+    return transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
 
 def stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
