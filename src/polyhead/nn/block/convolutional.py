@@ -47,7 +47,7 @@ class Convolutional(nn.Module):
                 f"kernel of block 'conv' is {kernel}; an encoder sees as much on either side, so it is odd: "
                 f"{kernel - 1 if kernel > 2 else 3} or {kernel + 1}"
             )
-        self.kernel = kernel
+        self.kernel, self.width = kernel, config.d_model
         self.before = kernel - 1 if shape.causal else kernel // 2  # tokens seen to the left
         # a convolution is a linear layer on neighbours side by side, and as fast that way
         self.conv, self.conv_residual = (
@@ -61,7 +61,7 @@ class Convolutional(nn.Module):
     @property
     def state(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of what a decoding row keeps: the last tokens, as many as a kernel looks back."""
-        return ((self.before, self.conv.in_features // self.kernel),)
+        return ((self.before, self.width),)
 
     def remember(self, x: Tensor, pos: Tensor | None) -> Memory:
         """The encoder's output (B, S, C) as this layer will read it at every step."""
