@@ -16,7 +16,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.data.text import open_text
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig
+from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
 from polyhead.together import together
@@ -201,6 +201,23 @@ def test_keys_and_values_beside_a_state(pairs: dict[str, list[Path]], tmp_path: 
     both = ph.load([pairs["decoder"][0], lstm])
     (wanted,) = both.generate(["a dog"], temperature=0.0)
     assert "".join(piece.text for piece in both.engine().submit("a dog", temperature=0.0)) == wanted
+
+
+def test_a_text_is_measured_in_rows_that_all_can_read(tmp_path: Path) -> None:
+    """However long those are that the first one learned from."""
+    learned = {"position": "learned"}
+    runs = [
+        ph.load(save(tmp_path / str(length), "decoder", 0, max_len=length, **learned)) for length in (48, 8)
+    ]
+    (tmp_path / "text.txt").write_text(" ".join(TEXTS * 3))
+    text = open_text([tmp_path / "text.txt"], "file")
+    found = []
+    for length in (48, 8):
+        asked = {"train": "a", "valid": "b", "max_len": length}
+        recipe = Recipe.model_validate({"task": "language-model", "data": asked, "train": {"steps": 1}})
+        first = Run(runs[0].model, runs[0].tokenizer, runs[0].generation, recipe)
+        found.append(together([first, runs[1]]).measure(text).nll)
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_one_in_a_list_is_itself(pairs: dict[str, list[Path]]) -> None:

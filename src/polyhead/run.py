@@ -254,7 +254,9 @@ class Run:
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
-        model, width = self._need("decoder"), self.recipe.data.max_len if self.recipe else self.config.max_len
+        model, width = self._need("decoder"), self.config.max_len
+        if self.recipe:
+            width = min(width, self.recipe.data.max_len)
         return of_text(model, self.tokenizer, text, width, self.generation.batch_tokens)
 
     def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
