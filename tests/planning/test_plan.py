@@ -299,6 +299,11 @@ def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -
     assert "teachers" not in "\n".join(lines(plain))
 
 
+def test_a_teacher_of_another_width_is_refused_as_training_refuses_it(home: Path) -> None:
+    with pytest.raises(UserError, match=r"the student has 16 features, the teacher 32"):
+        plan(taught("classification", ["a"], [32], "distill.hidden=1"), probe=False)
+
+
 def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home: Path) -> None:
     recipe = taught("classification", ["a"], [32])
     (home / "t.tsv").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import polyhead as ph
 from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.recipe import Recipe
+from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.train.distill import Distilled, distilled, open_teachers, softened
@@ -210,6 +212,50 @@ def test_a_student_with_no_labels_learns_from_the_teacher_alone(place: Path) -> 
         wrapped.loss(model, batch).total.backward()
         optimizer.step()
     assert float(wrapped.loss(model, batch).total.detach()) < before / 4
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_teachers_of_another_kind_are_refused(place: Path, kind: str) -> None:
+    recipe, teacher = student(place, "unused"), ph.load(place / "teacher")
+    task = Translation.open(recipe, teacher.tokenizer, Notes())
+    other = build(teacher.config.model_copy(update={"kind": kind}), seed=1)
+    section = DistillSection(teacher=["teach"])
+    said = f"teach is of kind '{kind}', and task 'translation' trains 'encoder-decoder'"
+    with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
+        distilled(
+            task,
+            recipe.model_copy(update={"distill": section}),
+            [Run(other, teacher.tokenizer, teacher.generation)],
+            teacher.tokenizer,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"head": False}, "teach gives vectors alone, no probabilities to learn from"),
+        (
+            {"labels": ("a", "b"), "pooling": Choice("mean"), "head": False},
+            "the classes of teach are a, b, not none",
+        ),
+    ],
+)
+def test_teachers_that_say_no_tokens_are_refused(place: Path, changes: dict[str, Any], said: str) -> None:
+    teacher = ph.load(place / "teacher")
+    recipe = Recipe.model_validate(
+        {
+            "task": "masked-lm",
+            "data": {"train": "a", "valid": "b"},
+            "train": {"steps": 1},
+            "distill": {"teacher": "teach"},
+        }
+    )
+    config = teacher.config.model_copy(update={"kind": "encoder", **changes})
+    task: Any = SimpleNamespace(labels=())
+    with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
+        distilled(
+            task, recipe, [Run(build(config, 1), teacher.tokenizer, teacher.generation)], teacher.tokenizer
+        )
 
 
 def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: Path) -> None:

@@ -76,6 +76,14 @@ def test_every_second_layer_makes_a_student(first: Path) -> None:
                 torch.testing.assert_close(tensor, b[name], rtol=0, atol=1e-9)
 
 
+def test_a_student_that_names_its_teachers_layers_is_told_how_many_are_taken(first: Path) -> None:
+    recipe = tuned(first, "never", {"run": str(first / "first"), "every": 2}, model={"n_layers": 4})
+    with pytest.raises(
+        UserError, match=r"which has model.n_layers=4 \(the run has 4, of which start.every=2 takes 2\): "
+    ):
+        run_training(recipe, report=Notes())
+
+
 def test_frozen_parts_keep_their_bits_and_the_rest_learns(first: Path) -> None:
     origin = ph.load(first / "first")
     frozen = ["encoder_embedding", "encoder.layers.0"]

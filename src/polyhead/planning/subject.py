@@ -13,7 +13,7 @@ from polyhead.planning.texts import Texts
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import Choice
 from polyhead.run import Run
-from polyhead.train.distill import Distilled, Taught, Teacher
+from polyhead.train.distill import Distilled, Taught, Teacher, check_widths
 from polyhead.train.loop import Task
 
 BLANK = 1 << 24  # tokens of a batch without a text that is still made
@@ -139,6 +139,8 @@ def opened(recipe: Recipe, origin: Run | None, texts: Texts) -> Subject:
     if origin:
         known = max(texts.tokenizer.vocab_size, origin.config.vocab_size)
     config = recipe.model.with_vocabulary(known, texts.task.labels)
+    if isinstance(texts.task, Distilled):
+        check_widths(texts.task, config.d_model)
     some = [(load_of(config, texts.task, batch), texts.task.count(batch), batch) for batch in texts.some()]
     largest = load_of(config, texts.task, texts.hardest())
     context = min(recipe.data.max_len, config.max_len)

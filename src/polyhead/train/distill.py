@@ -106,9 +106,10 @@ class Distilled:
             measured = [one.task.evaluate(one.run.model) for one in everyone]
             seconds = [[_time(one) for one in everyone] for _ in range(ROUNDS)]
         faster = statistics.median(sum(theirs) / ours for ours, *theirs in seconds)
+        how = "faster" if faster >= 1 else "slower"
         report = {
             "parameters": f"{own:,}, the {whose} {sum(others):,}: {1 - own / sum(others):.0%} smaller",
-            "speed": f"{faster:.2f} times the {whose} on the validation text ({faster - 1:.0%} faster)",
+            "speed": f"{faster:.2f} times the {whose} on the validation text ({abs(faster - 1):.0%} {how})",
         }
         for name in measured[0]:
             value, *theirs = (one[name] for one in measured)
@@ -164,10 +165,16 @@ def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer:
 
 def _read_by(teacher: Run, name: str, task: RunTask, recipe: Recipe, tokenizer: Tokenizer) -> RunTask:
     """The task as a teacher reads it."""
-    if teacher.config.labels != task.labels:
+    config, wanted = teacher.config, recipe.model.kind
+    if config.kind != wanted:
         raise UserError(
-            f"distill.teacher: the classes of {name} are {', '.join(teacher.config.labels) or 'none'}, not {', '.join(task.labels)}"
+            f"distill.teacher: {name} is of kind {config.kind!r}, and task {recipe.task.name!r} trains {wanted!r}"
         )
+    if config.labels != task.labels:
+        own, asked = (", ".join(labels) or "none" for labels in (config.labels, task.labels))
+        raise UserError(f"distill.teacher: the classes of {name} are {own}, not {asked}")
+    if not (config.labels or config.head):
+        raise UserError(f"distill.teacher: {name} gives vectors alone, no probabilities to learn from")
     if teacher.tokenizer.sha256 == tokenizer.sha256:
         return task
     assert recipe.distill is not None

@@ -95,9 +95,11 @@ def _differing(model: Any, origin: Run, every: int) -> str:
     found = []
     for name in ModelSection.model_fields:
         now, was = getattr(model.config, name), getattr(origin.config, name)
-        if now != (-(-was // every) if name in LAYERS else was) and name not in FREE:
+        left = -(-was // every) if name in LAYERS else was
+        if now != left and name not in FREE:
             now, was = (value.name if isinstance(value, Choice) else value for value in (now, was))
-            found.append(f"model.{name}={now} (the run has {was})")
+            fewer = f", of which start.every={every} takes {left}" if left != was and name in LAYERS else ""
+            found.append(f"model.{name}={now} (the run has {was}{fewer})")
     return f", which has {', '.join(found)}" if found else ""
 
 
