@@ -93,3 +93,20 @@ def test_a_loop_that_stands_still_does_not_stop_the_model(monkeypatch):
         loop.go_round()
     assert hears[-1].ended
     assert sum(len(row) for row in talk.stream.tokens) == 6
+
+
+def test_what_waits_is_counted_in_texts_whatever_they_came_in():
+    engine, loop = make("decoder").engine(), Loop()
+    talks = [Talk(i, engine.read("dogs", max_new_tokens=2, seed=i), Ear(), True) for i in range(3)]
+    driver = Driver(engine, loop, stall=60.0, together=0)
+    driver.begin(talks)
+    done = driver.work("double", lambda items: [2 * item for item in items], [1, 2, 3, 4, 5])
+    assert driver.waiting == 3 + 5
+    driver.drop(talks[0])
+    assert driver.waiting == 3 + 5  # nobody waits for a farewell
+    driver.start()
+    try:
+        assert done.result(10) == [2, 4, 6, 8, 10]
+        until(lambda: driver.waiting == 0 and not driver.talks)
+    finally:
+        driver.close()

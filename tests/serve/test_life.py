@@ -319,6 +319,32 @@ def test_what_is_too_much_is_refused_at_once_and_what_was_accepted_is_served(run
         assert live.ask("/v1/completions", BODY).status_code == 200
 
 
+@pytest.mark.acceptance("E10")
+def test_texts_of_one_request_count_each_and_those_who_left_count_nothing(runs, serving, slowly):
+    with serving(runs["decoder"], rows=8, limits=Limits(waiting=8)) as live, slowly(live) as engine:
+        running = send(live, BODY | {"prompt": ["dogs"] * 8, "max_tokens": 40})
+        live.until(lambda: engine.entered == 1, "all eight are there")
+        engine.let()
+        engine.still()
+        assert live.service.driver.running == 8 and live.service.waiting == 0
+        many = BODY | {"prompt": ["dogs"] * 4, "max_tokens": 2}
+        accepted = [send(live, many)]
+        live.until(lambda: live.service.waiting == 4, "four wait")
+        accepted.append(send(live, many))
+        live.until(lambda: live.service.waiting == 8, "eight wait")
+        assert b"polyhead_requests_waiting 8.0" in live.ask("/metrics").content
+        refused = live.ask("/v1/completions", many)
+        assert refused.status_code == 429 and "8 texts wait already" in refused.text
+        running.close()
+        live.until(lambda: len(live.service.driver._inbox) == 2 + 8, "the service has noticed")
+        assert live.service.waiting == 8
+        engine.let(1000)
+        for sock in accepted:
+            assert b"200 OK" in sock.recv(65536)
+            sock.close()
+        live.idle()
+
+
 @pytest.mark.acceptance("E4")
 def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, serving, slowly):
     with serving(runs["decoder"], limits=Limits(stall=0.6)) as live:

@@ -70,6 +70,7 @@ class Driver(threading.Thread):
         self.beat, self.slowest = time.monotonic(), 0.0
         self._inbox: deque[Callable[[], None]] = deque()
         self._jobs: deque[Job] = deque()
+        self._coming = 0  # texts and items that were asked for and not begun
         self._wake = threading.Condition()
         self._closed = False
         self._heard = threading.Event()  # the event loop is through with the last news
@@ -79,7 +80,7 @@ class Driver(threading.Thread):
 
     def begin(self, talks: Sequence[Talk]) -> None:
         """Put texts to the engine; before any other news of them there is one of each: that it was taken, or has an error."""
-        self._post(lambda: self._begin(talks))
+        self._post(lambda: self._begin(talks), len(talks))
 
     def drop(self, talk: Talk) -> None:
         """Nobody wants to hear of it any more. What has ended stays ended."""
@@ -90,7 +91,7 @@ class Driver(threading.Thread):
     ) -> Future[Sequence[Any]]:
         """``work(items)`` with one result an item; jobs of the same key that wait together are done in one call."""
         job = Job(key, work, items, Future())
-        self._post(lambda: self._jobs.append(job))
+        self._post(lambda: self._jobs.append(job), len(items))
         return job.done
 
     def close(self) -> None:
@@ -101,8 +102,7 @@ class Driver(threading.Thread):
     @property
     def waiting(self) -> int:
         """Texts whose turn has not come."""
-        jobs = sum(len(job.items) for job in list(self._jobs))
-        return len(self._inbox) + jobs + (len(self.engine.engine.waiting) if self.engine else 0)
+        return self._coming + (len(self.engine.engine.waiting) if self.engine else 0)
 
     @property
     def running(self) -> int:
@@ -180,6 +180,7 @@ class Driver(threading.Thread):
                 begun.append(News(talk, [], False))
             except BaseException as error:
                 begun.append(News(talk, [], True, error))
+            self._begun(1)
         self._tell(begun)
 
     def _drop(self, talk: Talk) -> None:
@@ -218,6 +219,7 @@ class Driver(threading.Thread):
             )
             (group if fits else rest).append(job)
         self._jobs = rest
+        self._begun(sum(len(job.items) for job in group))
         self._do([job for job in group if job.done.set_running_or_notify_cancel()])
 
     def _do(self, group: list[Job]) -> None:
@@ -257,7 +259,12 @@ class Driver(threading.Thread):
         ):  # who hears of it acts in the loop's next round, whoever else waits in the one after that
             self.loop.call_soon(self.loop.call_soon, heard.set)
 
-    def _post(self, command: Callable[[], None]) -> None:
+    def _post(self, command: Callable[[], None], texts: int = 0) -> None:
         with self._wake:
             self._inbox.append(command)
+            self._coming += texts
             self._wake.notify()
+
+    def _begun(self, texts: int) -> None:
+        with self._wake:  # others add to it
+            self._coming -= texts
