@@ -345,6 +345,31 @@ def test_texts_of_one_request_count_each_and_those_who_left_count_nothing(runs, 
         live.idle()
 
 
+@pytest.mark.acceptance("E10")
+def test_a_translation_that_was_let_in_tells_where_it_looked_however_many_wait(runs, serving, slowly):
+    body = {"input": "a dog barks .", "max_tokens": 3, "beam_size": 2}
+    with (
+        serving(runs["encoder-decoder"], rows=2, limits=Limits(waiting=2)) as live,
+        slowly(live) as engine,
+    ):
+        first = send(live, body | {"return_attention": True}, "/v1/translations")
+        live.until(lambda: engine.entered == 1, "it is made")
+        engine.let()
+        engine.still()
+        others = [send(live, body, "/v1/translations") for _ in range(2)]
+        live.until(lambda: live.service.waiting == 2, "two wait")
+        engine.let(2)
+        engine.still()
+        time.sleep(0.2)  # it is made, and two wait still
+        engine.let(1000)
+        told, _, answer = first.recv(65536).partition(b"\r\n\r\n")
+        assert b"200 OK" in told
+        assert json.loads(answer or first.recv(65536))["data"][0]["attention"]["weights"]
+        for sock in (first, *others):
+            sock.close()
+        live.idle()
+
+
 @pytest.mark.acceptance("E4")
 def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, serving, slowly):
     with serving(runs["decoder"], limits=Limits(stall=0.6)) as live:

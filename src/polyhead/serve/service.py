@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -168,8 +168,18 @@ class Service:
         with self._place(len(texts)):
             items = await self.aside(check, size(texts))
             done = self.driver.work(key, work, items)
+        return items, await self._done(done)
+
+    async def compute_more(
+        self, key: Hashable, work: Callable[[list[Any]], Sequence[Any]], items: list[Any]
+    ) -> Sequence[Any]:
+        """Results for a request that was let in before: it is not turned away halfway, however many wait."""
+        assert self.driver is not None
+        return await self._done(self.driver.work(key, work, items))
+
+    async def _done(self, work: Future[Sequence[Any]]) -> Sequence[Any]:
         try:
-            return items, await asyncio.wrap_future(done)
+            return await asyncio.wrap_future(work)
         except UserError as error:
             raise Refusal(400, "invalid_value", str(error)) from None
 

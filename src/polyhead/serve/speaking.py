@@ -131,7 +131,7 @@ async def attention(service: Service, source: str, target: str) -> dict[str, Any
         maps = [service.run.attention(*pair) for pair in pairs]
         return [{"source": s, "target": t, "weights": (w * 1000).round().int().tolist()} for s, t, w in maps]
 
-    _, (found,) = await service.compute("attention", lambda: [(source, target)], look, [""])
+    (found,) = await service.compute_more("attention", look, [(source, target)])
     return dict(found)
 
 
