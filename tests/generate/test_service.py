@@ -121,6 +121,18 @@ def test_how_each_sequence_ended(speaker):
     assert engine.engine.idle
 
 
+@pytest.mark.parametrize(("kind", "way"), [("decoder", {"max_new_tokens": 5}), ("encoder-decoder", {})])
+def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, way):
+    run = speaker if kind == "decoder" else translator
+    plain = run.engine().submit(TEXTS[1], beam_size=3, **way)
+    (text,) = plain.texts()
+    assert plain.reasons == ["length"]
+    cut = run.engine().submit(TEXTS[1], beam_size=3, stop=text[1:2], **way)
+    assert cut.texts() == [text[: text.index(text[1:2])]]
+    assert cut.reasons == ["stop"]
+    assert cut.tokens == plain.tokens  # so many were made
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "wish", "message"),
     [

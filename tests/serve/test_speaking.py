@@ -122,6 +122,25 @@ def test_a_stop_string_ends_the_text_and_never_leaks(speaker):
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "text", "key"),
+    [
+        ("decoder", "/v1/completions", {"prompt": TEXTS[1]}, "choices"),
+        ("encoder-decoder", "/v1/completions", {"prompt": TEXTS[1]}, "choices"),
+        ("encoder-decoder", "/v1/translations", {"input": TEXTS[1]}, "data"),
+    ],
+)
+def test_a_stop_string_ends_what_beams_found(services, kind, path, text, key):
+    live, body = services[kind], {**text, "beam_size": 3, "max_tokens": 5}
+    (whole,) = live.ask(path, body).json()[key]
+    assert whole["finish_reason"] == "length"
+    body["stop"] = stop = whole["text"][1:2]
+    (cut,) = live.ask(path, body).json()[key]
+    assert (cut["text"], cut["finish_reason"]) == (whole["text"].partition(stop)[0], "stop")
+    (event,) = live.events(path, body)
+    assert (event[key][0]["text"], event[key][0]["finish_reason"]) == (cut["text"], "stop")
+
+
 def test_without_a_seed_texts_differ_and_with_one_they_repeat(speaker):
     def said(**body):
         choices = speaker.ask("/v1/completions", {"prompt": ["dogs"] * 3, "max_tokens": 20, **body}).json()[

@@ -115,11 +115,13 @@ class Stream:
             return
         for row, hypothesis in enumerate(search.best()):
             if self._reasons[row] is None:
-                self._reasons[row] = "length" if len(hypothesis.tokens) >= search.most else "stop"
                 tokens, voice = hypothesis.tokens, self.voices[row]
-                self.tokens[row] = [*tokens, self.ends[0]] if self._reasons[row] == "stop" else tokens
                 n = len(self.opening) if tuple(tokens[: len(self.opening)]) == self.opening else 0
-                yield self._note(row, "".join(map(voice.feed, tokens[n:])) + voice.end(), True)
+                text = "".join(map(voice.feed, tokens[n:])) + voice.end()
+                ended = len(tokens) < search.most
+                self._reasons[row] = "stop" if ended or voice.stopped else "length"
+                self.tokens[row] = [*tokens, self.ends[0]] if ended else tokens
+                yield self._note(row, text, True)
 
     def _note(self, row: int, text: str, last: bool) -> Said:
         self._said[row].append(text)
