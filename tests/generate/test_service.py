@@ -200,6 +200,24 @@ def test_who_only_listens_while_another_drives_hears_the_same(speaker, way):
     assert [speaker.tokenizer.decode([ids])[0] for ids in stream.tokens] == wanted
 
 
+def test_nothing_comes_behind_a_stop_string_whoever_drives(speaker):
+    way = {"seed": 3, "n": 2, "max_new_tokens": 40}
+    stop = speaker.generate([TEXTS[1]], **way)[0][0][2:4]
+    alone = speaker.engine().submit(TEXTS[1], stop=stop, **way)
+    wanted = list(alone)
+    engine = speaker.engine()
+    stream, other = engine.submit(TEXTS[1], stop=stop, **way), engine.submit(TEXTS[0], n=4, max_new_tokens=40)
+    other.texts()
+    heard = list(stream)
+    for row in (0, 1):
+        assert [said for said in heard if said.row == row] == [said for said in wanted if said.row == row]
+        assert [said.last for said in wanted if said.row == row].count(True) == 1
+    assert len(alone.tokens[0]) < 40
+    assert (stream.texts(), stream.tokens, stream.reasons) == (alone.texts(), alone.tokens, alone.reasons)
+    assert stream.log_probs == [pytest.approx(row) for row in alone.log_probs]
+    assert [len(row) for row in stream.tops] == [len(row) for row in stream.tokens]
+
+
 def test_the_log_probability_of_each_token_adds_up_to_that_of_the_text(speaker):
     stream = speaker.engine().submit(TEXTS[1], seed=2, n=2)
     stream.texts()

@@ -83,6 +83,8 @@ class Stream:
         """The pieces that are there and nobody has fetched yet; the engine is driven by somebody else."""
         while self.request.events:
             token = self.request.events.popleft()
+            if self._reasons[token.row] is not None:
+                continue  # made while nobody looked, behind a stop string
             voice, ended = self.voices[token.row], token.id in self.ends
             text = voice.end() if ended else voice.feed(token.id, token.last)
             if voice.stopped and not token.last:
