@@ -54,6 +54,11 @@ class DataConfig(Section):
     )
     cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those that a run reads: train, valid and, if there is one, test."""
+        return ("train", "valid", *(["test"] if self.test else []))
+
     def paths(self, split: str) -> list[Path]:
         """The files of a split; a UserError names the one that is missing and the nearest that is there."""
         if not self.root.is_dir():

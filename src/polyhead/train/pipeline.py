@@ -24,6 +24,7 @@ from polyhead.run_files import read_config
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.distill import check_widths, distilled, open_teachers
+from polyhead.train.files import replace_file
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
@@ -162,19 +163,22 @@ def _finish(
     report: Reporter,
     judge: Judge | None,
 ) -> How:
-    """Measure the final weights and write the run directory; returns how the run has ended.
+    """Write the run directory and measure the final weights; returns how the run has ended.
 
-    A signal while it measures makes that "interrupted": all weights are saved, and --resume measures anew.
+    The run is saved with its loss before anything else is measured: what goes wrong then loses no weights. A signal
+    while it measures makes the end "interrupted", and --resume measures anew.
     """
     try:
         with end_on_signal():
             origin = final_weights(training, recipe.train, recipe.out / "checkpoints")
             merge(run.model)
-            facts = _facts(run, task, origin, judge)
+            facts = _facts(run, task, origin)
+            run.save(recipe.out, card(task.title, task.use, facts))
+            facts |= judge(run, task) if judge else task.facts(run)
     except KeyboardInterrupt:
         report.say("training is done, its final evaluation is not")
         return "interrupted"
-    run.save(recipe.out, card(task.title, task.use, facts))
+    replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
     for name, value in facts.items():
         report.say(f"{name}: {value}")
     how = "" if outcome.how == "done" else f" ({outcome.how})"
@@ -185,8 +189,8 @@ def _finish(
     return outcome.how
 
 
-def _facts(run: Run, task: RunTask, origin: str, judge: Judge | None) -> dict[str, str]:
-    """What is measured of the final weights, for the README.md."""
+def _facts(run: Run, task: RunTask, origin: str) -> dict[str, str]:
+    """What is known of any final weights, for the README.md; a UserError where they give no finite loss."""
     run.model.eval()
     with torch.inference_mode():
         measured = task.evaluate(run.model)
@@ -197,7 +201,7 @@ def _facts(run: Run, task: RunTask, origin: str, judge: Judge | None) -> dict[st
     facts = {"weights": origin, "valid loss": f"{measured['loss']:.4f}"}
     if "ppl" in measured:
         facts["valid perplexity"] = f"{measured['ppl']:.3f}"
-    return facts | (judge(run, task) if judge else task.facts(run))
+    return facts
 
 
 def card(title: str, use: str, facts: dict[str, str]) -> str:

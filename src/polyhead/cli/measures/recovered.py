@@ -18,11 +18,11 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
     assert recipe is not None
     if split == "test" and not files and not recipe.data.test:
         raise no_files(split, "FILE", run)
-    changed: dict[str, Any] = {}
+    changed: dict[str, Any] = {"test": None}  # what is measured is opened as the validation text
     if files:
-        changed = {"valid": [str(Path(file).absolute()) for file in files]}
+        changed["valid"] = [str(Path(file).absolute()) for file in files]
     elif split == "test":
-        changed = {"valid": recipe.data.test}
+        changed["valid"] = recipe.data.test
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changed)})
     task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
     remarks = {

@@ -64,5 +64,5 @@ class TaskPart(Protocol):
         ...
 
     def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> RunTask:
-        """With its text tokenized, or found so."""
+        """With its text tokenized, or found so. A mistake in the test text is told now, not after all training."""
         ...

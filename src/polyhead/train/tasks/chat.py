@@ -61,7 +61,7 @@ class Chat:
             raise UserError("train.eval_bleu: BLEU judges translations; answers have their loss")
         if recipe.start is None:
             check_rows(recipe)
-        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+        for split in recipe.data.splits:
             conversations_of(recipe, split)
 
     @classmethod
@@ -72,11 +72,13 @@ class Chat:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Chat:
         """With its token stores made or found."""
-        stores = [store_of(recipe, split, tokenizer) for split in ("train", "valid")]
-        for split, store in zip(("train", "valid"), stores, strict=True):
+        stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
+        for split, store in stores.items():
             report.say(f"{split}: {store.report}, {int(store.learned.sum()):,} of {len(store.ids):,} tokens")
-        task = cls(stores[0], stores[1], tokenizer.pad_id, recipe.train)
-        plan, lengths = task.plan(0), stores[0].lengths
+        task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
+        for split in recipe.data.splits[1:]:
+            task.batches(stores[split])  # a row that is larger than a batch is told now
+        plan, lengths = task.plan(0), task.train.lengths
         report.say(
             f"{len(plan):,} batches an epoch, {fill_rate(plan, lengths, lengths):.1%} of their tokens are text"
         )

@@ -80,7 +80,7 @@ class Classification:
             )
         if recipe.train.eval_bleu:
             raise UserError("train.eval_bleu: BLEU judges translations; a classifier has its accuracy")
-        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+        for split in recipe.data.splits:
             labelled_of(recipe, split)
 
     @classmethod
@@ -92,15 +92,18 @@ class Classification:
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Classification:
         """With its token stores made or found."""
         labels = labels_of(labelled_of(recipe, "train"))
-        stores = [store_of(recipe, split, labels, tokenizer) for split in ("train", "valid")]
-        for split, store in zip(("train", "valid"), stores, strict=True):
+        stores = {split: store_of(recipe, split, labels, tokenizer) for split in recipe.data.splits}
+        for split, store in stores.items():
             report.say(f"{split}: {store.report}")
-        counts = np.bincount(stores[0].labels, minlength=len(labels)).tolist()
+        train, valid = stores["train"], stores["valid"]
+        counts = np.bincount(train.labels, minlength=len(labels)).tolist()
         shown = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
         report.say(f"{len(labels)} classes: {shown}{', ...' if len(labels) > 20 else ''}")
-        task = cls(stores[0], stores[1], labels, tokenizer, recipe.train, **recipe.task.options)
+        task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
+        if "test" in stores:
+            task.batches(stores["test"])  # a row that is larger than a batch is told now
         plan = task.plan(0)
-        fill = fill_rate(plan, stores[0].lengths, stores[0].lengths)
+        fill = fill_rate(plan, train.lengths, train.lengths)
         report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
         return task
 

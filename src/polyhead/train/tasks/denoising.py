@@ -138,8 +138,11 @@ class Denoising:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Denoising:
         """With its token stores made or found."""
-        train, valid = open_stores(recipe, tokenizer, report)
+        stores = open_stores(recipe, tokenizer, report)
+        train, valid = stores["train"], stores["valid"]
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
+        for split in recipe.data.splits[1:]:
+            task._whole(stores[split])  # a text that is larger than a batch is told now
         pieces, plan = task._pieces(0), task.plan(0)
         fill = fill_rate([batch.rows for batch in plan], *task._lengths(pieces))
         report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
@@ -221,8 +224,12 @@ class Denoising:
 
     def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Batch]]:
         """A text to be measured by: numbers of texts, and these, with damage that is the same for every seed, so that models compare."""
-        for chosen in self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0):
+        for chosen in self._whole(store):
             yield chosen.rows, self._damaged(store, chosen, [MEASURED, 0])
+
+    def _whole(self, store: TokenStore) -> list[Texts]:
+        """The batches of a text to be measured by, each document from its beginning on."""
+        return self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0)
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:

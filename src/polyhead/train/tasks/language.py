@@ -54,10 +54,7 @@ class LanguageModel:
             raise UserError(
                 f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
             )
-        if len(valid) < 2:
-            raise UserError(
-                "the validation text is one token, and nothing that it could predict; give more of it"
-            )
+        _check_predicts(valid, "validation")
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         self.plan(0)  # a text that is too short is told now
 
@@ -68,7 +65,7 @@ class LanguageModel:
             raise UserError("train.eval_bleu: BLEU judges translations; a language model has its loss")
         if recipe.start is None:
             check_rows(recipe)
-        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+        for split in recipe.data.splits:
             text_of(recipe, split)
 
     @classmethod
@@ -79,8 +76,10 @@ class LanguageModel:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LanguageModel:
         """With its token stores made or found."""
-        train, valid = open_stores(recipe, tokenizer, report)
-        return cls(train, valid, recipe.data, recipe.train)
+        stores = open_stores(recipe, tokenizer, report)
+        if "test" in stores:
+            _check_predicts(stores["test"], "test")
+        return cls(stores["train"], stores["valid"], recipe.data, recipe.train)
 
     def plan(self, epoch: int) -> Sequence[Ints]:
         """The first tokens of the rows of every batch of an epoch, in order."""
@@ -123,3 +122,9 @@ class LanguageModel:
         of = perplexity(model, store, self.width, self.rows)
         bits = of.bits_per_character
         return {"loss": of.loss, "ppl": of.per_token, "word_ppl": of.per_word, "bits_per_char": bits}
+
+
+def _check_predicts(store: TokenStore, split: str) -> None:
+    """A text that is measured has a token with one after it."""
+    if len(store) < 2:
+        raise UserError(f"the {split} text is one token, and nothing that it could predict; give more of it")

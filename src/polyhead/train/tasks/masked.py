@@ -114,7 +114,8 @@ class MaskedLanguage:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> MaskedLanguage:
         """With its token stores made or found."""
-        train, valid = open_stores(recipe, tokenizer, report)
+        stores = open_stores(recipe, tokenizer, report)
+        train, valid = stores["train"], stores["valid"]
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         plan = task.plan(0)
         cells = sum(len(batch.rows) for batch in plan) * task.width

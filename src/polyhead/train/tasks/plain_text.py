@@ -42,7 +42,7 @@ def check_text(recipe: Recipe, least: int) -> None:
         )
     if recipe.start is None:  # else the model is known later
         check_rows(recipe)
-    for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+    for split in recipe.data.splits:
         text_of(recipe, split)
 
 
@@ -64,13 +64,14 @@ def test_facts(run: Run, measured: Callable[[nn.Module, TokenStore], dict[str, f
     return {f"test {name}": f"{value:.4f}" for name, value in measured(run.model, store).items()}
 
 
-def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> tuple[TokenStore, TokenStore]:
-    """The training and validation text as tokens, made or found."""
+def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[str, TokenStore]:
+    """The text of every split as tokens, made or found; also the test text, in which there may be mistakes."""
     check_rows(recipe)
     cache = recipe.data.cache or recipe.out / "data"
-    train, valid = (
-        TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache) for split in ("train", "valid")
-    )
-    for split, store in (("train", train), ("valid", valid)):
+    stores = {
+        split: TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache)
+        for split in recipe.data.splits
+    }
+    for split, store in stores.items():
         report.say(f"{split}: {store.report}, {len(store):,} tokens")
-    return train, valid
+    return stores

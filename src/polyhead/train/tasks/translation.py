@@ -64,7 +64,7 @@ class Translation:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and holds pairs, or a UserError says what is wrong."""
-        for split in ("train", "valid", *(["test"] if recipe.data.test else [])):
+        for split in recipe.data.splits:
             corpus_of(recipe, split)
 
     @classmethod
@@ -83,6 +83,8 @@ class Translation:
         ]
         for split, store in zip(("train", "valid"), stores, strict=True):
             report.say(f"{split}: {store.report}")
+        if recipe.data.test:
+            report.say(f"test: {read_pairs(corpus_of(recipe, 'test'))[2]}")
         pair = (
             " to ".join(filter(None, (recipe.data.source_lang, recipe.data.target_lang)))
             or "source to target"
