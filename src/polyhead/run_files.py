@@ -23,8 +23,8 @@ from polyhead.sections import AdaptSection
 from polyhead.text.chat.recognise import template_of
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
-from polyhead.train.files import read_regular, replace_file
-from polyhead.train.tensors import expect
+from polyhead.train.files import read_regular, replace_file, replacing
+from polyhead.train.tensors import expect, write
 
 MODEL_TYPE = "polyhead"
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -124,9 +124,8 @@ def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: Ge
 
 def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
     """Write model.safetensors, which also says of which tokenizer these weights are."""
-    tensors = {name: p.detach().cpu().contiguous() for name, p in weights(model).items()}
-    content = weights_file(tensors, {"format": "pt", DIGEST: tokenizer.sha256})
-    replace_file(directory / "model.safetensors", content)
+    with replacing(directory / "model.safetensors") as out:
+        write(out, weights(model), {"format": "pt", DIGEST: tokenizer.sha256})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

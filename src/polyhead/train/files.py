@@ -82,11 +82,18 @@ def sync_directory(path: Path) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Give ``path`` new content at once: readers see all of the old or all of the new. For one writer."""
+    with replacing(path) as out:
+        out.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Writer]:
+    """As ``replace_file``, for content that is written piece by piece."""
     temporary = path.with_name(f"{path.name}.tmp")
     remove(temporary)
     try:
         with Writer(temporary) as out:
-            out.write(data)
+            yield out
         os.rename(temporary, path)
     except BaseException:
         remove_quietly(temporary)

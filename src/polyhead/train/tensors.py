@@ -23,11 +23,13 @@ DTYPES = {
 }  # fmt: skip
 
 
-def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
+def header(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[str]]:
     """The head of the file and the names in the order of their data.
 
     A tensor that is the very same memory as an earlier one (tied embeddings) is written once; the metadata
-    have {its name: the earlier name}, as those of ``safetensors.torch.save_model``.
+    have {its name: the earlier name} besides, as those of ``safetensors.torch.save_model``.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     first: dict[object, str] = {}
@@ -53,9 +55,8 @@ def header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
             "data_offsets": [offset, end],
         }
         offset = end
-    text = json.dumps(
-        ({"__metadata__": aliases} if aliases else {}) | entries, separators=(",", ":")
-    ).encode()
+    told = {**(metadata or {}), **aliases}
+    text = json.dumps(({"__metadata__": told} if told else {}) | entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data are aligned
     return len(text).to_bytes(8, "little") + text, list(entries)
 
@@ -66,9 +67,9 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     return len(head) + sum(tensors[name].numel() * tensors[name].element_size() for name in names)
 
 
-def write(out: Writer, tensors: Mapping[str, Tensor]) -> None:
+def write(out: Writer, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Stream the tensors; any device and any strides."""
-    head, names = header(tensors)
+    head, names = header(tensors, metadata)
     out.write(head)
     for name in names:
         flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
