@@ -14,6 +14,7 @@ from tests.train.test_ranks import place, recipe_of
 
 import polyhead as ph
 from polyhead.errors import UserError
+from polyhead.nn.place import device_of
 from polyhead.recipe import Recipe
 from polyhead.registry import CACHE
 from polyhead.train.pipeline import run_training
@@ -114,6 +115,26 @@ def test_a_draft_guesses_there(runs: dict[str, Path]) -> None:
 
     here, there = both(runs["language-model"], use)
     assert here == there
+
+
+@pytest.mark.parametrize(("task", "device"), [("classification", "auto"), ("language-model", "cpu")])
+def test_a_plan_with_teachers_is_made_on_the_cpu(
+    task: str, device: str, place: Path, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where "auto" is another device, as with a GPU: student and teacher are probed side by side."""
+    whole = recipe_of(place, task, "student", device=device).model_dump(mode="json", exclude={"tokenizer"})
+    teacher = str(runs[task])
+    recipe = Recipe.model_validate(
+        whole | {"start": teacher, "model": {}, "distill": {"teacher": [teacher]}, "out": place / "student"}
+    )
+    monkeypatch.setattr(
+        "polyhead.loading.device_of", lambda name: DEVICE if name == "auto" else device_of(name)
+    )
+    with haunted():
+        assert ph.load(teacher).device == DEVICE
+        made = ph.plan(recipe, seconds=0.01, decode_rows=(1,))
+    assert made.time is not None
+    assert made.memory.teachers
 
 
 def test_a_device_that_is_not_there_is_refused(runs: dict[str, Path]) -> None:

@@ -71,7 +71,8 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     tokenizer = origin.tokenizer if origin else train_tokenizer(part.texts(small), kind, size, sentinels)
     task = part.open(small, tokenizer, Reporters())
     if recipe.distill:
-        task = distilled(task, small, open_teachers(recipe.distill), tokenizer)
+        # the probe is on the CPU, wherever training will be
+        task = distilled(task, small, open_teachers(recipe.distill, "cpu"), tokenizer)
     nbytes = sum(_size(recipe.data.root / name) for name in recipe.data.train)
     last = 0.5  # of a batch: how full the last one of an epoch is, on the mean
     batches = (len(task.plan(0)) - last) * lines / max(kept, 1) + last
