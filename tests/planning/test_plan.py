@@ -117,7 +117,7 @@ def test_of_much_text_a_sample_is_read(
         }[name]
         changes += [f"data.train={train}"]
     whole = plan(load_recipe(f"{name}.yaml", changes), probe=False)
-    monkeypatch.setattr(texts, "MOST", (home / "t.en").stat().st_size // 3)
+    monkeypatch.setattr(texts, "MOST", whole.text["bytes"] // 3)
     monkeypatch.setattr(texts, "BLOCK", 10)
     part = plan(load_recipe(f"{name}.yaml", changes), probe=False)
     assert part.text["lines"] == whole.text["lines"] == 300 + (name == "classification")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -17,7 +16,8 @@ from polyhead.train.reporting import Reporters
 from polyhead.train.tasks.base import RunTask, TaskPart
 
 MOST = 8 << 20  # bytes of a split that are read whole; of more, blocks of lines from all over
-BLOCK = 500  # lines that stay together, so that documents mostly do
+BLOCK = 500  # lines that stay together at most, so that documents mostly do
+BLOCKS = 8  # of a file at least, where it has so many lines
 LOOKED_AT = 24  # batches of an epoch that stand for all
 
 
@@ -28,7 +28,7 @@ class Texts(NamedTuple):
     tokenizer: Tokenizer
     lines: int  # of the first training file
     nbytes: int  # of all of them, not compressed
-    share: float  # of the lines that was read
+    share: float  # of these bytes that was read
     batches: float  # in an epoch of the whole text
 
     def some(self) -> Iterator[Any]:
@@ -40,6 +40,15 @@ class Texts(NamedTuple):
     def hardest(self) -> Any:
         """The batch that needs the most memory."""
         return self.task.batch(self.task.hardest())
+
+
+class Sample(NamedTuple):
+    """The files of a split, or as many blocks of their lines in files of the same names as are enough."""
+
+    names: list[str]
+    lines: int  # of the first file
+    nbytes: int  # of all of them, not compressed
+    kept: int  # of these bytes
 
 
 def missing(recipe: Recipe) -> list[str]:
@@ -61,10 +70,10 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     # what is measured at the end costs nothing before
     untested = recipe.data.model_copy(update={"test": None})
     part.check(recipe.model_copy(update={"data": untested}))
-    names, lines, kept = _sampled(recipe, recipe.data.train, folder / "train")
-    valid = _sampled(recipe, recipe.data.valid, folder / "valid")[0] if recipe.data.valid else None
+    sample = _sampled(recipe, recipe.data.train, folder / "train")
+    valid = _sampled(recipe, recipe.data.valid, folder / "valid").names if recipe.data.valid else None
     data = recipe.data.model_copy(
-        update={"root": Path(), "train": names, "valid": valid, "test": None, "cache": folder / "data"}
+        update={"root": Path(), "train": sample.names, "valid": valid, "test": None, "cache": folder / "data"}
     )
     small = recipe.model_copy(update={"data": data})
     kind, size, sentinels = recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
@@ -73,45 +82,42 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     if recipe.distill:
         # the probe is on the CPU, wherever training will be
         task = distilled(task, small, open_teachers(recipe.distill, "cpu"), tokenizer)
-    nbytes = sum(_size(recipe.data.root / name) for name in recipe.data.train)
+    share = sample.kept / sample.nbytes
     last = 0.5  # of a batch: how full the last one of an epoch is, on the mean
-    batches = (len(task.plan(0)) - last) * lines / max(kept, 1) + last
-    return Texts(task, tokenizer, lines, nbytes, kept / max(lines, 1), batches)
+    batches = (len(task.plan(0)) - last) / share + last
+    return Texts(task, tokenizer, sample.lines, sample.nbytes, share, batches)
 
 
-def _sampled(recipe: Recipe, names: list[str], folder: Path) -> tuple[list[str], int, int]:
-    """The files, or blocks of their lines in files of the same names; lines of the first, and how many of them were taken."""
+def _sampled(recipe: Recipe, names: list[str], folder: Path) -> Sample:
+    """Of every file the same share, or files of many lines would count for too little beside those of few.
+
+    Files of as many lines give the same ones, for parallel files belong together line by line; the first line, which may
+    be a header, is always there.
+    """
     paths = [(recipe.data.root / name).absolute() for name in names]
-    every = -(-sum(map(_size, paths)) // MOST)
-    lines = kept = 0
-    made = []
-    for number, path in enumerate(paths):
-        to = folder / f"{number}-{path.name.removesuffix('.gz')}"
-        if every > 1:
-            folder.mkdir(parents=True, exist_ok=True)
-        with _opened(path) as file:
-            taken, seen = 0, 0
-            out = to.open("wb") if every > 1 else None
-            for seen, line in enumerate(file, 1):
-                if (seen - 1) // BLOCK % every == 0:
-                    taken += 1
-                    if out:
-                        out.write(line)
-            if out:
-                out.close()
-        if number == 0:
-            lines, kept = seen, taken
-        made.append(str(to if every > 1 else path))
-    return made, lines, kept
+    counted = [_counted(path) for path in paths]
+    lines, nbytes, kept = counted[0][0], sum(size for _, size in counted), 0
+    every = -(-nbytes // MOST)
+    if every <= 1:
+        return Sample([str(path) for path in paths], lines, nbytes, nbytes)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [folder / f"{number}-{path.name.removesuffix('.gz')}" for number, path in enumerate(paths)]
+    for path, to, (there, _) in zip(paths, made, counted, strict=True):
+        block = max(1, min(BLOCK, there // (every * BLOCKS)))
+        with _opened(path) as file, to.open("wb") as out:
+            for number, line in enumerate(file):
+                if number // block % every == 0:
+                    kept += out.write(line)
+    return Sample([str(to) for to in made], lines, nbytes, kept)
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file, of a gzipped one as it was (its last four bytes say so, up to 4 GB)."""
-    if path.suffix != ".gz":
-        return path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(-4, 2)
-        return int(struct.unpack("<I", file.read(4))[0])
+def _counted(path: Path) -> tuple[int, int]:
+    """Lines and bytes of a file, of a gzipped one as it was."""
+    lines = nbytes = 0
+    with _opened(path) as file:
+        for line in file:
+            lines, nbytes = lines + 1, nbytes + len(line)
+    return lines, nbytes
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -1,0 +1,114 @@
+"""Plans from a sample of the text, against those of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyhead.planning import plan, texts
+from polyhead.recipe import Recipe
+
+MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 256}
+TRAIN = {"epochs": 1, "max_tokens": 1024, "precision": "fp32"}
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "bird",
+    "fish",
+    "sees",
+    "eats",
+    "likes",
+    "hates",
+    "red",
+    "blue",
+    "big",
+    "small",
+    "now",
+    "here",
+    "there",
+    "very",
+    "old",
+    "new",
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to stand in, where no more than 40 kB are read whole."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(texts, "MOST", 40_000)
+    return tmp_path
+
+
+def rows(n: int, least: int = 4, most: int = 9, seed: int = 1) -> list[str]:
+    """Lines of so many words."""
+    bits = np.random.default_rng(seed)
+    return [" ".join(bits.choice(WORDS, bits.integers(least, most))) for _ in range(n)]
+
+
+def recipe(task: str, train: list[str], valid: list[str], **sections: Any) -> Recipe:
+    data = {"train": train, "valid": valid, "max_len": 32} | sections.pop("data", {})
+    return Recipe.model_validate(
+        {"task": task, "data": data, "tokenizer": {"kind": "char"}, "model": MODEL, "train": TRAIN} | sections
+    )
+
+
+def both(asked: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The plan of a sample, and that of the whole text."""
+    part = plan(asked, probe=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(texts, "MOST", 1 << 30)
+        return part, plan(asked, probe=False)
+
+
+def check(part: Any, whole: Any) -> None:
+    """The sample is one, says so, and gives the plan of the whole."""
+    assert part.text["looked_at"] < 0.5 < whole.text["looked_at"] == 1
+    assert any(f"looked at {part.text['looked_at']:.1%}" in note for note in part.notes)
+    assert part.text["bytes"] == whole.text["bytes"]
+    assert part.batches == pytest.approx(whole.batches, rel=0.1)
+    assert part.steps == pytest.approx(whole.steps, rel=0.1)
+    assert part.labels == pytest.approx(whole.labels, rel=0.1)
+
+
+@pytest.mark.parametrize("train", [["few.txt", "many.txt"], ["many.txt", "few.txt"]])
+def test_the_order_of_files_is_all_the_same(
+    home: Path, monkeypatch: pytest.MonkeyPatch, train: list[str]
+) -> None:
+    """A file of fewer lines than stay together says nothing of one beside it."""
+    for name, n in (("few", 200), ("many", 8000), ("valid", 40)):
+        Path(f"{name}.txt").write_text("".join(f"{row}\n" for row in rows(n)))
+    part, whole = both(recipe("language-model", train, ["valid.txt"]), monkeypatch)
+    check(part, whole)
+    assert part.text["lines"] == (200 if train[0] == "few.txt" else 8000)
+    assert part.text["looked_at"] == pytest.approx(40_000 / part.text["bytes"], rel=0.1)
+
+
+@pytest.mark.parametrize("train", [["long.tsv", "short.tsv"], ["short.tsv", "long.tsv"]])
+def test_every_file_gives_its_share(home: Path, monkeypatch: pytest.MonkeyPatch, train: list[str]) -> None:
+    """Bytes say little where a few texts are so long that most of each is cut."""
+    for name, given in (("long", rows(200, 200, 300)), ("short", rows(6000, 2, 4)), ("valid", rows(40))):
+        lines = "".join(f"{row}\t{'red' if 'red' in row else 'other'}\n" for row in given)
+        Path(f"{name}.tsv").write_text("text\tlabel\n" + lines)
+    check(*both(recipe("classification", train, ["valid.tsv"]), monkeypatch))
+
+
+def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though one side has far more bytes than the other."""
+    given = rows(3000)
+    for name, side in (("t.en", given), ("t.de", [f"{row} {row[::-1]} {row}" for row in given])):
+        Path(name).write_text("".join(f"{row}\n" for row in side))
+        Path(f"v{name[1:]}").write_text("".join(f"{row}\n" for row in side[:20]))
+    asked = recipe("translation", ["t.en", "t.de"], ["v.en", "v.de"], data={"max_len": 256})
+    folder = home / "sample"
+    sides = [
+        Path(name).read_text().splitlines() for name in texts._sampled(asked, asked.data.train, folder).names
+    ]
+    assert 0 < len(sides[0]) < 1000
+    assert sides[1] == [f"{row} {row[::-1]} {row}" for row in sides[0]]
+    check(*both(asked, monkeypatch))
