@@ -99,6 +99,8 @@ def test_the_verb_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bert-large         335,141,888       340M" in capsys.readouterr().out
     assert main(["sizes", "bert-bse"]) == 2
     assert "did you mean 'bert-base'" in capsys.readouterr().err
+    assert main(["sizes", "mine.yaml"]) == 2
+    assert "mine.yaml is a recipe, no preset and no run; polyhead plan mine.yaml" in capsys.readouterr().err
     assert set(PUBLISHED) == set(PRESETS) - {"tiny"}
 
 

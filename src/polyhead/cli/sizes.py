@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.errors import unknown
+from polyhead.errors import UserError, unknown
 from polyhead.presets import PRESETS, PUBLISHED
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def _config(name: str, vocab_size: int | None) -> ModelConfig:
         return published(name)
     if name in PRESETS:
         return preset(name, vocab_size or VOCABULARY)
+    if Path(name).suffix in (".yaml", ".yml"):
+        raise UserError(f"{name} is a recipe, no preset and no run; polyhead plan {name} tells its parameters")
     if not Path(name).is_dir() and "/" not in name:
         raise unknown("preset", name, PRESETS)
     return load(name).config
