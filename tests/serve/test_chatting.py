@@ -13,10 +13,13 @@ import torch
 from polyhead import Choice
 from polyhead.errors import UserError
 from polyhead.generate.chat import conversation
+from polyhead.generate.service import Likely
 from polyhead.run import Run
 from polyhead.serve.keys import Keys
+from polyhead.serve.likelihood import of_chat
 from polyhead.serve.limits import Limits
 from polyhead.serve.service import Service
+from polyhead.text.tokenizer import train_tokenizer
 
 TALK = [
     {"role": "system", "content": "two dogs"},
@@ -229,15 +232,37 @@ def test_log_probabilities_of_an_answer(live):
     assert [one["token"] for one in content] == [run.display(token) for token in tokens]
     for one, token, p in zip(content, tokens, log_probs, strict=True):
         assert one["logprob"] == pytest.approx(float(p[token]), abs=1e-4)
-        assert bytes(one["bytes"]).decode() == one["token"].replace("␣", " ")
+        for other, i in zip(one["top_logprobs"], p.topk(20).indices.tolist(), strict=True):
+            assert [bytes(other["bytes"]).decode(errors="replace")] == run.tokenizer.decode([[i]])
         values = [other["logprob"] for other in one["top_logprobs"]]
         assert values == pytest.approx(p.topk(20).values.tolist(), abs=1e-4)
         assert one["top_logprobs"][0]["token"] == run.display(int(p.argmax()))
+    said = b"".join(bytes(one["bytes"]) for one in content)
+    assert said.decode(errors="replace").strip() == choice["message"]["content"]
     events = live.events(PATH, body)
     told = [one for event in events for one in event["choices"][0]["logprobs"]["content"]]
     assert [one["token"] for one in told] == [one["token"] for one in content]
     (without,) = live.ask(PATH, {"messages": TALK, "seed": 2, "max_tokens": 5}).json()["choices"]
     assert without["logprobs"] is None and without["message"] == choice["message"]
+
+
+def test_the_bytes_of_each_token_add_up_to_the_text(live):
+    tokenizer = live.run.tokenizer
+    (ids,) = tokenizer.encode(["zwei 犬 ü \U0001f415"])
+    content = of_chat(
+        live.run, Likely([*ids, tokenizer.eos_id], [-1.0] * (len(ids) + 1), [()] * (len(ids) + 1))
+    )
+    said = [bytes(one["bytes"]) for one in content["content"]]
+    assert b"".join(said).decode() == "zwei 犬 ü \U0001f415" and said[-1] == b""
+    assert b"\xf0" in said  # a part of a character is a byte, not the letter that it is shown as
+    for name in ("char", "unigram"):
+        other = train_tokenizer(["zwei 犬 dogs bark"] * 5, Choice(name), 120)
+        (ids,) = other.encode(["dogs bark"])
+        run = Run(live.run.model, other, live.run.generation)
+        likely = Likely([*ids, other.eos_id], [-1.0] * (len(ids) + 1), [()] * (len(ids) + 1))
+        *said, end = [one["bytes"] for one in of_chat(run, likely)["content"]]
+        assert end is None
+        assert [bytes(one).decode() for one in said] == [other.decode([[i]])[0] for i in ids]
 
 
 def test_nothing_is_ranked_for_those_who_do_not_ask(live, monkeypatch):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.generate.service import Likely
+from polyhead.generate.stream import UNFINISHED
 from polyhead.run import Run
 from polyhead.serve.strict import finite
+from polyhead.text.tokenizer import Tokenizer
 
 
 def of_completion(run: Run, likely: Likely, wanted: int) -> dict[str, Any]:
@@ -33,5 +35,12 @@ def of_chat(run: Run, likely: Likely) -> dict[str, Any]:
 
 
 def _entry(run: Run, token: int, log_prob: float) -> dict[str, Any]:
-    name = run.display(token)
-    return {"token": name, "logprob": finite(log_prob), "bytes": list(name.replace("␣", " ").encode())}
+    return {"token": run.display(token), "logprob": finite(log_prob), "bytes": _bytes(run.tokenizer, token)}
+
+
+def _bytes(tokenizer: Tokenizer, token: int) -> list[int] | None:
+    """What a token adds to the text, also where it is a part of a character; null where that depends on its neighbours."""
+    if tokenizer.spoken is not None:
+        return list(tokenizer.spoken[token])
+    (text,) = tokenizer.decode([[token]])
+    return list(text.encode()) if text and UNFINISHED not in text else None
