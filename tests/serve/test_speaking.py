@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
 from tests.serve.conftest import living, make
 
+from polyhead.serve import driver
 from polyhead.together import together
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
@@ -64,6 +66,28 @@ def test_usage_counts_what_was_read_and_said(speaker):
         "completion_tokens": said,
         "total_tokens": len(prompt) + said,
     }
+
+
+def test_the_time_of_a_token_is_that_between_two_of_its_own_text(runs, serving, monkeypatch):
+    about, steps = "polyhead_time_per_output_token_seconds", []
+    with serving(runs["decoder"]) as live:
+        told, engine = live.service.meters.registry.get_sample_value, live.service.engine.engine
+        for way in ({"beam_size": 4}, {"max_tokens": 1}):  # between which tokens?
+            assert live.ask("/v1/completions", {"prompt": TEXTS, "n": 2, **way}).status_code == 200
+        assert told(f"{about}_count") == 0
+        assert told("polyhead_time_to_first_token_seconds_count") == 2 * len(TEXTS)
+        wish = {"seed": 5, "max_new_tokens": 30}
+        short, long = (live.run.generate([text], **wish)[0] for text in TEXTS[:2])
+        stop = next(c for c in short[1:] if c.isascii() and c not in long)
+        # a clock that a step moves by a second
+        monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: float(len(steps))))
+        true = engine.step
+        monkeypatch.setattr(engine, "step", lambda: steps.append(1) or true())
+        body = {"prompt": TEXTS[:2], "seed": 5, "max_tokens": 30, "stop": stop, "logprobs": 0}
+        choices = live.ask("/v1/completions", body).json()["choices"]
+        said = [len(choice["logprobs"]["tokens"]) for choice in choices]
+        assert 1 < said[0] < said[1] - 9, "one ends long before the other"
+        assert told(f"{about}_count") == 2 and told(f"{about}_sum") == 2
 
 
 def test_prompts_of_token_ids_and_echo(speaker):

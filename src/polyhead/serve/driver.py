@@ -45,7 +45,7 @@ class Talk:
         self.number, self.asked, self.hears, self.live = number, asked, hears, live  # live: wants every piece
         self.stream: Stream | None = None
         self.begun = time.monotonic()
-        self.first = 0.0  # when its first token came
+        self.first = self.last = 0.0  # when its first token came, and its newest
         self.told = [0] * asked.n  # tokens of each output that its pieces came with
 
 
@@ -193,7 +193,8 @@ class Driver(threading.Thread):
         stream, pieces, fault = self.talks[talk], [], None
         try:
             for said in stream.news():
-                talk.first = talk.first or time.monotonic()
+                talk.last = time.monotonic()
+                talk.first = talk.first or talk.last
                 if talk.live and (said.text or said.last):
                     pieces.append(Piece(*said, stream.likely(said.row, talk.told[said.row])))
                     talk.told[said.row] = len(stream.tokens[said.row])

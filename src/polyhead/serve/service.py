@@ -216,13 +216,13 @@ class Service:
         said = sum(sum(map(len, talk.stream.tokens)) for talk in talks if talk.stream)
         self.meters.tokens.labels("prompt").inc(read)
         self.meters.tokens.labels("completion").inc(said)
-        now = time.monotonic()
         for talk in talks:
-            longest = max(map(len, talk.stream.tokens)) if talk.stream else 0
+            # beams come all at once: they have no log-probabilities of single tokens, and no time between two
+            longest = max(map(len, talk.stream.log_probs)) if talk.stream else 0
             if talk.first:
                 self.meters.first_token.observe(talk.first - talk.begun)
             if longest > 1:
-                self.meters.per_token.observe((now - talk.first) / (longest - 1))
+                self.meters.per_token.observe((talk.last - talk.first) / (longest - 1))
         return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 
