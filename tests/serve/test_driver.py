@@ -110,3 +110,30 @@ def test_what_waits_is_counted_in_texts_whatever_they_came_in():
         until(lambda: driver.waiting == 0 and not driver.talks)
     finally:
         driver.close()
+
+
+def test_when_the_thread_ends_those_in_its_inbox_are_told_and_those_who_come_later():
+    loop, engine = Loop(), make("decoder").engine()
+    talks = [Talk(i, engine.read("dogs", seed=i), Ear(), True) for i in range(3)]
+    driver = Driver(engine, loop, stall=60.0, together=0)
+
+    def dies():
+        raise SystemExit
+
+    driver.begin(talks[:1])
+    driver._post(dies)
+    driver.begin(talks[1:2])
+    early = driver.work("double", list, [1, 2])
+    driver.start()
+    driver.join(10)
+    driver.begin(talks[2:])
+    late = driver.work("double", list, [1, 2])
+    for talk in talks:
+        driver.drop(talk)
+    loop.go_round()
+    for talk in talks:
+        assert talk.hears[-1].ended and "is ending" in str(talk.hears[-1].error)
+        assert sum(one.ended for one in talk.hears) == 1
+    for done in (early, late):
+        assert "is ending" in str(done.exception(0))
+    assert not driver.talks and not driver._inbox and not driver._coming

@@ -396,6 +396,24 @@ def test_readiness_tells_of_a_thread_that_hangs_and_of_one_that_died(runs, servi
         assert live.ask("/v1/completions", BODY).status_code == 503
 
 
+@pytest.mark.acceptance("E4")
+def test_when_the_thread_dies_those_who_had_not_begun_are_told_at_once(runs, serving, slowly):
+    def dies():
+        raise SystemExit
+
+    with serving(runs["decoder"], limits=Limits(request_time=60)) as live, slowly(live) as engine:
+        socks = [send(live, BODY)]
+        live.until(lambda: engine.entered == 1, "it runs")
+        live.service.driver._post(dies)
+        socks.append(send(live, BODY))
+        live.until(lambda: len(live.service.driver._inbox) == 2, "it is in the inbox")
+        engine.let()
+        for sock in socks:
+            sock.settimeout(20)
+            assert b"500 Internal" in sock.recv(65536)
+            sock.close()
+
+
 @pytest.mark.acceptance("E5")
 def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
     with serving(runs["decoder"]) as live:

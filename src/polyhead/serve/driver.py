@@ -73,6 +73,7 @@ class Driver(threading.Thread):
         self._coming = 0  # texts and items that were asked for and not begun
         self._wake = threading.Condition()
         self._closed = False
+        self._over: Exception | None = None  # why nothing is begun any more
         self._heard = threading.Event()  # the event loop is through with the last news
         self._heard.set()
 
@@ -91,7 +92,7 @@ class Driver(threading.Thread):
     ) -> Future[Sequence[Any]]:
         """``work(items)`` with one result an item; jobs of the same key that wait together are done in one call."""
         job = Job(key, work, items, Future())
-        self._post(lambda: self._jobs.append(job), len(items))
+        self._post(lambda: self._line_up(job), len(items))
         return job.done
 
     def close(self) -> None:
@@ -172,6 +173,9 @@ class Driver(threading.Thread):
             self._tell(news, self._heard)
 
     def _begin(self, talks: Sequence[Talk]) -> None:
+        if self._over is not None:
+            self._tell([News(talk, [], True, self._over) for talk in talks])
+            return
         assert self.engine is not None
         begun = []
         for talk in talks:
@@ -208,6 +212,12 @@ class Driver(threading.Thread):
         del self.talks[talk]
         return News(talk, pieces, True, fault or end.error)
 
+    def _line_up(self, job: Job) -> None:
+        if self._over is None:
+            self._jobs.append(job)
+        elif job.done.set_running_or_notify_cancel():
+            job.done.set_exception(self._over)
+
     def _work(self) -> None:
         """The jobs that wait first, and those that can be done along with them."""
         first = self._jobs.popleft()
@@ -242,11 +252,17 @@ class Driver(threading.Thread):
             first += len(job.items)
 
     def _end(self, error: Exception) -> None:
-        """Everybody who still waits is told."""
+        """Everybody who still waits is told, and so is whoever comes yet."""
+        with self._wake:
+            self._over = error
         self._tell([News(talk, [], True, error) for talk in self.talks])
+        self.talks.clear()
+        while self._inbox:
+            self._inbox.popleft()()
         for job in self._jobs:
-            if job.done.set_running_or_notify_cancel():
-                job.done.set_exception(error)
+            self._line_up(job)
+        self._jobs.clear()
+        self._coming = 0
 
     def _tell(self, news: list[News], heard: threading.Event | None = None) -> None:
         if news and not self.loop.is_closed():
@@ -262,9 +278,12 @@ class Driver(threading.Thread):
 
     def _post(self, command: Callable[[], None], texts: int = 0) -> None:
         with self._wake:
-            self._inbox.append(command)
-            self._coming += texts
-            self._wake.notify()
+            if self._over is None:
+                self._inbox.append(command)
+                self._coming += texts
+                self._wake.notify()
+                return
+        command()  # nobody looks into the inbox any more
 
     def _begun(self, texts: int) -> None:
         with self._wake:  # others add to it
