@@ -75,7 +75,7 @@ def dead_units(model: Model, pieces: Iterable[Piece]) -> float | None:
         def see(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             hidden = given[0].mT if isinstance(module, nn.Conv1d) else given[0]  # (B, T, F)
             seen = real[name.split(".")[0]]
-            hidden = hidden.abs() if seen is None else hidden.abs() * seen[..., None]
+            hidden = hidden.abs() if seen is None else hidden.abs() * seen[..., None].to(hidden.device)
             peak = hidden.flatten(0, -2).amax(0)
             peaks[name] = torch.maximum(peaks[name], peak) if name in peaks else peak
 
@@ -157,9 +157,9 @@ def cache_bytes(run: Run, memory: Any) -> tuple[float, float] | tuple[None, None
     held = []
     for n in (length, 2 * length):
         cache = make_cache(run.generation.cache, model.cache_shape, 1, n)
-        pos = torch.arange(n)[None]
+        pos = torch.arange(n, device=run.device)[None]
         cache.begin([0], pos)
-        model.decode(torch.full((1, n), t.bos_id), pos, cache, memory)
+        model.decode(torch.full_like(pos, t.bos_id), pos, cache, memory)
         held.append(sum(layer.nbytes for layer in cache.layers))
     slope = (held[1] - held[0]) / length
     # what is left at length 0 is the state of a recurrent layer, or, where the cache keeps spare slots, less than one token

@@ -100,7 +100,8 @@ def piece(task: Classification, rows: np.ndarray) -> Piece:
     given, labels = task.valid.batch(rows, task.tokenizer.pad_id)
 
     def pooled(model: Classifier) -> Tensor:
-        out: Tensor = model.pooler(model.encoder(*called(model, given)), given.pos)
+        here = beside(model, given)
+        out: Tensor = model.pooler(model.encoder(*called(model, here)), here.pos)
         return out
 
     real = {"encoder": None if given.pos is None else given.pos >= 0}

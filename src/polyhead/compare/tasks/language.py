@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyhead.analysis.perplexity import Perplexity
 from polyhead.compare.measure import by_row, loss_and_ppl
@@ -19,6 +20,7 @@ from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
 from polyhead.models import CausalLM
 from polyhead.nn.loss import IGNORED
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.tasks.language import LanguageModel
@@ -126,7 +128,12 @@ class LanguageModels:
 def piece(batch: Rows) -> Piece:
     """A batch as it is measured."""
     real = batch.labels != IGNORED
-    return Piece(lambda model: model.features(batch.tokens, batch.pos), int(real.sum()), {"stack": real})
+
+    def features(model: CausalLM) -> Tensor:
+        here = beside(model, batch)
+        return model.features(here.tokens, here.pos)
+
+    return Piece(features, int(real.sum()), {"stack": real})
 
 
 def batches(task: LanguageModel, store: TokenStore) -> Iterator[Rows]:
@@ -141,6 +148,7 @@ def losses(model: CausalLM, task: LanguageModel, store: TokenStore) -> tuple[lis
     """-log p of the tokens of every row, and how many they are."""
     found: list[tuple[float, int]] = []
     for batch in batches(task, store):
+        batch = beside(model, batch)
         found += by_row(model.head, model.eval().features(batch.tokens, batch.pos), batch.labels)
     return [nll for nll, _ in found], [n for _, n in found]
 

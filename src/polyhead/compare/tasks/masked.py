@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyhead.compare.tasks.base import COMPARED, Piece, Words
 from polyhead.compare.tasks.recovering import Recovering
 from polyhead.nn.loss import IGNORED
+from polyhead.nn.place import beside
 from polyhead.train.tasks.masked import Masked, features
 
 
@@ -23,4 +24,6 @@ def masked_languages() -> Recovering:
 def piece(batch: Masked) -> Piece:
     """A batch as it is measured: only what is asked for goes through the head."""
     real = {"encoder": None if batch.pos is None else batch.pos >= 0}
-    return Piece(lambda model: features(model, batch), int((batch.labels != IGNORED).sum()), real)
+    return Piece(
+        lambda model: features(model, beside(model, batch)), int((batch.labels != IGNORED).sum()), real
+    )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from polyhead.analysis.metrics import bleu, chrf
 from polyhead.compare.measure import by_row, loss_and_ppl
@@ -24,6 +25,7 @@ from polyhead.data.corpus import read_pairs
 from polyhead.models import Seq2Seq
 from polyhead.nn.kv import Memory
 from polyhead.nn.loss import IGNORED
+from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.tasks.translation import Translation, corpus_of
@@ -102,16 +104,20 @@ class Translations:
 def empty_source(run: Run) -> list[Memory]:
     """What a decoder reads of a source without a word."""
     assert isinstance(run.model, Seq2Seq)
-    return run.model.encode(torch.tensor([[run.tokenizer.bos_id, run.tokenizer.eos_id]]))
+    return run.model.encode(torch.tensor([[run.tokenizer.bos_id, run.tokenizer.eos_id]], device=run.device))
 
 
 def piece(batch: Batch) -> Piece:
     """A batch as it is measured."""
     source = None if batch.source_pos is None else batch.source_pos >= 0
     real = {"encoder": source, "decoder": batch.labels != IGNORED}
-    return Piece(
-        lambda model: model.features(batch.source, batch.target, batch.source_pos), batch.n_tokens, real
-    )
+    return Piece(lambda model: features(model, batch), batch.n_tokens, real)
+
+
+def features(model: Seq2Seq, batch: Batch) -> Tensor:
+    """What the head reads: (B, T, C)."""
+    here = beside(model, batch)
+    return model.features(here.source, here.target, here.source_pos)
 
 
 @torch.no_grad()
@@ -120,8 +126,7 @@ def validation(model: Seq2Seq, task: Translation) -> list[tuple[int, float, int]
     found: list[tuple[int, float, int]] = []
     for rows in task.valid_batches:
         batch = collate(task.valid, rows, task.tokenizer)
-        features = model.eval().features(batch.source, batch.target, batch.source_pos)
-        sums = by_row(model.head, features, batch.labels)
+        sums = by_row(model.head, features(model.eval(), batch), beside(model, batch.labels))
         found += [(int(line), *row) for line, row in zip(task.valid.lines[rows], sums, strict=True)]
     return sorted(found)
 
