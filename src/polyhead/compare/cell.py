@@ -106,7 +106,7 @@ def fixed_steps(
         flops = measure.flops_per_token(model, compared(recipe.task.name).typical(task))
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         if recipe.distill:
-            task = distilled(task, recipe, open_teachers(recipe.distill, "cpu"), tokenizer)
+            task = distilled(task, recipe, open_teachers(recipe.distill, recipe.train.device), tokenizer)
         budget = Budget(*asked["budget"])
         facts |= steps_for(budget, recipe, model, task, flops)
         if asked.get("steps"):  # those of the same design's first seed: all seeds learn equally long
@@ -137,7 +137,9 @@ def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result
         "skipped": outcome.progress.skipped,
         "cache_per_token": per_token,
         "cache_constant": constant,
-        "decode_tokens_per_s": part.decode_speed(load(directory, fast=True), recipe),
+        "decode_tokens_per_s": part.decode_speed(
+            load(directory, fast=True, device=recipe.train.device), recipe
+        ),
         "best_step": outcome.progress.best_step,
         "curve": [[row["step"], seconds_at(ticks, row["step"]), row["loss"]] for row in rows],
         "recipe": recipe.dump_yaml(),

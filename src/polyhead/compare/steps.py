@@ -13,6 +13,7 @@ from polyhead.compare.budget import Budget
 from polyhead.compare.measure import TRAINING
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
+from polyhead.nn.place import device_of
 from polyhead.recipe import Recipe
 from polyhead.train.distill import plain
 from polyhead.train.loop import rehearse, total_steps, update
@@ -49,7 +50,8 @@ def steps_for(
 
 
 def probe(recipe: Recipe, model: nn.Module, task: RunTask, seconds: float) -> float:
-    """Seconds of a step of training, the mean over some."""
+    """Seconds of a step of training where the run will be, the mean over some."""
+    model = model.to(device_of(recipe.train.device))
     training = Training(model, recipe.train, recipe.model.d_model, 10**6)
     rehearse(model, task, recipe.train)
     model.train()
