@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from polyhead.errors import UserError
+from polyhead.models import build
 from polyhead.planning import plan, texts
-from polyhead.recipe import Recipe
+from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.registry import TASK
+from polyhead.run import Run
+from polyhead.sections import DistillSection
+from polyhead.text.tokenizer import train_tokenizer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 256}
 TRAIN = {"epochs": 1, "max_tokens": 1024, "precision": "fp32"}
@@ -69,7 +75,7 @@ def both(asked: Recipe, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 def check(part: Any, whole: Any) -> None:
     """The sample is one, says so, and gives the plan of the whole."""
     assert part.text["looked_at"] < 0.5 < whole.text["looked_at"] == 1
-    assert any(f"looked at {part.text['looked_at']:.1%}" in note for note in part.notes)
+    assert any("extrapolated" in note for note in part.notes)
     assert part.text["bytes"] == whole.text["bytes"]
     assert part.batches == pytest.approx(whole.batches, rel=0.1)
     assert part.steps == pytest.approx(whole.steps, rel=0.1)
@@ -112,3 +118,72 @@ def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest
     assert 0 < len(sides[0]) < 1000
     assert sides[1] == [f"{row} {row[::-1]} {row}" for row in sides[0]]
     check(*both(asked, monkeypatch))
+
+
+BPE = {"kind": "bpe", "vocab_size": 300}
+
+
+@pytest.fixture
+def uneven(home: Path) -> Path:
+    """A text with words and a class of their own in a stretch of which a sample sees nothing."""
+    given = rows(4000)
+    given[260:300] = [row.upper() for row in given[260:300]]
+    Path("t.txt").write_text("".join(f"{row}\n" for row in given))
+    labelled = [f"{row}\t{'rare' if row.isupper() else 'xy'[i % 2]}\n" for i, row in enumerate(given)]
+    Path("t.tsv").write_text("text\tlabel\n" + "".join(labelled))
+    Path("v.txt").write_text("".join(f"{row}\n" for row in given[290:310]))
+    Path("v.tsv").write_text("text\tlabel\n" + "".join(labelled[290:310]))
+    return home
+
+
+def taught(task: str, tokenizer: dict[str, Any], labels: tuple[str, ...] = (), **distill: Any) -> Recipe:
+    """A recipe whose teacher is saved here, with a tokenizer of the whole text."""
+    ends = "tsv" if task == "classification" else "txt"
+    asked, theirs = (recipe(task, [f"t.{ends}"], [f"v.{ends}"], tokenizer=one) for one in (BPE, tokenizer))
+    own = train_tokenizer(TASK.get(task).texts(theirs), theirs.tokenizer.kind, theirs.tokenizer.vocab_size)
+    config = asked.model.with_vocabulary(own.vocab_size, labels)
+    Run(build(config, 1), own, GenerationConfig()).save(Path("teacher"))
+    return asked.model_copy(update={"distill": DistillSection(teacher=["teacher"], **distill)})
+
+
+def test_a_teacher_tells_which_tokens_there_are(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the sample are others, and training would take none of them."""
+    part, whole = both(taught("language-model", BPE), monkeypatch)
+    check(part, whole)
+    assert part.parameters == whole.parameters
+    assert part.memory == whole.memory
+    assert "a sample does not tell the tokens of the whole text: those of teacher are assumed" in part.notes
+    assert not whole.notes
+
+
+@pytest.mark.parametrize("tokenizer", [{"kind": "char"}, {"kind": "bpe", "vocab_size": 301}], ids=str)
+def test_a_teacher_of_tokens_that_a_student_cannot_have_is_refused(
+    uneven: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any]
+) -> None:
+    asked = taught("language-model", tokenizer)
+    for most in (texts.MOST, 1 << 30):
+        monkeypatch.setattr(texts, "MOST", most)
+        with pytest.raises(UserError, match="teacher has another tokenizer than the student"):
+            plan(asked, probe=False)
+
+
+@pytest.mark.parametrize("hidden", [0.0, 1.0])
+def test_a_teacher_tells_which_classes_there_are(
+    uneven: Path, monkeypatch: pytest.MonkeyPatch, hidden: float
+) -> None:
+    """One that is not in the sample counts, and is no mistake."""
+    part, whole = both(taught("classification", BPE, ("rare", "x", "y"), hidden=hidden), monkeypatch)
+    check(part, whole)
+    assert part.parameters == whole.parameters
+
+
+def test_a_teacher_of_other_tokens_reads_for_itself(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, whole = both(taught("classification", {"kind": "char"}, ("rare", "x", "y")), monkeypatch)
+    check(part, whole)
+    assert (part.parameters, part.memory.teachers) == (whole.parameters, whole.memory.teachers)
+    assert len(part.notes) == 1
+
+
+def test_a_teacher_who_lacks_a_class_is_refused(uneven: Path) -> None:
+    with pytest.raises(UserError, match="the classes of teacher are rare, x, not x, y"):
+        plan(taught("classification", BPE, ("rare", "x")), probe=False)

@@ -83,7 +83,9 @@ def _config(name: str, vocab_size: int | None) -> ModelConfig:
     if name in PRESETS:
         return preset(name, vocab_size or VOCABULARY)
     if Path(name).suffix in (".yaml", ".yml"):
-        raise UserError(f"{name} is a recipe, no preset and no run; polyhead plan {name} tells its parameters")
+        raise UserError(
+            f"{name} is a recipe, no preset and no run; polyhead plan {name} tells its parameters"
+        )
     if not Path(name).is_dir() and "/" not in name:
         raise unknown("preset", name, PRESETS)
     return load(name).config

@@ -71,13 +71,9 @@ def plan(
         )
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
         texts = open_texts(recipe, origin, Path(folder))
-        if texts.share < 1:
-            notes.append(
-                f"looked at {texts.share:.1%} of the training text; tokens and batches are extrapolated"
-            )
         facts = {"lines": texts.lines, "bytes": texts.nbytes, "looked_at": round(texts.share, 4)}
         return _of(
-            opened(recipe, origin, texts), notes, probe, context, decode_rows, layout, seconds, clock, facts
+            opened(recipe, texts), texts.notes, probe, context, decode_rows, layout, seconds, clock, facts
         )
 
 

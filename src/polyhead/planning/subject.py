@@ -129,16 +129,9 @@ def _blank(
     return Subject(name, config, train, load, some, task, None, steps, cache, context)
 
 
-def opened(recipe: Recipe, origin: Run | None, texts: Texts) -> Subject:
+def opened(recipe: Recipe, texts: Texts) -> Subject:
     """A recipe with its text: batches as training will cut them."""
-    known = (
-        texts.tokenizer.vocab_size
-        if texts.share == 1
-        else max(texts.tokenizer.vocab_size, recipe.tokenizer.vocab_size)
-    )
-    if origin:
-        known = max(texts.tokenizer.vocab_size, origin.config.vocab_size)
-    config = recipe.model.with_vocabulary(known, texts.task.labels)
+    config = recipe.model.with_vocabulary(texts.vocab_size, texts.task.labels)
     if isinstance(texts.task, Distilled):
         check_widths(texts.task, config.d_model)
     some = [(load_of(config, texts.task, batch), texts.task.count(batch), batch) for batch in texts.some()]

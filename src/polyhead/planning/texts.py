@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from polyhead.planning.unseen import Tokens, open_with_classes, tokens_of_whole
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.tokenizer import train_tokenizer
 from polyhead.train.distill import distilled, open_teachers
-from polyhead.train.reporting import Reporters
 from polyhead.train.tasks.base import RunTask, TaskPart
 
 MOST = 8 << 20  # bytes of a split that are read whole; of more, blocks of lines from all over
@@ -25,11 +25,12 @@ class Texts(NamedTuple):
     """What was found out about the training text."""
 
     task: RunTask
-    tokenizer: Tokenizer
+    vocab_size: int  # that the model will have
     lines: int  # of the first training file
     nbytes: int  # of all of them, not compressed
     share: float  # of these bytes that was read
     batches: float  # in an epoch of the whole text
+    notes: list[str]  # what is no more than likely
 
     def some(self) -> Iterator[Any]:
         """Batches of an epoch, of which training sees as many of each kind."""
@@ -64,28 +65,47 @@ def missing(recipe: Recipe) -> list[str]:
 def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     """The task of a recipe over its text or a sample, in a folder of its own; a mistake in the files is a UserError.
 
-    The tokenizer is that of ``origin``, or trained on what was read; with a sample it knows a little less than it will.
+    The tokenizer is that of ``origin``, or trained on what was read. With a sample it knows a little less than it will,
+    and need not be that of a teacher who was trained on all; then it is the teacher's.
     """
     part: TaskPart = TASK.get(recipe.task.name)
     # what is measured at the end costs nothing before
     untested = recipe.data.model_copy(update={"test": None})
     part.check(recipe.model_copy(update={"data": untested}))
+    teachers = open_teachers(recipe.distill, "cpu")  # as the probe is, wherever training will be
     sample = _sampled(recipe, recipe.data.train, folder / "train")
     valid = _sampled(recipe, recipe.data.valid, folder / "valid").names if recipe.data.valid else None
     data = recipe.data.model_copy(
         update={"root": Path(), "train": sample.names, "valid": valid, "test": None, "cache": folder / "data"}
     )
     small = recipe.model_copy(update={"data": data})
-    kind, size, sentinels = recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
-    tokenizer = origin.tokenizer if origin else train_tokenizer(part.texts(small), kind, size, sentinels)
-    task = part.open(small, tokenizer, Reporters())
+    whole = sample.kept == sample.nbytes
+    tokens = _tokens(part, small, origin, teachers, whole)
+    task = open_with_classes(part, small, tokens.tokenizer, [] if whole else teachers)
     if recipe.distill:
-        # the probe is on the CPU, wherever training will be
-        task = distilled(task, small, open_teachers(recipe.distill, "cpu"), tokenizer)
-    share = sample.kept / sample.nbytes
+        task = distilled(task, small, teachers, tokens.tokenizer)
+    share, notes = sample.kept / sample.nbytes, []
+    if not whole:
+        notes.append(f"looked at {share:.1%} of the training text; tokens and batches are extrapolated")
+    if recipe.distill and tokens.teacher is not None:
+        notes.append(
+            f"a sample does not tell the tokens of the whole text: those of {recipe.distill.teacher[tokens.teacher]} are assumed"
+        )
     last = 0.5  # of a batch: how full the last one of an epoch is, on the mean
     batches = (len(task.plan(0)) - last) / share + last
-    return Texts(task, tokenizer, sample.lines, sample.nbytes, share, batches)
+    return Texts(task, tokens.vocab_size, sample.lines, sample.nbytes, share, batches, notes)
+
+
+def _tokens(
+    part: TaskPart, recipe: Recipe, origin: Run | None, teachers: Sequence[Run], whole: bool
+) -> Tokens:
+    if origin:
+        return Tokens(origin.tokenizer, max(origin.tokenizer.vocab_size, origin.config.vocab_size))
+    asked = recipe.tokenizer
+    trained = train_tokenizer(part.texts(recipe), asked.kind, asked.vocab_size, asked.sentinels)
+    if whole:
+        return Tokens(trained, trained.vocab_size)
+    return tokens_of_whole(trained, asked.vocab_size, teachers)
 
 
 def _sampled(recipe: Recipe, names: list[str], folder: Path) -> Sample:

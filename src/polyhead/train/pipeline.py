@@ -98,10 +98,10 @@ def run_training(
             model = build(config, recipe.train.seed).to(device)
             run = Run(model, tokenizer, recipe.generation, recipe)
             if recipe.start and not saved:
-                origin = origin or ranks.in_turn(
-                    lambda: open_start(recipe)
-                )  # of the checkpoints none was whole
-                told.say(begin(run.model, origin, recipe.start.every, recipe.train.adapt))
+                # of the checkpoints none was whole, if it was not opened before
+                start = origin or ranks.in_turn(lambda: open_start(recipe))
+                assert start is not None
+                told.say(begin(run.model, start, recipe.start.every, recipe.train.adapt))
             steps = total_steps(task, recipe.train)
             training = Training(run.model, recipe.train, config.d_model, steps)
             extra = {"tokenizer_sha256": tokenizer.sha256, **task.identity}

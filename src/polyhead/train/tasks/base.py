@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -65,4 +65,19 @@ class TaskPart(Protocol):
 
     def open(self, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> RunTask:
         """With its text tokenized, or found so. A mistake in the test text is told now, not after all training."""
+        ...
+
+
+@runtime_checkable
+class OfClasses(TaskPart, Protocol):
+    """A task whose classes are those of its text."""
+
+    def classes(self, recipe: Recipe) -> tuple[str, ...]:
+        """Those of the training text."""
+        ...
+
+    def open_with(
+        self, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
+    ) -> RunTask:
+        """As ``open``, where the classes are known; the text need not have all of them."""
         ...

@@ -91,7 +91,18 @@ class Classification:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Classification:
         """With its token stores made or found."""
-        labels = labels_of(labelled_of(recipe, "train"))
+        return cls.open_with(cls.classes(recipe), recipe, tokenizer, report)
+
+    @classmethod
+    def classes(cls, recipe: Recipe) -> tuple[str, ...]:
+        """Every label of the training text."""
+        return labels_of(labelled_of(recipe, "train"))
+
+    @classmethod
+    def open_with(
+        cls, labels: Sequence[str], recipe: Recipe, tokenizer: Tokenizer, report: Reporter
+    ) -> Classification:
+        """The same, where the labels are known."""
         stores = {split: store_of(recipe, split, labels, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
             report.say(f"{split}: {store.report}")
