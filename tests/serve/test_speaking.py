@@ -202,6 +202,23 @@ def test_lengths_about_the_greatest_are_kept_or_refused_never_changed(speaker):
     assert unsaid["usage"]["total_tokens"] <= most + 1
 
 
+@pytest.mark.parametrize("length", [20, 29, 30, 48, 300])
+def test_a_prompt_is_cut_so_that_beams_have_room_for_what_is_wanted(speaker, length):
+    """29 tokens and 20 new ones, of which the last is not read, are the 48 that the model reads."""
+    ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[:length]
+    wish = {"beam_size": 2, "max_tokens": 20, "min_tokens": 20, "truncate": True}
+    answer = speaker.ask("/v1/completions", {"prompt": ids, **wish}).json()
+    assert answer["usage"]["prompt_tokens"] == min(length, 29)
+    assert answer["usage"]["completion_tokens"] == 20
+    alone = speaker.ask("/v1/completions", {"prompt": ids[-29:], **wish, "truncate": False}).json()
+    assert answer["choices"] == alone["choices"]
+    too_many = speaker.ask("/v1/completions", {"prompt": ids, **wish, "max_tokens": 49}).json()
+    assert too_many["error"]["code"] == "context_length_exceeded"
+    assert too_many["error"]["message"].endswith(
+        "and 49 new ones are wanted; this model reads 48 at once: ask for less"
+    )
+
+
 @pytest.mark.parametrize(
     "way", [{}, {"n": 2}, {"n": 2, "beam_size": 4, "length_penalty": 0.5}, {"min_tokens": 3}], ids=str
 )

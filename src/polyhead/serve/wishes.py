@@ -67,15 +67,17 @@ def _continued(
 ) -> tuple[list[int], dict[str, Any]]:
     """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for."""
     most, given = engine.max_len, "max_tokens" in body.model_fields_set
-    if len(ids) > most and body.truncate:
-        ids = ids[-most:]
     wanted = body.max_tokens if given else 1
-    if (len(ids) + wanted - 1 > most and not body.truncate) or len(ids) > most:
+    # drawn text that outgrows the model forgets its beginning; beams end where the model's reach does
+    room = most - (wanted if "beam_size" in body.model_fields_set else 1) + 1
+    if body.truncate and room > 0:
+        ids = ids[-room:]
+    elif len(ids) + wanted - 1 > most:
         and_new = f" and {wanted} new ones are wanted" if given else ""
+        cut = "" if body.truncate else ", or send truncate=true to go on from the end of what fits"
         raise Refusal(
             400, "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens{and_new}; this model reads {most} at once: "
-            "ask for less, or send truncate=true to go on from the end of what fits", "prompt",
+            f"the prompt has {len(ids)} tokens{and_new}; this model reads {most} at once: ask for less{cut}", "prompt",
         )  # fmt: skip
     if not given:
         wanted = min(engine.config.max_new_tokens, service.limits.max_tokens, most - len(ids) + 1)
