@@ -95,6 +95,19 @@ def test_the_order_of_files_is_all_the_same(
     assert part.text["looked_at"] == pytest.approx(40_000 / part.text["bytes"], rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
+def test_a_sample_has_all_bytes_and_characters(
+    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of pieces the whole text may have as many as are asked for."""
+    for name, n in (("t", 3000), ("v", 40)):
+        Path(f"{name}.txt").write_text("".join(f"{row}\n" for row in rows(n)))
+    tokenizer = {"kind": kind, "vocab_size": 600}
+    part, whole = both(recipe("language-model", ["t.txt"], ["v.txt"], tokenizer=tokenizer), monkeypatch)
+    more = part.parameters - whole.parameters
+    assert more > 0 if kind == "bpe" else more == 0
+
+
 @pytest.mark.parametrize("train", [["long.tsv", "short.tsv"], ["short.tsv", "long.tsv"]])
 def test_every_file_gives_its_share(home: Path, monkeypatch: pytest.MonkeyPatch, train: list[str]) -> None:
     """Bytes say little where a few texts are so long that most of each is cut."""

@@ -105,7 +105,7 @@ def _tokens(
     trained = train_tokenizer(part.texts(recipe), asked.kind, asked.vocab_size, asked.sentinels)
     if whole:
         return Tokens(trained, trained.vocab_size)
-    return tokens_of_whole(trained, asked.vocab_size, teachers)
+    return tokens_of_whole(trained, asked, teachers)
 
 
 def _sampled(recipe: Recipe, names: list[str], folder: Path) -> Sample:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from polyhead.data_sections import TokenizerConfig
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
@@ -21,19 +22,19 @@ class Tokens(NamedTuple):
     teacher: int | None = None  # the number of that whose tokenizer it is said to be
 
 
-def tokens_of_whole(trained: Tokenizer, most: int, teachers: Sequence[Run]) -> Tokens:
+def tokens_of_whole(trained: Tokenizer, asked: TokenizerConfig, teachers: Sequence[Run]) -> Tokens:
     """From a tokenizer that was trained on a sample: that of the first teacher which the whole text may well give.
 
-    Such a one is made alike, and has no fewer tokens, nor more than ``most``. Without one it is what was trained, and the
-    model has room for all that the recipe asks for.
+    Such a one is made alike, and has no fewer tokens, nor more than the recipe asks for. Without one it is what was
+    trained, with room for as many as are asked for; but of bytes and characters a sample has next to all.
     """
-    most = max(most, trained.vocab_size)
+    most = max(asked.vocab_size, trained.vocab_size)
     for number, teacher in enumerate(teachers):
         theirs = teacher.tokenizer
         if trained.vocab_size <= theirs.vocab_size <= most and _making(theirs) == _making(trained):
             same = theirs.sha256 == trained.sha256
             return Tokens(theirs, theirs.vocab_size, None if same else number)
-    return Tokens(trained, most)
+    return Tokens(trained, trained.vocab_size if asked.kind.name in ("byte", "char") else most)
 
 
 def open_with_classes(
