@@ -71,7 +71,7 @@ def test_recurrent_layers_are_counted_too() -> None:
 
 def called(piece: Piece) -> tuple[torch.Tensor, ...]:
     """What a piece calls a model with."""
-    model = Mock()
+    model = Mock(parameters=lambda: iter([torch.zeros(1)]))  # its weights are on the CPU
     piece.features(model)
     return model.features.call_args.args
 
