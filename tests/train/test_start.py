@@ -14,11 +14,13 @@ import polyhead as ph
 from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.nn.weights import weights
-from polyhead.recipe import Recipe, TrainConfig, load_recipe
+from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.run import Run
+from polyhead.text.tokenizer import train_tokenizer
 from polyhead.train.learned import scale_rates
 from polyhead.train.loop import update
 from polyhead.train.pipeline import run_training
-from polyhead.train.start import begin
+from polyhead.train.start import begin, resolved
 from polyhead.train.training import Training
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -82,6 +84,71 @@ def test_a_student_that_names_its_teachers_layers_is_told_how_many_are_taken(fir
         UserError, match=r"which has model.n_layers=4 \(the run has 4, of which start.every=2 takes 2\): "
     ):
         run_training(recipe, report=Notes())
+
+
+def kinds(*windows: int | None) -> list[dict[str, Any]]:
+    """Attention of these widths, each with angles of its own."""
+    return [
+        {"attention": {"name": "softmax", "window": window}, "position": {"name": "rope", "theta": 10.0 + i}}
+        for i, window in enumerate(windows)
+    ]
+
+
+def turned(*windows: int | None, n_layers: int) -> Run:
+    """A language model whose layers are of these kinds in turn."""
+    sizes: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_layers": n_layers, "position": "rope"}
+    config = ph.ModelConfig(kind="decoder", vocab_size=9, pattern=kinds(*windows), **sizes)
+    tokenizer = train_tokenizer(["abcd"], ph.Choice("char"), 9)
+    return Run(build(config, seed=1).eval(), tokenizer, GenerationConfig())
+
+
+def begun(every: int, **model: Any) -> Recipe:
+    """A recipe for a student of such a model."""
+    return Recipe.model_validate(
+        {
+            "task": "language-model",
+            "data": {"train": "t.txt", "valid": "v.txt"},
+            "start": {"run": "teacher", "every": every},
+            "model": model,
+            "train": {"steps": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("windows", "every", "wanted"),
+    [
+        ((2, None), 2, [2]),
+        ((2, None), 3, [2, None]),
+        ((2, 3, None), 2, [2, None, 3]),
+        ((2, 3, 4, None), 2, [2, 4]),
+        ((2, None), 1, [2, None]),
+        ((), 2, []),
+    ],
+)
+def test_a_layer_of_a_student_is_of_the_kind_it_was(
+    windows: tuple[int | None, ...], every: int, wanted: list[int | None]
+) -> None:
+    """Where layers are of several kinds in turn, each says what the layer says that it was made of."""
+    origin = turned(*windows, n_layers=6)
+    model = resolved(begun(every), origin).model
+    assert [part.attention.options["window"] for part in model.pattern if part.attention] == wanted
+    wider = build(model.with_vocabulary(9).model_copy(update={"d_model": 32}), seed=2)
+    with pytest.raises(UserError, match=r"model, which has model.d_model=32 \(the run has 16\): "):
+        begin(wider, origin, every)
+    student = build(model.with_vocabulary(9), seed=2).eval()
+    begin(student, origin, every)
+    x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for i, layer in enumerate(student.stack.layers):
+            torch.testing.assert_close(layer(x), origin.model.stack.layers[i * every](x))
+
+
+def test_a_pattern_of_its_own_is_left_to_a_student() -> None:
+    origin = turned(2, None, n_layers=4)
+    (only,) = resolved(begun(2, pattern=kinds(3)), origin).model.pattern
+    assert only.attention is not None
+    assert only.attention.options["window"] == 3
 
 
 def test_frozen_parts_keep_their_bits_and_the_rest_learns(first: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from polyhead.config import ModelSection
+from polyhead.config import ModelConfig, ModelSection
 from polyhead.errors import UserError, at, explain
 from polyhead.loading import load
 from polyhead.nn.weights import weights
@@ -49,7 +50,7 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
             "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
         )
     fields = own.model_dump(exclude={"vocab_size", "labels"}) | {"head": True}
-    fields |= {name: -(-fields[name] // every) for name in LAYERS}
+    fields |= _thinned(own, every)
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
     try:
         return recipe.model_copy(update={"model": ModelSection.model_validate(fields)})
@@ -92,15 +93,22 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
 
 def _differing(model: Any, origin: Run, every: int) -> str:
     """The keys of the recipe that make the model another one than that of the run."""
-    found = []
+    found, thinned = [], _thinned(origin.config, every)
     for name in ModelSection.model_fields:
         now, was = getattr(model.config, name), getattr(origin.config, name)
-        left = -(-was // every) if name in LAYERS else was
+        left = thinned.get(name, was)
         if now != left and name not in FREE:
             now, was = (value.name if isinstance(value, Choice) else value for value in (now, was))
             fewer = f", of which start.every={every} takes {left}" if left != was and name in LAYERS else ""
             found.append(f"model.{name}={now} (the run has {was}{fewer})")
     return f", which has {', '.join(found)}" if found else ""
+
+
+def _thinned(config: ModelConfig, every: int) -> dict[str, Any]:
+    """What differs where layer i is made of layer ``every`` * i: how many there are, and the turns of their kinds."""
+    turns = len(config.pattern) // math.gcd(len(config.pattern), every)
+    pattern = tuple(config.pattern[i * every % len(config.pattern)] for i in range(turns))
+    return {name: -(-getattr(config, name) // every) for name in LAYERS} | {"pattern": pattern}
 
 
 def _conversing(recipe: Recipe, origin: Run | None) -> Recipe:
