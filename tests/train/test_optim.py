@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.registry import OPTIMIZER
+from polyhead.registry import OPTIMIZER, POSITION
 from polyhead.train.optim import set_rates
 
 
@@ -64,22 +67,65 @@ def test_each_parameter_has_one_optimizer_and_one_peak(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_each_optimizer_makes_the_loss_smaller(name: str) -> None:
-    torch.manual_seed(0)
-    model, x, y = (
-        nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6)),
-        torch.randn(32, 6),
-        torch.randn(32, 6),
+    config = ModelConfig(kind="decoder", vocab_size=11, d_model=16, n_heads=2, n_layers=1, dropout=0.0)
+    model, tokens = (
+        build(config, seed=1),
+        torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(2)),
     )
     optimizers = OPTIMIZER.build(Choice(name), model, 0.02)
     losses = []
     for _ in range(60):
-        loss = (model(x) - y).square().mean()
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         model.zero_grad()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
+
+
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+FEED_FORWARD = {"ffn.up_proj", "ffn.down_proj"}
+BLOCK = {f"attn.{name}" for name in ATTENTION} | FEED_FORWARD
+DECODER = BLOCK | {f"cross.{name}" for name in ATTENTION}
+KINDS: list[tuple[dict[str, Any], dict[str, set[str]]]] = [
+    ({"kind": "decoder"}, {"stack": BLOCK}),
+    ({"kind": "decoder", "tie_embeddings": "none"}, {"stack": BLOCK}),
+    ({"kind": "decoder", "block": {"name": "parallel"}, "norm_first": True}, {"stack": BLOCK}),
+    ({"kind": "encoder", "segments": 2}, {"encoder.stack": BLOCK}),
+    ({"kind": "encoder", "labels": ["a", "b"]}, {"encoder.stack": BLOCK}),
+    ({"kind": "encoder", "head": False, "pooling": "first"}, {"encoder.stack": BLOCK}),
+    ({"kind": "encoder-decoder"}, {"encoder": BLOCK, "decoder": DECODER}),
+    ({"kind": "encoder-decoder", "tie_embeddings": "none"}, {"encoder": BLOCK, "decoder": DECODER}),
+]
+
+
+@pytest.mark.parametrize("position", [*POSITION.names(), "pattern"])
+@pytest.mark.parametrize(("kind", "wanted"), KINDS, ids=[str(kind) for kind, _ in KINDS])
+def test_muon_takes_the_matrices_inside_the_blocks_alone(
+    kind: dict[str, Any], wanted: dict[str, set[str]], position: str
+) -> None:
+    """Whatever is looked up, and whatever is above the blocks, is left to AdamW."""
+    where: dict[str, Any] = {"position": position}
+    if position == "pattern":
+        where = {"position": "rope", "pattern": [{"position": {"name": name}} for name in ("t5", "shaw")]}
+    model = build(ModelConfig(vocab_size=11, d_model=8, n_heads=2, n_layers=2, max_len=8, **kind, **where), 1)
+    muon, adam = OPTIMIZER.build(Choice("muon"), model, 0.02)
+    inside = {id(p) for group in muon.param_groups for p in group["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in inside}
+    assert names == {
+        f"{stack}.layers.{i}.{part}.weight"
+        for stack, parts in wanted.items()
+        for part in parts
+        for i in (0, 1)
+    }
+    others = {id(p) for group in adam.param_groups for p in group["params"]}
+    assert others == {id(p) for p in model.parameters()} - inside
+
+
+def test_without_a_matrix_in_a_block_there_is_adamw_alone() -> None:
+    (only,) = OPTIMIZER.build(Choice("muon"), nn.Linear(3, 2), 0.02)
+    assert isinstance(only, torch.optim.AdamW)
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_leaves_embeddings_to_adam() -> None:

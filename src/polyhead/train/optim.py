@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from polyhead.nn.position.base import Position
+from polyhead.nn.stack import Stack
 from polyhead.registry import OPTIMIZER
 
 
@@ -67,8 +69,8 @@ def muon(
 ) -> list[Optimizer]:
     """Momentum whose matrix is replaced by the nearest orthogonal one, for the matrices inside the blocks.
 
-    Embeddings, norms, biases and the output layer get AdamW. Updates are rescaled to the size of Adam's, so one
-    rate can serve both.
+    Embeddings, positions, norms, biases and all that is above the blocks, such as the output layer, get AdamW. Updates are
+    rescaled to the size of Adam's, so one rate can serve both.
 
     Equation: M ← momentum · M + g;  W ← W - lr · U Vᵀ · 0.2 √max(rows, columns),  M = U S Vᵀ
     Paper: Jordan et al., 2024
@@ -77,16 +79,19 @@ def muon(
       momentum: decay of the momentum
       adam_lr: peak rate of the AdamW part; ``train.lr`` if not given
     """
-    outside = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    outside |= {id(p) for name, p in model.named_parameters() if name.startswith("head.")}
-    inside = [p for p in model.parameters() if p.ndim == 2 and id(p) not in outside]
-    kept = {id(p) for p in inside}
-    rest = [p for p in model.parameters() if id(p) not in kept]
-    matrices = torch.optim.Muon(
-        inside, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.layers]
+    # a position scheme in a block is a table, whose rows are looked up as those of an embedding
+    tables = {id(p) for part in model.modules() if isinstance(part, Position) for p in part.parameters()}
+    chosen = {id(p) for block in blocks for p in block.parameters() if p.ndim == 2} - tables
+    inside = [p for p in model.parameters() if id(p) in chosen]
+    rest = [p for p in model.parameters() if id(p) not in chosen]
     others = torch.optim.AdamW(
         _decay_groups(rest, weight_decay), lr=adam_lr or lr, betas=(0.9, 0.98), eps=1e-9, fused=True
+    )
+    if not inside:
+        return [others]
+    matrices = torch.optim.Muon(
+        inside, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
     )
     return [matrices, others]
 
