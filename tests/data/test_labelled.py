@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,29 @@ def test_a_share_is_spread_evenly_and_the_rest_is_the_rest(write: Write) -> None
     ]
     assert both[0] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
     assert sorted(both[0] + both[1]) == list(range(1, 101))
+
+
+@pytest.mark.parametrize("n", [*range(1, 130), 999, 1000])
+def test_a_share_of_no_text_says_what_would_do(write: Write, n: int) -> None:
+    path = write("a.tsv", "".join(f"x\ttext {i}\n" for i in range(n)))
+
+    def held(share: float) -> list[Example]:
+        return read_labelled(open_labelled([path], text=[1], label=0, share=share, held=True))[0]
+
+    with pytest.raises(UserError) as told:
+        held(0.0005)
+    said = re.fullmatch(
+        r"data\.valid_share is 0\.0005: of the ([\d,]+) texts? in a\.tsv that is none; "
+        r"(?:([\d.]+) or more would hold out one, or )?name files in data\.valid",
+        str(told.value),
+    )
+    assert said
+    assert said[1] == f"{n:,}"
+    if n == 1:
+        assert said[2] is None, "less than all of it is none"
+    else:
+        assert len(held(float(said[2]))) == 1
+        assert float(said[2]) < 1.1 / n + 0.01
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,11 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
             {"data": {"valid": None}},
             "data.valid is missing: name files to measure progress on, or give data.valid_share",
         ),
-        ({"data": {"valid": None, "valid_share": 0.001}}, "no usable text in train.tsv: 0 of 0 texts"),
+        (
+            {"data": {"valid": None, "valid_share": 0.001}},
+            "data.valid_share is 0.001: of the 300 texts in train.tsv that is none; "
+            "0.0034 or more would hold out one, or name files in data.valid",
+        ),
         (
             {"train": {"metric": "bleu"}},
             "train.metric: task 'classification' does not measure 'bleu'; it has loss, accuracy, f1, mcc",

@@ -107,6 +107,12 @@ class Labelled:
                 else:
                     report.kept += 1
                     yield found
+        if self.share and number and not report.read:
+            raise UserError(
+                f"data.valid_share is {self.share:g}: of the {number:,} text{'s' * (number > 1)} in {self.where} that is none; "
+                + (f"{_least(number):g} or more would hold out one, or " if number > 1 else "")
+                + "name files in data.valid"
+            )
         if not report.kept:
             among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
             raise UserError(f"no usable text in {report}{among}")
@@ -173,6 +179,12 @@ def read_labelled(
         if len(found) == limit:
             break
     return found, report
+
+
+def _least(number: int) -> float:
+    """A short number that is one of so many, or a little more: 0.34 of 3."""
+    digits = len(str(number)) + 1
+    return math.ceil(10**digits / number) / 10**digits
 
 
 def _example(line: int, row: tuple[Any, ...]) -> Example | str:
