@@ -248,15 +248,13 @@ class Run:
     def embed(self, texts: Sequence[str], pooling: str = "mean") -> Tensor:
         """One vector for each text (N, C): the "mean", "first" or "max" of its tokens' vectors, or the model's "own"."""
         self._alone("vectors are")
-        return embed(
-            self._need("classifier" if self.config.labels else "encoder"), self.tokenizer, texts, pooling
-        )
+        model = self._need("classifier" if self.config.labels else "encoder")
+        return embed(model, self.tokenizer, texts, pooling)
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
-        model, width = self._need("decoder"), self.config.max_len
-        if self.recipe:
-            width = min(width, self.recipe.data.max_len)
+        most = self.recipe.data.max_len if self.recipe else self.config.max_len
+        model, width = self._need("decoder"), min(most, self.config.max_len)
         return of_text(model, self.tokenizer, text, width, self.generation.batch_tokens)
 
     def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
