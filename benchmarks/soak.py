@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -37,6 +37,7 @@ from serving import make, prompts, service
 from timing import table
 
 FAULTS = 0.01  # of all requests
+BUSY = "refused, as too many waited"  # where other work leaves the service too little of the machine
 NEW, LONG = 64, 400  # tokens of an answer, and of one that nobody reads
 CUT = 60.0  # seconds in which who stops reading or sending must have been cut off
 RECIPE = """\
@@ -93,6 +94,7 @@ async def soak(options: argparse.Namespace, place: SplitResult, process: psutil.
             [
                 ["requests", ""],
                 ["answered whole", f"{ends.pop('answered'):,}"],
+                [BUSY, f"{ends.pop(BUSY, 0):,}"],
                 *([name, f"{ends.pop(name):,}"] for name in sorted(faults & set(ends))),
                 ["ended in any other way", ", ".join(f"{n} {how}" for how, n in ends.items()) or "0"],
             ]
@@ -104,7 +106,7 @@ async def soak(options: argparse.Namespace, place: SplitResult, process: psutil.
             "minutes",
             "MiB at first and last",
             "MiB an hour",
-            "files, least and most",
+            "files a minute, least and most",
             "threads, least and most",
         ],
         told("service", counts),
@@ -121,7 +123,10 @@ async def soak(options: argparse.Namespace, place: SplitResult, process: psutil.
 def told(name: str, counts: list[Count]) -> list[str]:
     """A row of a process, but for its first fifth, in which it finds its size."""
     settled = counts[len(counts) // 5 :]
-    files, threads = [c.files for c in settled], [c.threads for c in settled]
+    # files and connections are not counted in one moment, so a single count may be wrong either way
+    minutes = groupby(settled, lambda c: int(c.second // 60))
+    files = [round(statistics.median(c.files for c in own)) for _, own in minutes]
+    threads = [c.threads for c in settled]
     return [
         name,
         f"{(counts[-1].second - counts[0].second) / 60:.1f}",
@@ -212,6 +217,9 @@ async def right(place: SplitResult, prompt: list[int], kind: float, ends: Counte
     body: dict[str, object] = {"prompt": prompt, "max_tokens": NEW, "temperature": 0, "stream": kind < 0.6}
     if kind < 0.8:
         answer = await ask(place, "/v1/completions", body)
+        if b" 429 " in answer[:20]:
+            ends[BUSY] += 1
+            return
         if kind < 0.6:
             ends["answered" if judged(answer, NEW) == "served" else judged(answer, NEW)] += 1
             return
