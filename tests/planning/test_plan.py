@@ -256,6 +256,28 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
     assert "(2 x forward)" in "\n".join(lines(part))
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["text", "no text"])
+def test_weights_that_do_not_fit_are_told_before_training_would(home: Path, there: bool) -> None:
+    tokenizer = train_tokenizer((home / "t.en").read_text().splitlines(), Choice("bpe"), 300)
+    config = ModelConfig(
+        kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_layers=2, n_heads=2, max_len=32
+    )
+    Run(build(config, 1), tokenizer, GenerationConfig()).save(home / "first")
+    Path("tuned.yaml").write_text(
+        "task: language-model\nstart: first\ndata: {train: t.en, valid_share: 0.1, max_len: 16}\n"
+        "train: {steps: 3, max_tokens: 256, precision: fp32}\n"
+    )
+    if not there:
+        Path("t.en").unlink()
+    assert plan(load_recipe("tuned.yaml"), probe=False).memory.total
+    for change, said in (
+        ("model.d_model=32", r"start\.run: .* model\.d_model=32 \(the run has 16\)"),
+        ("model.n_layers=3", r"start\.run: .* model\.n_layers=3 \(the run has 2\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            plan(load_recipe("tuned.yaml", [change]), probe=False)
+
+
 def taught(name: str, teachers: list[str], sizes: list[int], *changes: str) -> Recipe:
     """A recipe with teachers, which are saved here: the first of its own tokens, the others of characters."""
     tokenizer, task = opened(load_recipe(f"{name}.yaml"))

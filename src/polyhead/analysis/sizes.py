@@ -44,7 +44,7 @@ def parts(config: ModelConfig) -> list[Part]:
     that of all key/value heads.
     """
     sizes: dict[str, dict[int, int]] = {}  # of each layer, or of the one thing that there is
-    for name, parameter in _weightless(config).named_parameters():
+    for name, parameter in hollow(config).named_parameters():
         layer = LAYER.search(name)
         of_part = sizes.setdefault(_part(name), {})
         number = int(layer[1]) if layer else 0
@@ -61,7 +61,7 @@ def parts(config: ModelConfig) -> list[Part]:
 
 def active(config: ModelConfig) -> int:
     """Parameters that a token passes: all but those of the experts that it does not have (Jiang et al., 2024, sec. 2.1)."""
-    model = _weightless(config)
+    model = hollow(config)
     experts = [part for part in model.modules() if isinstance(part, Experts)]
     idle = sum(
         sum(p.numel() for p in part.experts.parameters())
@@ -72,7 +72,8 @@ def active(config: ModelConfig) -> int:
     return sum(p.numel() for p in model.parameters()) - idle
 
 
-def _weightless(config: ModelConfig) -> nn.Module:
+def hollow(config: ModelConfig) -> nn.Module:
+    """The model that a config describes, with no numbers in it."""
     with torch.device("meta"):
         return model_class(config)(config)
 

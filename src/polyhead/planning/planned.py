@@ -25,9 +25,10 @@ from polyhead.planning.subject import Subject, alone, load_of, opened, unread
 from polyhead.planning.texts import missing, open_texts
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import CACHE, Choice
+from polyhead.run import Run
 from polyhead.train.learned import prepare
 from polyhead.train.precision import resolve
-from polyhead.train.start import open_start, resolved
+from polyhead.train.start import begin, open_start, resolved
 
 SECONDS = 20.0  # that the probe of training may take, if three updates are not longer
 SPARE = 0.8  # of the machine's memory, that a probe may fill
@@ -66,15 +67,20 @@ def plan(
         notes.append(
             f"{', '.join(gone)}: not found, so batches are the largest that may be, and epochs are not known"
         )
-        return _of(
-            unread(recipe, origin, notes), notes, probe, context, decode_rows, layout, seconds, clock, {}
-        )
+        subject = _fitting(unread(recipe, origin, notes), recipe, origin)
+        return _of(subject, notes, probe, context, decode_rows, layout, seconds, clock, {})
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
         texts = open_texts(recipe, origin, Path(folder))
         facts = {"lines": texts.lines, "bytes": texts.nbytes, "looked_at": round(texts.share, 4)}
-        return _of(
-            opened(recipe, texts), texts.notes, probe, context, decode_rows, layout, seconds, clock, facts
-        )
+        subject = _fitting(opened(recipe, texts), recipe, origin)
+        return _of(subject, texts.notes, probe, context, decode_rows, layout, seconds, clock, facts)
+
+
+def _fitting(subject: Subject, recipe: Recipe, origin: Run | None) -> Subject:
+    """The same, or a UserError where training could not begin with the weights of ``origin``."""
+    if origin and recipe.start:
+        begin(sizes.hollow(subject.config), origin, recipe.start.every, recipe.train.adapt)
+    return subject
 
 
 def _of(
