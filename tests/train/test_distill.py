@@ -258,6 +258,16 @@ def test_teachers_that_say_no_tokens_are_refused(place: Path, changes: dict[str,
         )
 
 
+def test_a_teacher_that_cannot_read_so_far_is_named(place: Path, tmp_path: Path) -> None:
+    teacher = ph.load(place / "teacher")
+    config = teacher.config.model_copy(update={"position": Choice("learned"), "max_len": 4})
+    Run(build(config, 1), teacher.tokenizer, teacher.generation).save(tmp_path / "short")
+    recipe = student(place, "far", teacher=[str(place / "teacher"), str(tmp_path / "short")])
+    said = rf"^distill\.teacher {tmp_path / 'short'}: \d+ positions, but this model learned only max_len=4$"
+    with pytest.raises(UserError, match=said):
+        run_training(recipe, report=Notes())
+
+
 def test_another_tokenizer_and_another_width_are_refused(place: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path)
     run_training(small_recipe(tmp_path, "other", steps=7, tokenizer={"vocab_size": 270}), report=Notes())

@@ -82,10 +82,7 @@ class Distilled:
         """The sum of all three; nll is that of the labels, as without a teacher."""
         c, said = self.config, self.task.scores(model, batch.own)
         with torch.no_grad():
-            taught = [
-                teacher.task.scores(teacher.run.model, theirs)
-                for teacher, theirs in zip(self.teachers, batch.theirs, strict=True)
-            ]
+            taught = [self._asked(i, theirs) for i, theirs in enumerate(batch.theirs)]
         own = classification(said.logits, said.labels, self.smoothing)
         # published models of one tokenizer differ in rows that stand for no token
         known = min(one.logits.size(-1) for one in (said, *taught))
@@ -96,6 +93,12 @@ class Distilled:
             apart = (1 - F.cosine_similarity(said.hidden.float(), taught[0].hidden.float(), dim=-1)).mean()
             total = total + c.hidden * own.count * apart
         return Loss(total, own.nll, own.count)
+
+    def _asked(self, i: int, batch: Any) -> Scores:
+        """What a teacher says to a batch."""
+        teacher = self.teachers[i]
+        with at(f"distill.teacher {self.config.teacher[i]}"):
+            return teacher.task.scores(teacher.run.model, batch)
 
     def facts(self, run: Run) -> dict[str, str]:
         """Those of the task, and what the student has of its teacher: size, speed, and the share of quality."""
