@@ -10,7 +10,10 @@ from tests.train.conftest import Notes
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.models import build
 from polyhead.recipe import Recipe
+from polyhead.registry import Choice
+from polyhead.run import Run
 from polyhead.train.pipeline import run_training
 
 NAMES = ["anna", "bert", "carl", "dora"]
@@ -78,6 +81,25 @@ def test_several_together(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
         losses.append(figures(capsys.readouterr().out)["loss"])
     assert losses[2] == losses[0]
     assert min(losses[:2]) - 0.7 < losses[3] < (losses[0] + losses[1]) / 2 - 0.05
+
+
+def test_rows_are_as_long_as_every_model_can_read(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second has learned 12 positions: the two are measured as the first is in rows of 12, with its own mean beside."""
+    run = ph.load(place / "run")
+    assert run.recipe is not None
+    config = run.config.model_copy(update={"position": Choice("learned"), "max_len": 12})
+    Run(build(config, 1), run.tokenizer, run.generation, run.recipe).save(tmp_path / "short")
+    narrow = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update={"max_len": 12})})
+    Run(run.model, run.tokenizer, run.generation, narrow).save(tmp_path / "narrow")
+    found = []
+    for first, second in (("run", "short"), ("narrow", "short"), ("run", "run")):
+        at = place if first == "run" else tmp_path
+        other = tmp_path if second == "short" else place
+        assert main(["eval", str(at / first), "--with", str(other / second)]) == 0
+        found.append(figures(capsys.readouterr().out))
+    assert found[0] == found[1] != found[2]
 
 
 def test_what_it_has_no_use_for_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

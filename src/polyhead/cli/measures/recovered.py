@@ -18,7 +18,11 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
     assert recipe is not None
     if split == "test" and not files and not recipe.data.test:
         raise no_files(split, "FILE", run)
-    changed: dict[str, Any] = {"test": None}  # what is measured is opened as the validation text
+    # what is measured is opened as the validation text, in rows that every model can read
+    changed: dict[str, Any] = {
+        "test": None,
+        "max_len": min(recipe.data.max_len, run.config.max_len),
+    }
     if files:
         changed["valid"] = [str(Path(file).absolute()) for file in files]
     elif split == "test":
