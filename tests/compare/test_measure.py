@@ -153,10 +153,19 @@ def test_decoding_is_measured_in_tokens() -> None:
 
 
 def test_peak_memory_is_of_this_process() -> None:
-    before = measure.peak_memory()
+    here = torch.device("cpu")
+    before = measure.peak_memory(here)
     held = np.ones(2**26, dtype=np.uint8)
-    assert measure.peak_memory() >= before > 2**25
+    assert measure.peak_memory(here) >= before > 2**25
     assert held.sum() == 2**26
+
+
+def test_peak_memory_of_a_training_elsewhere_is_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", {there: 12_345}.__getitem__)
+    assert measure.peak_memory(there) == 12_345
+    assert measure.peak_memory(torch.device("cpu")) > 2**25
 
 
 @pytest.mark.usefixtures("place")

@@ -79,7 +79,7 @@ def learn(recipe: Recipe, asked: dict[str, Any], directory: Path) -> Result | No
 
     def judge(run: Run, task: RunTask) -> dict[str, str]:
         shown.over = True
-        found["memory"] = measure.peak_memory()
+        found["memory"] = measure.peak_memory(next(run.model.parameters()).device)
         found.update(quality(run, recipe, plain(task), directory))
         others = compared(recipe.task.name).measures[1:]
         return {f"{found['split']} {m.column}": f"{found[m.name]:.{m.digits}f}" for m in others}
