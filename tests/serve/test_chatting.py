@@ -176,6 +176,19 @@ def test_a_long_conversation_loses_its_beginning_if_that_is_wished(live):
     assert live.ask(PATH, alone).json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("words", range(1, 9))
+def test_where_no_length_is_wished_a_cut_conversation_leaves_room_for_the_usual_one(live, words):
+    """However the questions are cut, there is room for 15 of 200 tokens."""
+    long = {"role": "user", "content": "hund " * words}
+    talk = [TALK[0], *[one for _ in range(40) for one in (long, TALK[2])][:-1]]
+    answer = live.ask(PATH, {"messages": talk, "temperature": 0, "truncate": True}).json()
+    assert live.run.generation.max_new_tokens == 15
+    kept = live.run.talker().fitting(conversation(talk), 201 - 15)
+    (text,) = wanted(live.run, kept, temperature=0, max_tokens=15).texts()
+    assert answer["choices"][0]["message"]["content"] == text
+    assert answer["usage"]["prompt_tokens"] == len(live.run.talker().prompt(kept))
+
+
 def softmax(run, ids, tokens):
     """log p of every token at each place, by the whole model and a plain softmax."""
     with torch.inference_mode():

@@ -10,6 +10,8 @@ import pytest
 from tests.serve.conftest import living, make
 
 from polyhead.serve import driver
+from polyhead.serve.bodies import CompletionBody
+from polyhead.serve.wishes import _continued
 from polyhead.together import together
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
@@ -200,6 +202,29 @@ def test_lengths_about_the_greatest_are_kept_or_refused_never_changed(speaker):
         assert further.json()["usage"]["prompt_tokens"] == min(length, most)
     unsaid = speaker.ask("/v1/completions", {"prompt": ids[: most - 3], "seed": 1}).json()
     assert unsaid["usage"]["total_tokens"] <= most + 1
+
+
+@pytest.mark.parametrize(
+    ("way", "read"), [({"temperature": 0}, 48), ({"beam_size": 2, "min_tokens": 15}, 34)]
+)
+def test_a_cut_prompt_leaves_room_where_no_length_is_said(speaker, way, read):
+    """For the usual 15 tokens: beams read as many fewer of 48; drawn text goes on without its beginning."""
+    ids = (speaker.run.tokenizer.encode([" ".join(TEXTS)])[0] * 9)[:300]
+    answer = speaker.ask("/v1/completions", {"prompt": ids, **way, "truncate": True}).json()
+    assert answer["usage"]["prompt_tokens"] == read and answer["usage"]["completion_tokens"] > 1
+    asked = {"prompt": ids[-read:], **way, "max_tokens": 15, "truncate": True}
+    assert answer["choices"] == speaker.ask("/v1/completions", asked).json()["choices"]
+
+
+@pytest.mark.parametrize(
+    ("length", "read", "said"), [(10, 10, 39), (24, 24, 25), (30, 25, 24), (300, 25, 24)]
+)
+def test_where_the_usual_length_is_all_a_model_reads_half_of_it_is_left(length, read, said):
+    engine = SimpleNamespace(max_len=48, config=SimpleNamespace(max_new_tokens=200))
+    service = SimpleNamespace(limits=SimpleNamespace(max_tokens=100))
+    body = CompletionBody.model_validate({"prompt": "", "beam_size": 2, "truncate": True})
+    ids = list(range(length))
+    assert _continued(service, engine, body, ids, {}) == (ids[-read:], {"max_new_tokens": said})
 
 
 @pytest.mark.parametrize("length", [20, 29, 30, 48, 300])

@@ -14,7 +14,8 @@ from polyhead.serve.likelihood import of_chat
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.speaking import head, reason_of, stream
-from polyhead.serve.wishes import asked
+from polyhead.serve.wishes import asked, usual_length
+from polyhead.text.chat.base import Message
 
 
 async def chat(service: Service, call: Call, body: ChatBody) -> None:
@@ -79,11 +80,7 @@ def _read(service: Service, talker: Chat, body: ChatBody) -> Asked:
     messages = body.messages
     try:
         if body.truncate:
-            wanted = body.max_tokens if "max_tokens" in body.model_fields_set else 1
-            try:
-                messages = talker.fitting(messages, talker.engine.max_len + 1 - wanted)
-            except UserError as error:
-                raise Refusal(400, "context_length_exceeded", str(error), "messages") from None
+            messages = _cut(service, talker, body)
         wishes = {"ends": talker.ends, "trim": talker.format.trims, "top": body.top_logprobs}
         return asked(service, body, [talker.prompt(messages)], **wishes)[0]
     except UserError as error:
@@ -92,3 +89,19 @@ def _read(service: Service, talker: Chat, body: ChatBody) -> Asked:
         if refusal.param == "prompt":
             refusal.param = "messages"
         raise
+
+
+def _cut(service: Service, talker: Chat, body: ChatBody) -> list[Message]:
+    """The conversation without its oldest questions, as far as the answer has room: all that is wished for.
+
+    Where no length is wished, the usual one, but at most half of what the model reads, and one token rather than none.
+    """
+    most = talker.engine.max_len
+    given = "max_tokens" in body.model_fields_set
+    usual = min(usual_length(service, talker.engine), most // 2)
+    for wanted in [body.max_tokens] if given else [usual, 1]:
+        try:
+            return talker.fitting(body.messages, most + 1 - wanted)
+        except UserError as error:
+            said = str(error)
+    raise Refusal(400, "context_length_exceeded", said, "messages")

@@ -67,21 +67,27 @@ def _continued(
 ) -> tuple[list[int], dict[str, Any]]:
     """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for."""
     most, given = engine.max_len, "max_tokens" in body.model_fields_set
+    usual = usual_length(service, engine)
+    if body.truncate:
+        wanted = body.max_tokens if given else min(usual, max(most // 2, most - len(ids) + 1))
+        # drawn text that outgrows the model forgets its beginning; beams end where the model's reach does
+        room = most - wanted + 1 if "beam_size" in body.model_fields_set else most
+        if room > 0:
+            return ids[-room:], {"max_new_tokens": wanted}
     wanted = body.max_tokens if given else 1
-    # drawn text that outgrows the model forgets its beginning; beams end where the model's reach does
-    room = most - (wanted if "beam_size" in body.model_fields_set else 1) + 1
-    if body.truncate and room > 0:
-        ids = ids[-room:]
-    elif len(ids) + wanted - 1 > most:
+    if len(ids) + wanted - 1 > most:
         and_new = f" and {wanted} new ones are wanted" if given else ""
         cut = "" if body.truncate else ", or send truncate=true to go on from the end of what fits"
         raise Refusal(
             400, "context_length_exceeded",
             f"the prompt has {len(ids)} tokens{and_new}; this model reads {most} at once: ask for less{cut}", "prompt",
         )  # fmt: skip
-    if not given:
-        wanted = min(engine.config.max_new_tokens, service.limits.max_tokens, most - len(ids) + 1)
-    return ids, {"max_new_tokens": wanted}
+    return ids, {"max_new_tokens": wanted if given else min(usual, most - len(ids) + 1)}
+
+
+def usual_length(service: Service, engine: TextEngine) -> int:
+    """Tokens that are said at most where a request does not say how many."""
+    return min(engine.config.max_new_tokens, service.limits.max_tokens)
 
 
 def _translated(
