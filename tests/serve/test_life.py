@@ -222,6 +222,35 @@ def test_a_body_that_comes_after_its_refusal_leaves_no_connection_for_ever(runs,
         sock.close()
 
 
+@pytest.mark.parametrize("header", ["", "Connection: close\r\n"], ids=["kept", "closed"])
+def test_a_refusal_reaches_who_is_still_sending_its_body(runs, serving, header):
+    """A socket that is closed over what it has not read is reset, and what was written to it is lost."""
+    whole = 8_000_000
+    with serving(runs["decoder"], keys=Keys(["right"])) as live:
+        for _ in range(5):
+            with live.raw() as sock:
+                sock.sendall(
+                    f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{header}Content-Length: {whole}\r\n\r\n".encode()
+                )
+                sock.sendall(b" " * whole)
+                assert sock.recv(2**16).startswith(b"HTTP/1.1 401 ")
+        live.until(lambda: not live.server.server_state.connections, "nothing is left")
+
+
+def test_who_sends_on_behind_a_last_answer_is_cut_off(runs, serving):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9000\r\n\r\n"
+    with serving(runs["decoder"], keys=Keys(["right"]), limits=Limits(body_time=0.3)) as live:
+        with live.raw() as sock:
+            sock.sendall(head)
+            assert sock.makefile("rb").read().startswith(b"HTTP/1.1 401 "), "and there will be no more"
+            with contextlib.suppress(OSError):
+                for _ in range(500):
+                    sock.sendall(b" ")
+                    time.sleep(0.02)
+                pytest.fail("ten seconds")
+        live.until(lambda: not live.server.server_state.connections, "nothing is left")
+
+
 @pytest.mark.acceptance("E2")
 def test_who_resets_a_connection_leaves_nothing_of_it(runs, serving):
     with serving(runs["decoder"]) as live:

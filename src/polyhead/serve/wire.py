@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
 from termios import TIOCOUTQ
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,9 +32,10 @@ def protocol(limits: Limits) -> type[H11Protocol]:
     class Bounded(H11Protocol):
         _reads: asyncio.TimerHandle | None = None
         _writes: asyncio.TimerHandle | None = None
+        _lingers = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(Closing(transport, self._linger))  # type: ignore[arg-type]
             if len(self.connections) > limits.connections:
                 self._refuse(Refusal(503, "too_many_connections", "too many connections are open"))
                 return
@@ -42,6 +45,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self._reads = self.loop.call_later(limits.header_time, self._cut)
 
         def data_received(self, data: bytes) -> None:
+            if self._lingers:
+                return
             super().data_received(data)
             self._look()
             if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < limits.header:
@@ -72,7 +77,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def _look(self) -> None:
             """Set or stop the deadline of what the client is sending."""
             begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-            rest = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+            said = self.conn.our_state in (h11.DONE, h11.CLOSED)
+            rest = said and self.conn.their_state is h11.SEND_BODY
             if not (begun or rest):
                 self._reads = stopped(self._reads)
             elif self._reads is None:
@@ -83,6 +89,18 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
+
+        def _linger(self) -> bool:
+            """Whether a body is still coming behind the last answer: it is read for a while, and thrown away.
+
+            A socket that is closed over what it has not read is reset, and the answer would be lost with it.
+            """
+            if self._lingers or self.conn.their_state is not h11.SEND_BODY:
+                return False
+            self._lingers = True
+            self.transport.write_eof()
+            self.transport.resume_reading()
+            return True
 
         def _rests(self) -> bool:
             """Whether all that was asked has been answered, and nothing more has come."""
@@ -120,6 +138,20 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self.transport.abort()
 
     return Bounded
+
+
+class Closing:
+    """A transport that is closed when nothing ``lingers``, and else by who lingers."""
+
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+        self._transport, self._lingers = transport, lingers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        if not self._lingers():
+            self._transport.close()
 
 
 def unread(transport: asyncio.Transport) -> int:
