@@ -1,5 +1,6 @@
 """Every row once an epoch, within the budget, in an order that (seed, epoch) alone decide."""
 
+import json
 from itertools import islice, pairwise
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polyhead.data.batches import BatchOrder, costliest, fill_rate, plan_epoch, share
+from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.errors import UserError
+from polyhead.train.progress import Progress
 
 Ints = NDArray[np.int64]
 ROWS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=0, max_size=300)
@@ -75,37 +77,47 @@ def test_epochs_differ_in_order_and_company_and_seeds_too() -> None:
 @pytest.mark.acceptance("A12")
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_ranks_together_take_every_row_once_an_epoch(world: int) -> None:
-    order = BatchOrder(*sentences(500), max_tokens=200, seed=3)
     for epoch in range(2):
-        taken = [share(rows, rank, world) for rank in range(world) for rows in order.plan(epoch)]
-        assert sorted(np.concatenate(taken).tolist()) == list(range(500))
+        plan = plan_epoch(*sentences(500), max_tokens=200, seed=3, epoch=epoch)
+        parts = [deal(rows, world) for rows in plan]
+        assert [len(dealt) for dealt in parts] == [min(world, len(rows)) for rows in plan]
+        assert all(len(part) for dealt in parts for part in dealt)
+        taken = np.concatenate([part for dealt in parts for part in dealt])
+        assert sorted(taken.tolist()) == list(range(500))
 
 
 @pytest.mark.acceptance("B9", "A12")
 def test_resuming_anywhere_gives_the_rows_of_an_uninterrupted_run() -> None:
     source, target = sentences(400)
 
-    def order() -> BatchOrder:
-        return BatchOrder(source, target, max_tokens=300, seed=5)
+    def plan(epoch: int) -> list[Ints]:
+        return plan_epoch(source, target, max_tokens=300, seed=5, epoch=epoch)
 
-    steps = 3 * order().per_epoch + 1
-    whole = list(islice(order().starting(), steps))
-    ledger = np.concatenate([place.rows for place in whole]).tolist()
+    steps = 3 * len(plan(0)) + 1
+    whole, places, progress = [], [], Progress()
+    stream = progress.batches(plan)
+    for _ in range(steps):
+        places.append(json.loads(json.dumps(progress.to_json())))
+        whole.append((next(stream), progress.epoch))
+    ledger = np.concatenate([rows for rows, _ in whole]).tolist()
     for done in range(steps):
-        resumed = islice(order().starting(whole[done].epoch, whole[done].number), steps - done)
-        rows = [place.rows for place in whole[:done]] + [place.rows for place in resumed]
+        resumed = islice(Progress.from_json(places[done]).batches(plan), steps - done)
+        rows = [rows for rows, _ in whole[:done]] + list(resumed)
         assert np.concatenate(rows).tolist() == ledger
-    assert [p.epoch for p in whole if p.last] == [0, 1, 2]
-    epoch = [np.sort(np.concatenate([p.rows for p in whole if p.epoch == e])).tolist() for e in range(3)]
-    assert epoch == [list(range(400))] * 3
+    for epoch in range(3):
+        here = [rows for rows, e in whole if e == epoch]
+        assert np.sort(np.concatenate(here)).tolist() == list(range(400))
 
 
 @pytest.mark.acceptance("B9")
 def test_the_place_after_the_last_batch_is_the_next_epoch() -> None:
-    order = BatchOrder(*sentences(100), max_tokens=300, seed=5)
-    after = next(order.starting(0, order.per_epoch))
-    assert (after.epoch, after.number) == (1, 0)
-    assert after.rows.tolist() == order.plan(1)[0].tolist()
+    def plan(epoch: int) -> list[Ints]:
+        return plan_epoch(*sentences(100), max_tokens=300, seed=5, epoch=epoch)
+
+    progress = Progress(index=len(plan(0)))
+    after = next(progress.batches(plan))
+    assert (progress.epoch, progress.index) == (1, 1)
+    assert after.tolist() == plan(1)[0].tolist()
 
 
 @pytest.mark.acceptance("B9")

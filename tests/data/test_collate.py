@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.data.batches import plan_epoch
-from polyhead.data.collate import IGNORED, Batch, collate, collate_pairs, collate_sources
+from polyhead.data.collate import IGNORED, Batch, collate, collate_pairs
 from polyhead.data.corpus import open_corpus
 from polyhead.data.store import PairStore
 from polyhead.registry import Choice
@@ -59,10 +59,6 @@ ROW = st.lists(st.integers(5, 260), max_size=12)
 def test_a_batch_is_its_rows_padded_one_by_one(pairs: list[tuple[list[int], list[int]]]) -> None:
     sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
     check(collate_pairs(sources, targets, BYTE), sources, targets, BYTE)
-    source, pos = collate_sources(sources, BYTE)
-    batch = collate_pairs(sources, targets, BYTE)
-    assert torch.equal(source, batch.source)
-    assert (pos is None) == (batch.source_pos is None)
 
 
 def test_rows_of_a_store_come_in_any_order(write: Write, tmp_path: Path) -> None:

@@ -49,23 +49,11 @@ def collate_pairs(
     return _batch(_join(sources), _join(targets), tokenizer)
 
 
-def collate_sources(sources: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None]:
-    """Sources alone, as translation reads them: ids and what stands around them (B, S), and their positions or None."""
-    return _sources(_join(sources), tokenizer)
-
-
-def _sources(sources: tuple[Ints, Ints], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None]:
-    sides = tokenizer.sides
-    rows = _fill(*sources, tokenizer.pad_id, sides.before, sides.after)
-    return torch.from_numpy(rows), _positions(sources[1] + len(sides.before) + len(sides.after))
-
-
 def _batch(sources: tuple[Ints, Ints], targets: tuple[Ints, Ints], tokenizer: Tokenizer) -> Batch:
     sides, (ids, lengths) = tokenizer.sides, targets
-    source, source_pos = _sources(sources, tokenizer)
     return Batch(
-        source=source,
-        source_pos=source_pos,
+        source=torch.from_numpy(_fill(*sources, tokenizer.pad_id, sides.before, sides.after)),
+        source_pos=_positions(sources[1] + len(sides.before) + len(sides.after)),
         target=torch.from_numpy(_fill(ids, lengths, tokenizer.pad_id, (sides.start, *sides.opening), ())),
         labels=torch.from_numpy(_fill(ids, lengths, IGNORED, sides.opening, (sides.end,))),
         n_tokens=int(lengths.sum()) + len(lengths) * (len(sides.opening) + 1),
