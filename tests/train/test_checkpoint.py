@@ -14,7 +14,7 @@ from polyhead.errors import UserError
 from polyhead.train import checkpoint
 from polyhead.train.checkpoint import newest, prune, save
 from polyhead.train.files import SaveError
-from polyhead.train.snapshot import flatten_optimizer, rng_state, set_rng_state, unflatten_optimizer
+from polyhead.train.snapshot import flatten_optimizer, unflatten_optimizer
 from polyhead.train.tensors import DTYPES, expect, header, nbytes
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -131,24 +131,6 @@ def test_nested_state_of_an_optimizer_is_taken_apart_and_put_together():
     for forged in ({"tuple": 3}, {"dict": [1]}, {"a": 1}, {}):
         with pytest.raises(UserError, match="layout"):
             unflatten_optimizer({}, forged)
-
-
-@pytest.mark.acceptance("B10")
-def test_random_numbers_go_on_where_they_were(tmp_path):
-    path = save(tmp_path, 1, {"rng": rng_state()}, {})
-    want = torch.rand(5)
-    torch.rand(3)
-    set_rng_state(checkpoint.load(path).tensors["rng"])
-    assert torch.equal(torch.rand(5), want)
-
-
-def test_a_generator_of_a_device_that_is_gone_is_named(caplog):
-    set_rng_state(rng_state() | {"cuda:7": torch.zeros(16, dtype=torch.uint8)})
-    assert "cuda:7" in caplog.text
-    with pytest.raises(UserError, match="'cpu' was wanted"):
-        set_rng_state({})
-    with pytest.raises(UserError, match="not one of this version"):
-        set_rng_state({"cpu": torch.zeros(3, dtype=torch.uint8)})
 
 
 @pytest.mark.acceptance("B6")

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from polyhead.errors import UserError
-
-
-def best_step(scores: Mapping[int, float], *, higher_is_better: bool) -> int | None:
-    """The step of the best score, the earliest of equals; a score that is not finite is none."""
-    sign = -1.0 if higher_is_better else 1.0
-    finite = {step: sign * score for step, score in scores.items() if math.isfinite(score)}
-    return min(finite, key=lambda step: (finite[step], step)) if finite else None
 
 
 def surplus(steps: Collection[int], keep: int, protected: Collection[int | None]) -> list[int]:

@@ -1,17 +1,13 @@
-"""What is not plain tensors, taken apart into tensors and JSON, and put together again bit for bit."""
+"""The state of an optimiser, taken apart into tensors and JSON, and put together again bit for bit."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polyhead.errors import UserError
-
-log = logging.getLogger(__name__)
 
 
 def flatten_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
@@ -61,26 +57,3 @@ def unflatten_optimizer(tensors: Mapping[str, Tensor], layout: Any) -> Any:
         case {"dict": list(items)} if all(isinstance(item, list) and len(item) == 2 for item in items):
             return {key: unflatten_optimizer(tensors, item) for key, item in items}
     raise UserError(f"the optimizer's layout has {sorted(layout)}; 'tensor', 'tuple' or 'dict' was wanted")
-
-
-def rng_state() -> dict[str, Tensor]:
-    """The state of torch's generators: "cpu" and one "cuda:i" for each GPU."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
-    return {"cpu": torch.get_rng_state()} | {f"cuda:{i}": torch.cuda.get_rng_state(i) for i in devices}
-
-
-def set_rng_state(state: Mapping[str, Tensor]) -> None:
-    """Put the generators back; those of GPUs that are not here are named in a warning."""
-    if "cpu" not in state:
-        raise UserError(f"the RNG state has {sorted(state)}; 'cpu' was wanted")
-    n_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    try:
-        torch.set_rng_state(state["cpu"])
-        for i in range(n_devices):
-            if f"cuda:{i}" in state:
-                torch.cuda.set_rng_state(state[f"cuda:{i}"], i)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"the RNG state is not one of this version of torch: {error}") from error
-    left = sorted(state.keys() - {"cpu", *(f"cuda:{i}" for i in range(n_devices))})
-    if left:
-        log.warning("no such device as %s: the run goes on with other random numbers", ", ".join(left))
