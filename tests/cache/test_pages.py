@@ -188,13 +188,6 @@ class Machine(RuleBasedStateMachine):
             self.shadow.table.publish(seq, self.shadow.tokens[seq])
         self.shadow.release(seq)
 
-    @rule()
-    def evict(self) -> None:
-        t = self.shadow.table
-        kept, free = t.usage().kept, t.available
-        assert t.forget_kept() == kept
-        assert (t.usage().kept, t.available) == (0, free)
-
     @precondition(lambda self: self.shadow.table.blocks < 20)
     @rule(more=st.integers(0, 3))
     def grow(self, more: int) -> None:
@@ -439,12 +432,12 @@ def test_blocks_of_no_size_are_refused(block, blocks):
 
 
 def test_blocks_with_low_numbers_are_taken_first():
-    table = filled(1, 6, [1, 2, 3, 4, 5])
-    table.admit(1)
+    table = PageTable(1, 6)
+    for seq, tokens in ((0, 5), (1, 0)):
+        table.admit(seq)
+        table.write([Span(seq, 0, tokens)])
     held = table.tables[0][1:3]
-    table.forget_kept()
     table.truncate(0, 1)
-    table.forget_kept()
     table.write([Span(1, 0, 2)])
     assert table.tables[1] == sorted(held)
     assert Counter(table._owners) == {1: 3, 0: 3}

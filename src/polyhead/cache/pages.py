@@ -208,13 +208,6 @@ class PageTable:
         )  # from the end, so that the beginning, which others may have too, is kept longest
         del self.tables[seq], self.lengths[seq], self._chains[seq]
 
-    def forget_kept(self) -> int:
-        """Free all blocks that are kept for their content alone; comes back how many they were."""
-        n = len(self._kept)
-        for _ in range(n):
-            heapq.heappush(self._free, self._evict())
-        return n
-
     def usage(self) -> Usage:
         """What is held, counted anew from the tables."""
         tokens: dict[int, int] = {}
