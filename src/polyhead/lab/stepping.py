@@ -14,12 +14,10 @@ from polyhead.nn.kv import Memory
 class Stepper:
     """A decoder part of the way through its targets: rows of them, at the position they have reached."""
 
-    def __init__(
-        self, model: Seq2Seq, source: Tensor, max_len: int, source_pos: Tensor | None = None
-    ) -> None:
+    def __init__(self, model: Seq2Seq, source: Tensor, max_len: int) -> None:
         self.model, self.at = model.eval(), 0
         with torch.inference_mode():
-            self.memory: list[Memory] = [kept.kept() for kept in model.encode(source, source_pos)]
+            self.memory: list[Memory] = [kept.kept() for kept in model.encode(source)]
         self.cache: Cache = make_cache(None, model.cache_shape, len(source), max_len)
 
     @torch.inference_mode()
@@ -37,9 +35,9 @@ def stepwise(model: Seq2Seq, source: Tensor, target: Tensor) -> Tensor:
     return torch.cat([stepper.feed(target[:, t : t + 1]) for t in range(target.size(1))], 1)
 
 
-def bytes_per_token(model: Seq2Seq, length: int = 64) -> float:
+def bytes_per_token(model: Seq2Seq) -> float:
     """What one more token of one row adds to the cache: keys, values, and the 8 bytes of its position."""
-    held = []
+    held, length = [], 64
     for n in (length, 2 * length):
         stepper = Stepper(model, torch.full((1, 2), 2), n)
         stepper.feed(torch.full((1, n), 2))

@@ -25,7 +25,6 @@ Draw = Callable[[np.random.Generator, int], tuple[Ints, Ints, Ints]]
 class Problem(NamedTuple):
     """A task: its words, its greatest length, and how rows of it are drawn."""
 
-    name: str
     vocab_size: int
     max_len: int
     draw: Draw
@@ -52,39 +51,21 @@ def shifted(labels: Ints) -> Ints:
     return target
 
 
-def rewrite(
-    how: Callable[[Ints], Ints], name: str, length: int = 12, symbols: int = 16, shortest: int | None = None
-) -> Problem:
-    """Say the source in another order; ``shortest`` makes rows of random length, the rest of them padding."""
+def copying(length: int = 12, symbols: int = 16, shortest: int | None = None) -> Problem:
+    """Say the source again; ``shortest`` makes rows of random length, the rest of them padding."""
 
     def draw(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints, Ints]:
         lengths = rng.integers(shortest or length, length + 1, rows)
         source = np.full((rows, length), PAD)
         labels = np.full((rows, length), IGNORED)
         for row, n in enumerate(lengths):
-            source[row, :n] = rng.integers(FIRST, FIRST + symbols, n)
-            labels[row, :n] = how(source[row, :n])
+            source[row, :n] = labels[row, :n] = rng.integers(FIRST, FIRST + symbols, n)
         return source, shifted(labels), labels
 
-    return Problem(name, FIRST + symbols, length + 1, draw)
+    return Problem(FIRST + symbols, length + 1, draw)
 
 
-def copying(length: int = 12, symbols: int = 16, shortest: int | None = None) -> Problem:
-    """Say the source again."""
-    return rewrite(lambda x: x, "copying", length, symbols, shortest)
-
-
-def reversing(length: int = 12, symbols: int = 16, shortest: int | None = None) -> Problem:
-    """Say the source backwards."""
-    return rewrite(lambda x: x[::-1], "reversing", length, symbols, shortest)
-
-
-def sorting(length: int = 12, symbols: int = 16, shortest: int | None = None) -> Problem:
-    """Say the tokens of the source in order of size."""
-    return rewrite(np.sort, "sorting", length, symbols, shortest)
-
-
-def recall(items: int = 16, keys: int = 16, values: int = 8, queries: int | None = None) -> Problem:
+def recall(items: int = 16, keys: int = 16, values: int = 8) -> Problem:
     """Every token of the source names a key and a value at once; asked for a key, say its value.
 
     Keys of a row are distinct. Query number i of the target is a key, its label the value; queries come in an
@@ -95,7 +76,7 @@ def recall(items: int = 16, keys: int = 16, values: int = 8, queries: int | None
     def draw(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints, Ints]:
         key = rng.permuted(np.tile(np.arange(keys), (rows, 1)), axis=1)[:, :items]
         value = rng.integers(0, values, (rows, items))
-        asked = rng.permuted(np.tile(np.arange(items), (rows, 1)), axis=1)[:, : queries or items]
+        asked = rng.permuted(np.tile(np.arange(items), (rows, 1)), axis=1)
         first_answer = FIRST + keys * values + keys
         return (
             FIRST + key * values + value,
@@ -103,7 +84,7 @@ def recall(items: int = 16, keys: int = 16, values: int = 8, queries: int | None
             first_answer + np.take_along_axis(value, asked, 1),
         )
 
-    return Problem("recall", FIRST + keys * values + keys + values, items + 1, draw)
+    return Problem(FIRST + keys * values + keys + values, items + 1, draw)
 
 
 def combining(length: int = 8, symbols: int = 16) -> Problem:
@@ -117,7 +98,7 @@ def combining(length: int = 8, symbols: int = 16) -> Problem:
         a, b = rng.integers(0, symbols, (2, rows, length))
         return FIRST + a, FIRST + b, FIRST + table[a, b]
 
-    return Problem("combining", FIRST + symbols, length + 1, draw)
+    return Problem(FIRST + symbols, length + 1, draw)
 
 
 def delaying(length: int = 24, delay: int = 2, symbols: int = 16) -> Problem:
@@ -132,4 +113,4 @@ def delaying(length: int = 24, delay: int = 2, symbols: int = 16) -> Problem:
         labels[:, delay:] = read[:, :-delay]
         return np.full((rows, 1), START), read, labels
 
-    return Problem("delaying", FIRST + symbols, length, draw)
+    return Problem(FIRST + symbols, length, draw)
