@@ -33,6 +33,16 @@ class CacheShape(NamedTuple):
     beside: tuple[CacheShape, ...] = ()
     """Those of other models that decode together with this one, each into a cache of its own."""
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the key and value of a token in one layer."""
+        return self.n_kv_heads * (self.head_dim + self.v_dim) * self.dtype.itemsize
+
+    def storage(self, rows: int, slots: int) -> tuple[Tensor, Tensor]:
+        """Keys (rows, K, slots, D) and values (rows, K, slots, Dv) of one layer, all 0."""
+        zeros = torch.zeros(rows, self.n_kv_heads, slots, self.head_dim, dtype=self.dtype, device=self.device)
+        return zeros, zeros.new_zeros(*zeros.shape[:3], self.v_dim)
+
 
 class Memory(NamedTuple):
     """Bytes of a cache: of its storage, of the part that holds tokens, and of the greatest storage so far."""

@@ -43,9 +43,7 @@ class GrowingCache(RowCache):
         super().__init__(shape, n_rows, max_len)
         self.pos = torch.full((n_rows, 0), -1, device=shape.device)
         self.layers = [GrowingLayer(shape, n_rows) for _ in range(shape.n_layers)]
-        self.slot = (
-            8 + len(self.layers) * shape.n_kv_heads * (shape.head_dim + shape.v_dim) * shape.dtype.itemsize
-        )
+        self.slot = 8 + shape.n_layers * shape.token_bytes
 
     def used(self) -> int:
         return int((self.pos >= 0).sum()) * self.slot
@@ -71,9 +69,7 @@ class GrowingLayer(RowLayer):
 
     def __init__(self, shape: CacheShape, n_rows: int) -> None:
         super().__init__()
-        size = (n_rows, shape.n_kv_heads, 0)
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
+        self.k, self.v = shape.storage(n_rows, 0)
 
     @torch.no_grad()
     def update(self, kv: KV) -> KV:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape
-from polyhead.cache.rows import Arrivals, RowCache, RowLayer, of, put
+from polyhead.cache.rows import Arrivals, RowCache, RowLayer, along, of, put
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, visible
 from polyhead.registry import CACHE
@@ -70,12 +70,10 @@ class H2OLayer(RowLayer):
     def __init__(self, shape: CacheShape, n_rows: int, slots: int, sink: int, recent: int) -> None:
         super().__init__()
         self.sink, self.recent, self.slots = sink, recent, slots
-        size, device = (n_rows, shape.n_kv_heads, slots), shape.device
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=device)
-        self.pos = torch.full(size, -1, device=device)
-        self.score = torch.zeros(size, device=device)  # fp32: a sum over a long past
-        self.slot = shape.n_kv_heads * ((shape.head_dim + shape.v_dim) * shape.dtype.itemsize + 8 + 4)
+        self.k, self.v = shape.storage(n_rows, slots)
+        self.pos = torch.full(self.k.shape[:3], -1, device=shape.device)
+        self.score = torch.zeros_like(self.pos, dtype=torch.float32)  # fp32: a sum over a long past
+        self.slot = shape.token_bytes + shape.n_kv_heads * (8 + 4)
         self.shown: KV | None = None  # what this step's attention sees, until it says how
         self.watcher = self.watch
 
@@ -135,8 +133,3 @@ class H2OLayer(RowLayer):
             put(
                 x, new.rows, torch.cat([kept, kept.new_full((*kept.shape[:2], 1, *kept.shape[3:]), empty)], 2)
             )
-
-
-def along(slots: Tensor, like: Tensor) -> Tensor:
-    """Slots (B, K, S) as an index into (B, K, S) or (B, K, S, D)."""
-    return slots if like.dim() == 3 else slots[..., None].expand(*slots.shape, like.size(3))

@@ -14,6 +14,7 @@ from polyhead.cache.base import CacheShape, Memory
 from polyhead.cache.page_size import block_for
 from polyhead.cache.paged_layer import PagedLayer, Step
 from polyhead.cache.pages import NoRoom, PageTable, Span, Usage
+from polyhead.cache.rows import check_fits
 from polyhead.errors import UserError
 from polyhead.nn.kv import visible
 from polyhead.registry import CACHE
@@ -175,11 +176,7 @@ class PagedCache:
             real = [place for place in at if place >= 0]
             first, end = (min(real), max(real) + 1) if real else (0, 0)
             assert end - first == len(real), f"{len(real)} positions from {first} to {end - 1} of row {row}"
-            if end > self.max_len:
-                raise UserError(
-                    f"position {end - 1} does not fit into a cache of {self.max_len} positions; "
-                    "make it longer or the text shorter"
-                )
+            check_fits(end, self.max_len)
             spans.append(Span(self.rows[row], first, end))
         return spans
 

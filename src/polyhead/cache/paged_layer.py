@@ -34,9 +34,7 @@ class PagedLayer:
     state: tuple[Tensor, ...] = ()
 
     def __init__(self, block: int, shape: CacheShape, soil: Callable[[Tensor], None]) -> None:
-        size = (1, shape.n_kv_heads, block)
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
+        self.k, self.v = shape.storage(1, block)
         self.soil = soil  # told the slots that got what is not finite
         self.step: Step | None = None
         self.watcher: Watcher | None = None

@@ -83,13 +83,12 @@ class QuantizedLayer(RowLayer):
     def __init__(self, shape: CacheShape, n_rows: int, bits: int, group: int) -> None:
         super().__init__()
         self.bits, self.group = bits, group
-        for name, dim, width in (("k", -2, shape.head_dim), ("v", -1, shape.v_dim)):
-            tail = torch.zeros(n_rows, shape.n_kv_heads, group, width, dtype=shape.dtype, device=shape.device)
+        for name, dim, tail in zip(("k", "v"), (-2, -1), shape.storage(n_rows, group), strict=True):
             setattr(self, f"{name}_tail", tail)
             for part, x in zip(("", "_scale", "_zero"), pack(tail[:, :, None, :, :], bits, dim), strict=True):
                 setattr(self, name + part, x[:, :, :0])
         heads, width, each = shape.n_kv_heads, shape.head_dim + shape.v_dim, shape.dtype.itemsize
-        self.token_bytes = heads * width * each
+        self.token_bytes = shape.token_bytes
         self.group_bytes = heads * (group * width * bits // 8 + 2 * (shape.head_dim + group) * each)
 
     def used(self, lengths: Sequence[int]) -> int:

@@ -105,12 +105,7 @@ class RowCache(ABC):
                 f"cache {self.name!r} takes tokens in order, each once: {host.tolist()}"
             )
         after = torch.maximum(held, host.amax(1) + 1)
-        longest = max(after.tolist(), default=0)
-        if longest > self.max_len:
-            raise UserError(
-                f"position {longest - 1} does not fit into a cache of {self.max_len} positions; "
-                "make it longer or the text shorter"
-            )
+        check_fits(max(after.tolist(), default=0), self.max_len)
         for row, end in zip(rows, after.tolist(), strict=True):
             self.lengths[row] = end
         every = rows == list(range(len(self.lengths)))
@@ -126,10 +121,11 @@ class RowCache(ABC):
         return (len(self.lengths) + more) * self.max_len - sum(self.lengths)
 
     def add(self, n: int) -> None:
-        self.lengths = [*self.lengths, *[0] * n]
+        self.lengths += [0] * n
         lengthen(self, self.kept, n)
         for layer in self.layers:
             layer.add(n)
+        self.peak = max(self.peak, self.nbytes)
 
     @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
     def fork(self, src: int, dst: int) -> None:
@@ -162,6 +158,15 @@ class RowCache(ABC):
         return [self, *self.layers]
 
 
+def check_fits(length: int, max_len: int) -> None:
+    """A row that would be longer than the cache allows is a UserError."""
+    if length > max_len:
+        raise UserError(
+            f"position {length - 1} does not fit into a cache of {max_len} positions; "
+            "make it longer or the text shorter"
+        )
+
+
 def lengthen(holder: object, kept: dict[str, int], n: int) -> None:
     """So many rows more, empty ones, of the tensors that are kept."""
     for name, empty in kept.items():
@@ -177,3 +182,8 @@ def of(x: Tensor, rows: Tensor | None) -> Tensor:
 def put(x: Tensor, rows: Tensor | None, new: Tensor) -> None:
     """Write the rows of a step."""
     x[slice(None) if rows is None else rows] = new
+
+
+def along(slots: Tensor, like: Tensor) -> Tensor:
+    """Slots (B, K, T) as an index into (B, K, S) or (B, K, S, D)."""
+    return slots if like.dim() == 3 else slots[..., None].expand(*slots.shape, like.size(3))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import CacheShape, Memory
+from polyhead.cache.base import CacheShape
+from polyhead.cache.rows import RowCache, RowLayer, check_fits, of
 from polyhead.cache.stored import Pages, Places
 from polyhead.errors import UserError
-from polyhead.nn.kv import KV, Watcher, visible
+from polyhead.nn.kv import KV, visible
 from polyhead.registry import CACHE
 
 
@@ -29,7 +30,7 @@ class Step(NamedTuple):
 
 
 @CACHE.register("static")
-class StaticCache:
+class StaticCache(RowCache):
     """A row of slots for each sequence: slot = position, and one spare slot swallows padding.
 
     Kept are projected keys and values, (rows, K, slots, D) a layer. Storage starts empty and grows by ``chunk``
@@ -42,41 +43,31 @@ class StaticCache:
       chunk: slots by which storage grows, or an eighth of it, whichever is more
     """
 
-    lossless, rewinds, grain = True, True, 1
+    name = "static"
+    lossless, rewinds = True, True
+    kept: ClassVar[dict[str, int]] = {"pos": -1}
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int, *, chunk: int = 32) -> None:
-        if shape.state is not None:
-            raise UserError(
-                "cache 'static' keeps keys and values, this model keeps a state: use cache 'state'"
-            )
+        super().__init__(shape, n_rows, max_len)
         if chunk < 1:
             raise UserError(f"cache 'static': chunk is {chunk}, wanted at least 1 slot")
-        self.max_len, self.chunk, self.device = max_len, chunk, shape.device
-        self.lengths = [0] * n_rows  # one past the highest position that each row holds
+        self.chunk = chunk
         self.high = 0  # slots that some row has ever used
         self.pos = torch.full((n_rows, 1), -1, device=shape.device)  # the last slot is the spare one
-        self.layers = [StaticLayer(shape, n_rows) for _ in range(shape.n_layers)]
+        self.layers: list[StaticLayer] = [StaticLayer(shape, n_rows) for _ in range(shape.n_layers)]
+        self.slot = 8 + shape.n_layers * shape.token_bytes
         self.peak = self.nbytes
 
-    @property
-    def nbytes(self) -> int:
-        return self.pos.nbytes + sum(layer.nbytes for layer in self.layers)
-
-    def memory(self) -> Memory:
+    def used(self) -> int:
         """A row's tokens fill it up to its last position."""
-        slot = 8 + sum(x[0, :, 0].nbytes for layer in self.layers for x in (layer.k, layer.v) if len(x))
-        return Memory(self.nbytes, sum(self.lengths) * slot, max(self.peak, self.nbytes))
+        return sum(self.lengths) * self.slot
 
     def begin(self, rows: Sequence[int], pos: Tensor) -> None:
         rows, host = list(rows), pos.tolist()
         assert len(set(rows)) == len(host), f"{len(host)} rows of positions for rows {rows}"
         ends = [max(self.lengths[row], 1 + max(at)) for row, at in zip(rows, host, strict=True)]
         longest = max(ends, default=0)
-        if longest > self.max_len:
-            raise UserError(
-                f"position {longest - 1} does not fit into a cache of {self.max_len} positions; "
-                "make it longer or the text shorter"
-            )
+        check_fits(longest, self.max_len)
         for row, end in zip(rows, ends, strict=True):
             self.lengths[row] = end
         if longest >= self.pos.size(1):
@@ -85,39 +76,6 @@ class StaticCache:
         step = self._step(rows, pos, host)
         for layer in self.layers:
             layer.step, layer.high = step, self.high
-
-    def room(self, more: int = 0) -> int:
-        return (len(self.lengths) + more) * self.max_len - sum(self.lengths)
-
-    def add(self, n: int) -> None:
-        self.lengths += [0] * n
-        self.pos = torch.cat([self.pos, self.pos.new_full((n, self.pos.size(1)), -1)])
-        for layer in self.layers:
-            layer.add(n)
-        self.peak = max(self.peak, self.nbytes)
-
-    @torch.inference_mode()  # a step may have run in it, and what it made is written nowhere else
-    def fork(self, src: int, dst: int) -> None:
-        self.lengths[dst] = self.lengths[src]
-        for x in (self.pos, *(x for layer in self.layers for x in (layer.k, layer.v))):
-            x[dst] = x[src]
-
-    @torch.inference_mode()
-    def release(self, row: int) -> None:
-        self.pos[row], self.lengths[row] = -1, 0
-        for layer in self.layers:
-            layer.k[row], layer.v[row] = 0, 0  # in case there was a NaN
-
-    def select(self, rows: Sequence[int]) -> None:
-        rows = [int(row) for row in rows]
-        if rows == list(range(len(self.lengths))):
-            return
-        self.lengths = [self.lengths[row] for row in rows]
-        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self.pos = self.pos.index_select(0, index)
-        for layer in self.layers:
-            layer.select(index)
-        self.peak = max(self.peak, self.nbytes)
 
     def _step(self, rows: list[int], pos: Tensor, host: list[list[int]]) -> Step:
         """Mark the new positions; rows that stand together are written as one slice, others by index."""
@@ -132,7 +90,7 @@ class StaticCache:
         padding = pos < 0 if min(map(min, host)) < 0 else None
         write = where[:, None], pos if padding is None else pos.masked_fill(padding, self.pos.size(1) - 1)
         self.pos[write] = pos
-        held = _of(self.pos, index)[:, None]
+        held = of(self.pos, index)[:, None]
         seen = visible(pos, held, True)
         return Step(index, write, held, seen, None if padding is None else padding[:, None, :, None], used)
 
@@ -146,25 +104,20 @@ class StaticCache:
         self.peak = max(self.peak, self.nbytes)
 
 
-class StaticLayer:
+class StaticLayer(RowLayer):
     """The slots of one layer, (row, K, slot, D), finite from the beginning: a masked slot has weight 0, and
     0 times NaN is NaN. Beams are moved to and fro between two storages, for fresh memory costs more than the copy.
     """
 
     def __init__(self, shape: CacheShape, n_rows: int) -> None:
-        size = (n_rows, shape.n_kv_heads, 1)
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
+        super().__init__()
+        self.k, self.v = shape.storage(n_rows, 1)
         self.other: list[Tensor] = []  # where k and v go at the next select, if there was one
-        self.step: Step | None = None
         self.high = 0  # slots that some row has ever used; the others are not worth moving
-        self.watcher: Watcher | None = None
 
     @property
     def nbytes(self) -> int:
         return sum(x.untyped_storage().nbytes() for x in (self.k, self.v, *self.other))
-
-    state: tuple[Tensor, ...] = ()
 
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out: all slots."""
@@ -176,7 +129,7 @@ class StaticLayer:
                 x[:, :, write] = new
             else:  # two index tensors about a slice: their dimensions come first
                 x[write[0], :, write[1]] = new.transpose(1, 2)
-        return KV(_of(self.k, rows), _of(self.v, rows), pos, seen=seen)
+        return KV(of(self.k, rows), of(self.v, rows), pos, seen=seen)
 
     def places(self) -> Places | None:
         """Where this step's tokens go, for who writes them there himself; None where some are padding."""
@@ -201,8 +154,7 @@ class StaticLayer:
         self.other, (self.k, self.v), self.step = [self.k, self.v], moved, None
 
     def add(self, n: int) -> None:
-        """So many empty rows more."""
-        self.k, self.v = (torch.cat([x, x.new_zeros(n, *x.shape[1:])]) for x in (self.k, self.v))
+        super().add(n)
         self.other = []
 
     def grow(self, more: int) -> None:
@@ -211,10 +163,6 @@ class StaticLayer:
             torch.cat([x, x.new_zeros(*x.shape[:2], more, x.size(3))], 2) for x in (self.k, self.v)
         )
         self.other = []
-
-
-def _of(x: Tensor, rows: Tensor | None) -> Tensor:
-    return x if rows is None else x[rows]
 
 
 def _aligned(pos: list[list[int]]) -> bool:

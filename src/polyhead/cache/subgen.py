@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape
-from polyhead.cache.rows import Arrivals, RowCache, RowLayer, of, put
+from polyhead.cache.rows import Arrivals, RowCache, RowLayer, along, of, put
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, visible
 from polyhead.registry import CACHE
@@ -77,11 +77,11 @@ class SubGenLayer(RowLayer):
     def __init__(self, shape: CacheShape, n_rows: int, recent: int, clusters: int, radius: float) -> None:
         super().__init__()
         self.recent, self.ring, self.clusters, self.radius = recent, recent + 1, clusters, radius
-        size, device = (n_rows, shape.n_kv_heads, clusters + self.ring), shape.device
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=device)
-        self.pos = torch.full(size, -1, device=device)  # of a cluster that of its newest token
-        self.count = torch.zeros(size, device=device)  # tokens of a slot; fp32 counts to 16 million
+        self.k, self.v = shape.storage(n_rows, clusters + self.ring)
+        # of a cluster that of its newest token
+        self.pos = torch.full(self.k.shape[:3], -1, device=shape.device)
+        # tokens of a slot; fp32 counts to 16 million
+        self.count = torch.zeros_like(self.pos, dtype=torch.float32)
         self.slot = (shape.head_dim + shape.v_dim) * shape.dtype.itemsize + 8 + 4
 
     def used(self, lengths: Sequence[int]) -> int:
@@ -155,8 +155,3 @@ class SubGenLayer(RowLayer):
             x[rows, :, slot] = torch.where(there[:, None], -1 if x is pos else 0, x[rows, :, slot]).to(
                 x.dtype
             )
-
-
-def along(slots: Tensor, like: Tensor) -> Tensor:
-    """Slots (B, K, T) as an index into (B, K, S) or (B, K, S, D)."""
-    return slots if like.dim() == 3 else slots[..., None].expand(*slots.shape, like.size(3))

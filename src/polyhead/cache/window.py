@@ -61,9 +61,7 @@ class WindowCache(RowCache):
         slots = min(sink + window, max(1, max_len))
         self.pos = torch.full((n_rows, slots), -1, device=shape.device)
         self.layers = [WindowLayer(shape, n_rows, slots) for _ in range(shape.n_layers)]
-        self.slot = (
-            8 + len(self.layers) * shape.n_kv_heads * (shape.head_dim + shape.v_dim) * shape.dtype.itemsize
-        )
+        self.slot = 8 + shape.n_layers * shape.token_bytes
 
     def used(self) -> int:
         return int((self.pos >= 0).sum()) * self.slot
@@ -86,9 +84,7 @@ class WindowLayer(RowLayer):
 
     def __init__(self, shape: CacheShape, n_rows: int, slots: int) -> None:
         super().__init__()
-        size = (n_rows, shape.n_kv_heads, slots)
-        self.k = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
-        self.v = torch.zeros(*size, shape.v_dim, dtype=shape.dtype, device=shape.device)
+        self.k, self.v = shape.storage(n_rows, slots)
 
     @torch.no_grad()
     def update(self, kv: KV) -> KV:
