@@ -7,11 +7,10 @@ from torch import Tensor
 from polyhead.cache.base import LayerCache
 from polyhead.config import ModelSection, Shape
 from polyhead.errors import UserError
-from polyhead.nn.block.sublayers import cross_attention, residual
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
-from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD
+from polyhead.registry import BLOCK
 
 
 class Parallel(Block):
@@ -50,7 +49,4 @@ def parallel(config: ModelSection, shape: Shape, position: Position, cross: bool
         raise UserError(
             f"block 'parallel' has one norm before each sub-layer: norm_first=true without sandwich_norm, not {given}"
         )
-    own = config.decoder_attention if cross and config.decoder_attention else config.attention
-    ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
-    parts = (ATTENTION.build(own, shape, position), ffn, residual(config), residual(config))
-    return Parallel(*parts, cross_attention(config, shape), residual(config)) if cross else Parallel(*parts)
+    return Parallel.of(config, shape, position, cross)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from torch import Tensor, nn
 
 from polyhead.cache.base import LayerCache
@@ -34,6 +36,14 @@ class Block(nn.Module):
             assert cross_residual is not None
             self.cross, self.cross_residual = cross, cross_residual
         self.ffn, self.ffn_residual = ffn, ffn_residual
+
+    @classmethod
+    def of(cls, config: ModelSection, shape: Shape, position: Position, cross: bool) -> Self:
+        """As the config says."""
+        own = config.decoder_attention if cross and config.decoder_attention else config.attention
+        ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
+        parts = (ATTENTION.build(own, shape, position), ffn, residual(config), residual(config))
+        return cls(*parts, cross_attention(config, shape), residual(config)) if cross else cls(*parts)
 
     @property
     def state(self) -> tuple[tuple[int, ...], ...] | None:
@@ -71,8 +81,4 @@ def transformer(config: ModelSection, shape: Shape, position: Position, cross: b
     Paper: Vaswani et al., 2017, sec. 3.1
     When: the one to beat
     """
-
-    own = config.decoder_attention if cross and config.decoder_attention else config.attention
-    ffn = FEED_FORWARD.build(config.feed_forward, config.d_model, config.d_ff)
-    parts = (ATTENTION.build(own, shape, position), ffn, residual(config), residual(config))
-    return Block(*parts, cross_attention(config, shape), residual(config)) if cross else Block(*parts)
+    return Block.of(config, shape, position, cross)
