@@ -9,13 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.charts import Curve
 from polyhead.config import ModelConfig
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import HELD_OUT, Learned, design, learn, sized
+from polyhead.lab.learn import HELD_OUT, Learned, design, first_curves, learn, sized
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import combining
-from polyhead.lab.verdict import above, all_of, any_of, below, interval, less
+from polyhead.lab.verdict import above, all_of, any_of, below, less, percent, said
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.registry import Choice
 
@@ -88,14 +87,14 @@ def activations(bench: Bench) -> Result:
         Claim(
             "GELU and SiLU reach a lower loss than ReLU.",
             "Hendrycks & Gimpel, 2016; Ramachandran et al., 2017",
-            f"At the normal rate: gelu {said(normal, 'gelu')}, silu {said(normal, 'silu')}, relu {said(normal, 'relu')}.",
+            f"At the normal rate: gelu {said(normal['gelu'].losses)}, silu {said(normal['silu'].losses)}, relu {said(normal['relu'].losses)}.",
             all_of(less(normal[name].losses, normal["relu"].losses) for name in smooth),
         ),
         Claim(
             "Gated layers are better than their plain forms at equal parameters.",
             "Shazeer, 2020, table 1",
-            "At the normal rate: " + ", ".join(f"{name} {said(normal, name)}" for name in GATED)
-            + f" against relu {said(normal, 'relu')}, gelu {said(normal, 'gelu')}, silu {said(normal, 'silu')}.",
+            "At the normal rate: " + ", ".join(f"{name} {said(normal[name].losses)}" for name in GATED)
+            + f" against relu {said(normal['relu'].losses)}, gelu {said(normal['gelu'].losses)}, silu {said(normal['silu'].losses)}.",
             all_of(
                 less(normal[gated].losses, normal[plain].losses)
                 for gated, plain in zip(GATED, ("relu", "gelu", "silu"), strict=True)
@@ -104,8 +103,8 @@ def activations(bench: Bench) -> Result:
         Claim(
             "Dead units cost quality.",
             "implied wherever they are called a problem",
-            f"At the high rate relu loses {percent(high['relu'].dead)} of its units and reaches {said(high, 'relu')}, "
-            f"leaky_relu {percent(high['leaky_relu'].dead)} and {said(high, 'leaky_relu')}.",
+            f"At the high rate relu loses {percent(high['relu'].dead)} of its units and reaches {said(high['relu'].losses)}, "
+            f"leaky_relu {percent(high['leaky_relu'].dead)} and {said(high['leaky_relu'].losses)}.",
             less(high["leaky_relu"].losses, high["relu"].losses) if any_of([above(gain, 0.01)]) else None,
         ),
     ]  # fmt: skip
@@ -126,14 +125,14 @@ def activations(bench: Bench) -> Result:
     ]  # fmt: skip
     figures.append(
         Plot("Training loss, normal learning rate (first seed)", "step",
-             [Curve(name, cell.runs[0].curve) for name, cell in normal.items() if cell.runs[0].curve])
+             first_curves({name: cell.runs for name, cell in normal.items()}))
     )  # fmt: skip
     figures.append(
         Table(
             "All numbers",
             ("activation", "loss, normal", "loss, high", "dead, normal", "dead, high"),
             [
-                (name, said(normal, name), said(high, name) if name in high else "not measured",
+                (name, said(normal[name].losses), said(high[name].losses) if name in high else "not measured",
                  percent(normal[name].dead), percent(high[name].dead) if name in high else "not measured")
                 for name in normal
             ],
@@ -189,13 +188,3 @@ def still(hidden: Tensor) -> float:
     reach = hidden.amax(0) - hidden.amin(0)
     typical = hidden.square().mean().sqrt()
     return float((reach <= STILL * typical).float().mean())
-
-
-def percent(shares: list[float]) -> str:
-    """Shares in words."""
-    return f"{interval([100 * s for s in shares]).said()} %"
-
-
-def said(cells: dict[str, Cell], name: str) -> str:
-    """The loss of a design in words."""
-    return interval(cells[name].losses).said()

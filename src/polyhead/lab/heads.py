@@ -6,14 +6,13 @@ from functools import partial
 
 import torch
 
-from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, design, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import Learned, design, first_curves, losses, trained
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, bytes_per_token
 from polyhead.lab.tasks import copying, recall
-from polyhead.lab.verdict import above, all_of, interval, less
+from polyhead.lab.verdict import above, all_of, less, said
 from polyhead.models.build import build
 
 SHAZEER, AINSLIE = "Shazeer, 2019", "Ainslie et al., 2023"
@@ -27,7 +26,7 @@ WORSE = 0.1  # nats a token that count as worse
 def heads(bench: Bench) -> Result:
     """One head against many, and MHA against GQA and MQA: quality, bytes of the cache, decoding speed."""
     runs = {task: trainings(bench, task) for task in TASKS}
-    loss = {task: {name: [r.loss for r in rs] for name, rs in cells.items()} for task, cells in runs.items()}
+    loss = {task: losses(cells) for task, cells in runs.items()}
     slow = {
         task: {name: [r.slowness for r in rs] for name, rs in cells.items()} for task, cells in runs.items()
     }
@@ -45,7 +44,7 @@ def heads(bench: Bench) -> Result:
         Claim(
             "Several heads are better than one of the same total width.",
             "Vaswani et al., 2017, section 3.2.2 and table 3 (A)",
-            "; ".join(f"{task}: {said(loss, task, MHA)} with 4 heads, {said(loss, task, SINGLE)} with 1" for task in TASKS)
+            "; ".join(f"{task}: {said(loss[task][MHA])} with 4 heads, {said(loss[task][SINGLE])} with 1" for task in TASKS)
             + f". Parameters are equal: {parameters[MHA]:,}.",
             all_of(less(loss[task][MHA], loss[task][SINGLE]) for task in TASKS),
         ),
@@ -53,21 +52,21 @@ def heads(bench: Bench) -> Result:
             "Several heads learn faster than one.",
             "not said there; asked here because both may end alike",
             "Mean loss over training, "
-            + "; ".join(f"{task}: {said(slow, task, MHA)} with 4 heads, {said(slow, task, SINGLE)} with 1" for task in TASKS)
+            + "; ".join(f"{task}: {said(slow[task][MHA])} with 4 heads, {said(slow[task][SINGLE])} with 1" for task in TASKS)
             + ".",
             all_of(less(slow[task][MHA], slow[task][SINGLE]) for task in TASKS),
         ),
         Claim(
             "Grouped-query attention is about as good as multi-head attention.",
             f"{AINSLIE}, section 3.2",
-            "; ".join(f"{task}: {said(loss, task, GQA)} against {said(loss, task, MHA)}" for task in TASKS)
+            "; ".join(f"{task}: {said(loss[task][GQA])} against {said(loss[task][MHA])}" for task in TASKS)
             + f" (about as good: less than {WORSE} nats worse).",
             all_of(less(loss[task][GQA], loss[task][MHA], -WORSE) for task in TASKS),
         ),
         Claim(
             "Multi-query attention costs only a little quality.",
             f"{SHAZEER}, section 4",
-            "; ".join(f"{task}: {said(loss, task, MQA)} against {said(loss, task, MHA)}" for task in TASKS)
+            "; ".join(f"{task}: {said(loss[task][MQA])} against {said(loss[task][MHA])}" for task in TASKS)
             + f" (a little: less than {WORSE} nats).",
             all_of(less(loss[task][MQA], loss[task][MHA], -WORSE) for task in TASKS),
         ),
@@ -81,17 +80,14 @@ def heads(bench: Bench) -> Result:
         Claim(
             "Decoding from a long cache is faster with fewer key and value heads.",
             f"{SHAZEER}, section 4.3; {AINSLIE}, figure 3",
-            f"A step over {context:,} cached tokens: GQA {interval(faster[GQA]).said()}, MQA "
-            f"{interval(faster[MQA]).said()} times as fast as MHA.",
+            f"A step over {context:,} cached tokens: GQA {said(faster[GQA])}, MQA "
+            f"{said(faster[MQA])} times as fast as MHA.",
             all_of(above(r, 1.0) for r in faster.values()),
         ),
     ]  # fmt: skip
     figures: list[Plot | Dots | Table] = []
-    for task, cells in runs.items():
-        figures.append(
-            Dots(f"Held-out loss, {task}", "nats a token", {name: [r.loss for r in rs] for name, rs in cells.items()},
-                 "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.")
-        )  # fmt: skip
+    for task, means in loss.items():
+        figures.append(Dots(f"Held-out loss, {task}", "nats a token", means, SEEDS))
     for task, means in slow.items():
         figures.append(
             Dots(
@@ -105,7 +101,7 @@ def heads(bench: Bench) -> Result:
         Plot(
             "Training loss, recall (first seed)",
             "step",
-            [Curve(name, rs[0].curve) for name, rs in runs["recall"].items()],
+            first_curves(runs["recall"]),
             from_zero=True,
         )
     )
@@ -122,7 +118,7 @@ def heads(bench: Bench) -> Result:
             "All numbers",
             ("design", "parameters", "cache bytes a token", *(f"loss, {task}" for task in TASKS), "ms a step"),
             [
-                (name, parameters[name], int(exact[name]), *(said(loss, task, name) for task in TASKS),
+                (name, parameters[name], int(exact[name]), *(said(loss[task][name]) for task in TASKS),
                  f"{1e3 * middle[name]:.2f}" if name in middle else "not measured")
                 for name in DESIGNS
             ],
@@ -145,14 +141,10 @@ def heads(bench: Bench) -> Result:
 
 def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
     """A run a design and seed."""
-    problem, steps = sized(bench, TASKS[task][0]), TASKS[task][1]
-    cells: dict[str, list[Learned]] = {name: [] for name in DESIGNS}
-    for seed in bench.seeds(3):
-        for name, (n_heads, n_kv_heads) in DESIGNS.items():
-            config = design(problem, n_heads=n_heads, n_kv_heads=n_kv_heads)
-            cells[name].append(learn(config, problem, seed=seed, steps=bench.size(steps, 4), lr=5e-3))
-            bench.say(f"{task}, seed {seed}, {name}: loss {cells[name][-1].loss:.3f}")
-    return cells
+    problem, steps = TASKS[task]
+    designs = {name: design(problem, n_heads=n, n_kv_heads=kv) for name, (n, kv) in DESIGNS.items()}
+    told = f"{task}, seed {{seed}}, {{name}}"
+    return trained(bench, problem, designs, steps=bench.size(steps, 4), told=told)
 
 
 def kv_bytes(n_heads: int, n_kv_heads: int) -> int:
@@ -175,8 +167,3 @@ def speed(bench: Bench) -> tuple[int, dict[str, list[float]]]:
         steppers[name].feed(torch.full((rows, context), 2))
     runners = {name: partial(stepper.feed, token) for name, stepper in steppers.items()}
     return context, race(runners, bench.size(15, 3))
-
-
-def said(loss: dict[str, dict[str, list[float]]], task: str, name: str) -> str:
-    """The loss of a design in words."""
-    return interval(loss[task][name]).said()

@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyhead.analysis.charts import Curve
 from polyhead.config import ModelConfig
 from polyhead.data.collate import IGNORED, Batch
 from polyhead.errors import UserError
@@ -102,6 +103,35 @@ def learn(
     return Learned(model, listener.curve, judged["loss"], judged["accuracy"], time.perf_counter() - start)
 
 
+def trained(
+    bench: Bench,
+    problem: Problem,
+    designs: Mapping[str, ModelConfig],
+    *,
+    steps: int,
+    lr: float = 5e-3,
+    told: str = "seed {seed}, {name}",
+) -> dict[str, list[Learned]]:
+    """A run of every design for each of three seeds, which give all designs the same data; ``told`` says which has ended."""
+    runs: dict[str, list[Learned]] = {name: [] for name in designs}
+    for seed in bench.seeds(3):
+        for name, config in designs.items():
+            run = learn(config, sized(bench, problem), seed=seed, steps=steps, lr=lr)
+            runs[name].append(run)
+            bench.say(f"{told.format(seed=seed, name=name)}: loss {run.loss:.3f}")
+    return runs
+
+
+def losses(runs: Mapping[str, Sequence[Learned]]) -> dict[str, list[float]]:
+    """The held-out loss of every seed."""
+    return {name: [run.loss for run in seeds] for name, seeds in runs.items()}
+
+
+def first_curves(runs: Mapping[str, Sequence[Learned]]) -> list[Curve]:
+    """The training loss of the first seed of every design, if it has one."""
+    return [Curve(name, seeds[0].curve) for name, seeds in runs.items() if seeds[0].curve]
+
+
 @dataclass
 class Listener:
     """The reporter of a short training: keeps the curve, says nothing."""
@@ -151,6 +181,13 @@ class Generated:
         assert isinstance(model, Seq2Seq)
         self.measured = judge(model, self.problem)
         return self.measured
+
+
+def backward(model: Seq2Seq, batch: Batch) -> None:
+    """One training step but for the optimiser, whose cost is that of the parameters alone."""
+    loss = cross_entropy(features(model, batch), model.head, batch.labels)
+    loss.total.backward()
+    model.zero_grad(set_to_none=True)
 
 
 def features(model: Seq2Seq, batch: Batch) -> Tensor:

@@ -12,11 +12,11 @@ from polyhead.analysis.charts import Curve
 from polyhead.config import Shape
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race
-from polyhead.lab.learn import design, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import design, losses, trained
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, stepwise
 from polyhead.lab.tasks import copying, recall
-from polyhead.lab.verdict import interval, less, within
+from polyhead.lab.verdict import less, said, within
 from polyhead.models.build import build
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
@@ -41,7 +41,7 @@ def linear(bench: Bench) -> Result:
     taken, held = generated(bench, contexts)
     difference = forms_differ(bench)
     bench.say("generation measured; now recall")
-    losses = trainings(bench)
+    loss = trainings(bench)
     first, last = contexts[0], contexts[-1]
     flat = [b / a for a, b in zip(taken["linear"][first], taken["linear"][last], strict=True)]
     grown = [b / a for a, b in zip(taken["softmax"][first], taken["softmax"][last], strict=True)]
@@ -70,8 +70,8 @@ def linear(bench: Bench) -> Result:
         Claim(
             "The time per generated token is constant.",
             f"{KATHAROPOULOS}, section 3.4",
-            f"After {last:,} tokens linear takes {interval(flat).said()} times what it takes after {first:,} (constant: "
-            f"within 25 %); softmax {interval(grown).said()} times.",
+            f"After {last:,} tokens linear takes {said(flat)} times what it takes after {first:,} (constant: "
+            f"within 25 %); softmax {said(grown)} times.",
             within(flat, 1.0, 0.25),
         ),
         Claim(
@@ -90,9 +90,9 @@ def linear(bench: Bench) -> Result:
         Claim(
             "Linear attention reaches the quality of softmax.",
             f"{KATHAROPOULOS}, section 4, for images and speech; contested for recall by Schlag et al., 2021",
-            f"Loss on a recall task: linear {interval(losses['linear']).said()}, softmax {interval(losses['softmax']).said()} "
+            f"Loss on a recall task: linear {said(loss['linear'])}, softmax {said(loss['softmax'])} "
             "(reached: no more than 0.1 nats worse).",
-            less(losses["linear"], losses["softmax"], -0.1),
+            less(loss["linear"], loss["softmax"], -0.1),
         ),
     ]  # fmt: skip
     figures: list[Plot | Dots | Table] = [
@@ -105,12 +105,11 @@ def linear(bench: Bench) -> Result:
         Plot("Memory of a row", "tokens so far",
              [Curve(kind, [(n, b / 1024) for n, b in held[kind].items()]) for kind in KINDS],
              "KiB that the cache holds, both layers.", log=True),
-        Dots("Held-out loss on a recall task", "nats a token", losses,
-             "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean."),
+        Dots("Held-out loss on a recall task", "nats a token", loss, SEEDS),
         Table(
             "Generation",
             ("tokens so far", *(f"ms a token, {kind}" for kind in KINDS), *(f"bytes, {kind}" for kind in KINDS)),
-            [(n, *(interval([1e3 * t for t in taken[kind][n]]).said() for kind in KINDS), *(held[kind][n] for kind in KINDS))
+            [(n, *(said([1e3 * t for t in taken[kind][n]]) for kind in KINDS), *(held[kind][n] for kind in KINDS))
              for n in contexts],
         ),
         Table(
@@ -244,13 +243,6 @@ def forms_differ(bench: Bench) -> float:
 
 def trainings(bench: Bench) -> dict[str, list[float]]:
     """Losses of both kinds on a recall task."""
-    problem = sized(bench, recall())
-    losses: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for seed in bench.seeds(3):
-        for kind in KINDS:
-            run = learn(
-                design(problem, attention=Choice(kind)), problem, seed=seed, steps=bench.size(250, 4), lr=5e-3
-            )
-            losses[kind].append(run.loss)
-            bench.say(f"seed {seed}, {kind}: loss {run.loss:.3f}")
-    return losses
+    problem = recall()
+    designs = {kind: design(problem, attention=Choice(kind)) for kind in KINDS}
+    return losses(trained(bench, problem, designs, steps=bench.size(250, 4)))

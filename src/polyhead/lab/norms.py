@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 
-from polyhead.analysis.charts import Curve
-from polyhead.data.collate import IGNORED, Batch
+from polyhead.data.collate import IGNORED
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, design, features, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
-from polyhead.lab.tasks import PAD, START, Problem, copying
-from polyhead.lab.verdict import all_of, any_of, below, interval, less
+from polyhead.lab.learn import Learned, backward, design, first_curves, losses, sized, trained
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.tasks import PAD, START, copying
+from polyhead.lab.verdict import alike, all_of, below, less, said
 from polyhead.models.build import build
-from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import cross_entropy
 
 NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
 PROBLEMS = {"full rows": copying(), "much padding": copying(shortest=2)}
@@ -31,8 +28,8 @@ ROUNDING = 1e-4  # the same for numbers that should be equal
 def norms(bench: Bench) -> Result:
     """LayerNorm, RMSNorm, BatchNorm and none: loss, cost, and whether padding matters."""
     steps = bench.size(200, 4)
-    runs = {name: trainings(bench, problem, name, steps) for name, problem in PROBLEMS.items()}
-    loss = {name: {norm: [r.loss for r in rs] for norm, rs in cells.items()} for name, cells in runs.items()}
+    runs = {name: trainings(bench, name, steps) for name in PROBLEMS}
+    loss = {name: losses(cells) for name, cells in runs.items()}
     gap = {
         name: {norm: [r.loss - training_loss(r) for r in rs] for norm, rs in cells.items()}
         for name, cells in runs.items()
@@ -47,20 +44,20 @@ def norms(bench: Bench) -> Result:
         Claim(
             "RMSNorm reaches the loss of LayerNorm: centring is not what helps.",
             "Zhang & Sennrich, 2019, section 5",
-            "; ".join(f"{name}: {said(loss, name, 'rmsnorm')} against {said(loss, name, 'layernorm')}" for name in PROBLEMS)
+            "; ".join(f"{name}: {said(loss[name]['rmsnorm'])} against {said(loss[name]['layernorm'])}" for name in PROBLEMS)
             + f" (the same: within {SAME} nats).",
-            all_of(alike(cells["rmsnorm"], cells["layernorm"]) for cells in loss.values()),
+            all_of(alike(cells["rmsnorm"], cells["layernorm"], SAME) for cells in loss.values()),
         ),
         Claim(
             "RMSNorm takes less time than LayerNorm.",
             "Zhang & Sennrich, 2019, section 5: 7 to 64 % of a step",
-            f"A whole training step takes {interval(cost['rmsnorm']).said()} times as long as with LayerNorm.",
+            f"A whole training step takes {said(cost['rmsnorm'])} times as long as with LayerNorm.",
             below(cost["rmsnorm"], 1.0),
         ),
         Claim(
             "BatchNorm does worse than LayerNorm in a Transformer.",
             "Shen et al., 2020 (PowerNorm), table 1",
-            "; ".join(f"{name}: {said(loss, name, 'batchnorm')} against {said(loss, name, 'layernorm')}" for name in PROBLEMS)
+            "; ".join(f"{name}: {said(loss[name]['batchnorm'])} against {said(loss[name]['layernorm'])}" for name in PROBLEMS)
             + ".",
             all_of(less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
         ),
@@ -69,7 +66,7 @@ def norms(bench: Bench) -> Result:
             "Shen et al., 2020, section 3",
             "Held-out less training loss: "
             + "; ".join(
-                f"{name}: batchnorm {interval(g['batchnorm']).said()}, layernorm {interval(g['layernorm']).said()}"
+                f"{name}: batchnorm {said(g['batchnorm'])}, layernorm {said(g['layernorm'])}"
                 for name, g in gap.items()
             )
             + ".",
@@ -78,13 +75,13 @@ def norms(bench: Bench) -> Result:
         Claim(
             "Without any norm a Transformer learns worse or not at all.",
             "Vaswani et al., 2017, section 3.1, has one in every residual; Xiong et al., 2020",
-            "; ".join(f"{name}: {said(loss, name, 'none')} against {said(loss, name, 'layernorm')}" for name in PROBLEMS) + ".",
+            "; ".join(f"{name}: {said(loss[name]['none'])} against {said(loss[name]['layernorm'])}" for name in PROBLEMS) + ".",
             all_of(less(cells["layernorm"], cells["none"]) for cells in loss.values()),
         ),
         Claim(
             "Without any norm a deeper Transformer learns worse or not at all.",
             "Xiong et al., 2020; Zhang et al., 2019 (Fixup), for the opposite, with an initialisation made for it",
-            f"{DEEP}+{DEEP} layers: {interval(deep['none']).said()} against {interval(deep['layernorm']).said()}.",
+            f"{DEEP}+{DEEP} layers: {said(deep['none'])} against {said(deep['layernorm'])}.",
             less(deep["layernorm"], deep["none"]),
         ),
         Claim(
@@ -100,7 +97,7 @@ def norms(bench: Bench) -> Result:
             f"Held-out loss, {name}",
             "nats a token",
             {norm: cells[norm] for norm in NORMS},
-            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+            SEEDS,
         )
         for name, cells in loss.items()
     ]
@@ -109,7 +106,7 @@ def norms(bench: Bench) -> Result:
         Plot(
             f"Training loss, {name} (first seed)",
             "step",
-            [Curve(norm, cells[norm][0].curve) for norm in NORMS if cells[norm][0].curve],
+            first_curves(cells),
             from_zero=True,
         )
         for name, cells in runs.items()
@@ -124,8 +121,8 @@ def norms(bench: Bench) -> Result:
             ("norm", *(f"loss, {name}" for name in PROBLEMS), *(f"held-out less training, {name}" for name in PROBLEMS),
              "ms a step", "times LayerNorm"),
             [
-                (norm, *(said(loss, name, norm) for name in PROBLEMS), *(said(gap, name, norm) for name in PROBLEMS),
-                 f"{1e3 * middle[norm]:.2f}", interval(cost[norm]).said())
+                (norm, *(said(loss[name][norm]) for name in PROBLEMS), *(said(gap[name][norm]) for name in PROBLEMS),
+                 f"{1e3 * middle[norm]:.2f}", said(cost[norm]))
                 for norm in NORMS
             ],
         )
@@ -144,27 +141,21 @@ def norms(bench: Bench) -> Result:
     )
 
 
-def trainings(bench: Bench, problem: Problem, name: str, steps: int) -> dict[str, list[Learned]]:
+def trainings(bench: Bench, name: str, steps: int) -> dict[str, list[Learned]]:
     """A run a norm and seed."""
-    problem = sized(bench, problem)
-    cells: dict[str, list[Learned]] = {norm: [] for norm in NORMS}
-    for seed in bench.seeds(3):
-        for norm in NORMS:
-            cells[norm].append(learn(design(problem, norm=norm), problem, seed=seed, steps=steps, lr=5e-3))
-            bench.say(f"{name}, seed {seed}, {norm}: loss {cells[norm][-1].loss:.3f}")
-    return cells
+    problem = PROBLEMS[name]
+    designs = {norm: design(problem, norm=norm) for norm in NORMS}
+    return trained(bench, problem, designs, steps=steps, told=f"{name}, seed {{seed}}, {{name}}")
 
 
 def deep_trainings(bench: Bench) -> dict[str, list[float]]:
     """Losses of a deep model with and without a norm."""
-    problem = sized(bench, PROBLEMS["full rows"]._replace(rows=32))
-    losses: dict[str, list[float]] = {"layernorm": [], "none": []}
-    for seed in bench.seeds(3):
-        for norm in losses:
-            config = design(problem, norm=norm, n_layers=bench.size(DEEP, 2))
-            losses[norm].append(learn(config, problem, seed=seed, steps=bench.size(150, 4), lr=2e-3).loss)
-            bench.say(f"{DEEP} layers, seed {seed}, {norm}: loss {losses[norm][-1]:.3f}")
-    return losses
+    problem = PROBLEMS["full rows"]._replace(rows=32)
+    designs = {
+        norm: design(problem, norm=norm, n_layers=bench.size(DEEP, 2)) for norm in ("layernorm", "none")
+    }
+    told = f"{DEEP} layers, seed {{seed}}, {{name}}"
+    return losses(trained(bench, problem, designs, steps=bench.size(150, 4), lr=2e-3, told=told))
 
 
 def training_loss(run: Learned) -> float:
@@ -180,13 +171,6 @@ def step_times(bench: Bench) -> dict[str, list[float]]:
     batch = problem.batch(bench.seed, 0)
     runners = {norm: partial(backward, model, batch) for norm, model in models.items()}
     return race(runners, bench.size(15, 3))
-
-
-def backward(model: Seq2Seq, batch: Batch) -> None:
-    """One training step but for the optimiser, whose cost no norm changes."""
-    loss = cross_entropy(features(model, batch), model.head, batch.labels)
-    loss.total.backward()
-    model.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()
@@ -219,14 +203,3 @@ def padding_matters(bench: Bench, told: bool) -> float:
 def position(there: torch.Tensor) -> torch.Tensor:
     """0, 1, ... and -1 where nothing is there."""
     return torch.arange(there.size(1)).expand_as(there).masked_fill(~there, -1)
-
-
-def alike(a: list[float], b: list[float]) -> bool | None:
-    """Whether two norms differ by no more than a little either way."""
-    worse = any_of([less(a, b, SAME), less(b, a, SAME)])
-    return False if worse else all_of([less(a, b, -SAME), less(b, a, -SAME)])
-
-
-def said(of: dict[str, dict[str, list[float]]], name: str, norm: str) -> str:
-    """A number of a norm in words."""
-    return interval(of[name][norm]).said()

@@ -15,7 +15,7 @@ from polyhead.lab.learn import design
 from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import stepwise
 from polyhead.lab.tasks import copying
-from polyhead.lab.verdict import above, interval
+from polyhead.lab.verdict import above, interval, said
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
 
@@ -68,7 +68,7 @@ def parallelism(bench: Bench) -> Result:
         Claim(
             "The whole sequence at once is faster than the same tokens one after another.",
             "Vaswani et al., 2017, table 1: O(1) against O(n) sequential operations",
-            f"At {last} tokens, token by token takes {interval(times[last]).said()} times as long.",
+            f"At {last} tokens, token by token takes {said(times[last])} times as long.",
             above(times[last], 1.0),
         ),
         Claim(
@@ -107,7 +107,7 @@ def parallelism(bench: Bench) -> Result:
             "All numbers",
             ("tokens", "whole, ms", "token by token, ms", "ratio", "largest difference of a logit"),
             [
-                (n, f"{dict(seconds[whole])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", interval(times[n]).said(), f"{d:.2g}")
+                (n, f"{dict(seconds[whole])[n]:.2f}", f"{dict(seconds[steps])[n]:.2f}", said(times[n]), f"{d:.2g}")
                 for n, d in zip(lengths, differences, strict=True)
             ],
         ),

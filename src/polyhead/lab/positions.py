@@ -9,9 +9,9 @@ from polyhead.analysis.charts import Curve
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import Learned, design, judge, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import delaying
-from polyhead.lab.verdict import all_of, below, interval, less
+from polyhead.lab.verdict import all_of, below, interval, less, said
 from polyhead.models.build import build
 from polyhead.registry import POSITION, Choice
 
@@ -51,7 +51,7 @@ def positions(bench: Bench) -> Result:
 
     def at(name: str) -> str:
         by_length = losses[name]
-        return ", ".join(f"{interval(values).said()} at {length}" for length, values in by_length.items())
+        return ", ".join(f"{said(values)} at {length}" for length, values in by_length.items())
 
     def extends(name: str, length: int) -> bool | None:
         return less(losses[name][length], losses[name][LENGTH], -SAME)
@@ -87,8 +87,8 @@ def positions(bench: Bench) -> Result:
         Claim(
             "Rotary positions extrapolate better than sinusoidal ones, but not well.",
             "Press et al., 2022, section 2.2",
-            f"Loss of rope {at('rope')}; it grows by {interval(growth('rope')).said()} from {LENGTH} to {far} tokens, "
-            f"sinusoidal's by {interval(growth('sinusoidal')).said()}.",
+            f"Loss of rope {at('rope')}; it grows by {said(growth('rope'))} from {LENGTH} to {far} tokens, "
+            f"sinusoidal's by {said(growth('sinusoidal'))}.",
             all_of([less(growth("rope"), growth("sinusoidal")), less([SAME] * len(growth("rope")), growth("rope"))]),
         ),
         Claim(
@@ -100,8 +100,8 @@ def positions(bench: Bench) -> Result:
         Claim(
             "ALiBi loses nothing at the training length against other schemes.",
             "Press et al., 2022, section 3, on natural language",
-            f"At {LENGTH} tokens: alibi {interval(losses['alibi'][LENGTH]).said()}, rope "
-            f"{interval(losses['rope'][LENGTH]).said()}. Its bias falls steadily with distance, and this task asks for one "
+            f"At {LENGTH} tokens: alibi {said(losses['alibi'][LENGTH])}, rope "
+            f"{said(losses['rope'][LENGTH])}. Its bias falls steadily with distance, and this task asks for one "
             "exact distance.",
             less(losses["alibi"][LENGTH], losses["rope"][LENGTH], -SAME),
         ),
@@ -114,8 +114,8 @@ def positions(bench: Bench) -> Result:
         Claim(
             "Spacing rope's angles more closely extends a trained model without training it again.",
             "bloc97, 2023 (NTK-aware); Peng et al., 2023 (YaRN); Chen et al., 2023 (linear, which they train again)",
-            f"At {far} tokens, factor {far // LENGTH}: rope {interval(losses['rope'][far]).said()}, "
-            + ", ".join(f"{name.split(', ')[1]} {interval(losses[name][far]).said()}" for name in SCALED)
+            f"At {far} tokens, factor {far // LENGTH}: rope {said(losses['rope'][far])}, "
+            + ", ".join(f"{name.split(', ')[1]} {said(losses[name][far])}" for name in SCALED)
             + ". Held if ntk and yarn are better than plain rope.",
             all_of(less(losses[name][far], losses["rope"][far]) for name in ("rope, ntk", "rope, yarn")),
         ),
@@ -141,7 +141,7 @@ def positions(bench: Bench) -> Result:
             f"Held-out loss at the training length ({LENGTH})",
             "nats a token",
             {name: losses[name][LENGTH] for name in SCHEMES},
-            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+            SEEDS,
         ),
         Plot(
             "Training loss (first seed)",
@@ -153,7 +153,7 @@ def positions(bench: Bench) -> Result:
             "All numbers",
             ("positions", *(f"loss at {LENGTH * s}" for s in STRETCH)),
             [
-                (name, *(interval(by[LENGTH * s]).said() if LENGTH * s in by else "refused" for s in STRETCH))
+                (name, *(said(by[LENGTH * s]) if LENGTH * s in by else "refused" for s in STRETCH))
                 for name, by in losses.items()
             ],
         ),

@@ -9,10 +9,10 @@ from typing import Any
 from polyhead.analysis.charts import Curve
 from polyhead.config import ModelSection
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import Learned, design, first_curves, learn, sized
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import copying
-from polyhead.lab.verdict import above, all_of, any_of, below, interval, less, within
+from polyhead.lab.verdict import above, alike, below, less, said, within
 from polyhead.models.build import build
 from polyhead.nn.loss import cross_entropy
 
@@ -49,51 +49,51 @@ def prenorm(bench: Bench) -> Result:
             "At the start, post-norm's gradients are large near the output and grow toward it.",
             f"{XIONG}, figure 3 and theorem 1",
             f"Gradient of the last decoder layer over that of the first, {deepest} layers: "
-            f"{interval(growth['post-norm']).said()}.",
+            f"{said(growth['post-norm'])}.",
             above(growth["post-norm"], 1.0),
         ),
         Claim(
             "Pre-norm's gradients are about equal in all layers.",
             f"{XIONG}, figure 3",
-            f"The same ratio: {interval(growth['pre-norm']).said()} (about equal: within a factor of 2).",
+            f"The same ratio: {said(growth['pre-norm'])} (about equal: within a factor of 2).",
             within([math.log2(g) for g in growth["pre-norm"]], 0.0, 1.0),
         ),
         Claim(
             "Near the output, pre-norm's gradient falls with depth as 1/sqrt(L).",
             f"{XIONG}, theorem 1: O(d sqrt(ln d / L))",
-            f"Exponent of L for the last decoder layer: {interval(slope['pre-norm']).said()} (wanted -0.5 ± 0.2).",
+            f"Exponent of L for the last decoder layer: {said(slope['pre-norm'])} (wanted -0.5 ± 0.2).",
             within(slope["pre-norm"], -0.5, 0.2),
         ),
         Claim(
             "Near the output, post-norm's gradient does not depend on depth.",
             f"{XIONG}, theorem 1: O(d sqrt(ln d))",
-            f"Exponent of L for the last decoder layer: {interval(slope['post-norm']).said()} (wanted 0 ± 0.2).",
+            f"Exponent of L for the last decoder layer: {said(slope['post-norm'])} (wanted 0 ± 0.2).",
             within(slope["post-norm"], 0.0, 0.2),
         ),
         Claim(
             "Post-norm needs warm-up: without it, it learns worse or not at all.",
             f"{XIONG}, section 3.2; Vaswani et al., 2017, warm up over 4,000 steps",
-            f"{at}, {steps} steps: loss {said(loss, 'post-norm', False)} without and "
-            f"{said(loss, 'post-norm', True)} with warm-up; chance is {CHANCE:.2f}.",
+            f"{at}, {steps} steps: loss {said(loss['post-norm', False])} without and "
+            f"{said(loss['post-norm', True])} with warm-up; chance is {CHANCE:.2f}.",
             less(loss["post-norm", True], loss["post-norm", False]),
         ),
         Claim(
             "Pre-norm learns without warm-up.",
             f"{XIONG}, section 4",
-            f"{at}: loss {said(loss, 'pre-norm', False)} without warm-up; half of chance is {CHANCE / 2:.2f}.",
+            f"{at}: loss {said(loss['pre-norm', False])} without warm-up; half of chance is {CHANCE / 2:.2f}.",
             learned(loss["pre-norm", False]),
         ),
         Claim(
             "Warm-up makes no difference to pre-norm.",
             f"{XIONG}, section 4: it can be removed",
-            f"{at}: loss {said(loss, 'pre-norm', False)} without and {said(loss, 'pre-norm', True)} with warm-up "
+            f"{at}: loss {said(loss['pre-norm', False])} without and {said(loss['pre-norm', True])} with warm-up "
             "(no difference: within 0.1).",
             alike(loss["pre-norm", False], loss["pre-norm", True], 0.1),
         ),
         Claim(
             "Without warm-up pre-norm learns faster than post-norm with it.",
             f"{XIONG}, section 4",
-            f"{at}: loss {said(loss, 'pre-norm', False)} against {said(loss, 'post-norm', True)} after {steps} steps.",
+            f"{at}: loss {said(loss['pre-norm', False])} against {said(loss['post-norm', True])} after {steps} steps.",
             less(loss["pre-norm", False], loss["post-norm", True]),
         ),
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def prenorm(bench: Bench) -> Result:
             Claim(
                 "A second norm on the sub-layer's output keeps pre-norm's trainability without warm-up.",
                 "Ding et al., 2021 (CogView), section 2.4: sandwich-LN",
-                f"{at}: loss {said(loss, 'sandwich', False)} against {said(loss, 'pre-norm', False)} of pre-norm, "
+                f"{at}: loss {said(loss['sandwich', False])} against {said(loss['pre-norm', False])} of pre-norm, "
                 "both without warm-up (kept: no more than 0.1 worse).",
                 less(loss["sandwich", False], loss["pre-norm", False], -0.1),
             )
@@ -130,7 +130,7 @@ def prenorm(bench: Bench) -> Result:
             Plot(
                 f"Training loss, {depth}+{depth} layers (first seed)",
                 "step",
-                [Curve(label(*key), runs[0].curve) for key, runs in cells.items() if runs[0].curve],
+                first_curves({label(*key): runs for key, runs in cells.items()}),
                 f"Chance is {CHANCE:.2f}.",
                 from_zero=True,
             )
@@ -140,7 +140,7 @@ def prenorm(bench: Bench) -> Result:
                 f"Held-out loss, {depth}+{depth} layers",
                 "nats a token",
                 {label(*key): [run.loss for run in runs] for key, runs in cells.items()},
-                "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+                SEEDS,
             )
         )
     figures.append(
@@ -150,7 +150,7 @@ def prenorm(bench: Bench) -> Result:
             [
                 (
                     label(*key),
-                    *(interval([run.loss for run in cells[key]]).said() for cells in trained.values()),
+                    *(said([run.loss for run in cells[key]]) for cells in trained.values()),
                 )
                 for key in deep
             ],
@@ -224,17 +224,6 @@ def label(name: str, warm: bool) -> str:
     return f"{name}, {'warm-up' if warm else 'no warm-up'}"
 
 
-def said(loss: dict[tuple[str, bool], list[float]], name: str, warm: bool) -> str:
-    """The loss of a design in words."""
-    return interval(loss[name, warm]).said()
-
-
 def learned(losses: list[float]) -> bool | None:
     """Whether a design got below half of chance."""
     return below(losses, CHANCE / 2) if all(map(math.isfinite, losses)) else False
-
-
-def alike(a: list[float], b: list[float], tolerance: float) -> bool | None:
-    """Whether two designs differ by no more than a tolerance either way."""
-    worse = any_of([less(a, b, tolerance), less(b, a, tolerance)])
-    return False if worse else all_of([less(a, b, -tolerance), less(b, a, -tolerance)])

@@ -12,14 +12,13 @@ from polyhead.config import ModelConfig
 from polyhead.data.collate import Batch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import HELD_OUT, Learned, design, features, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import HELD_OUT, Learned, backward, design, features, first_curves, learn, sized
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper
 from polyhead.lab.tasks import FIRST, Problem, copying, recall
-from polyhead.lab.verdict import above, all_of, interval, less, within
+from polyhead.lab.verdict import above, all_of, less, percent, said, within
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import cross_entropy
 from polyhead.registry import Choice
 
 ITEMS, VALUES = 8, 4
@@ -85,42 +84,42 @@ def recurrence(bench: Bench) -> Result:
         Claim(
             "What such a network recalls is what came last.",
             "Bengio et al., 1994; Hochreiter & Schmidhuber, 1997: gradients vanish over time",
-            f"{PLAIN}: {interval([100 * n[0] for n in near_far[PLAIN]]).said()} % right for the last item, "
-            f"{interval([100 * n[-1] for n in near_far[PLAIN]]).said()} % for the first.",
+            f"{PLAIN}: {said([100 * n[0] for n in near_far[PLAIN]])} % right for the last item, "
+            f"{said([100 * n[-1] for n in near_far[PLAIN]])} % for the first.",
             above(recency, 0.0),
         ),
         Claim(
             "The Transformer recalls alike at every distance.",
             "Vaswani et al., 2017, table 1: paths of length 1",
-            f"{interval([100 * n[0] for n in near_far[TRANSFORMER]]).said()} % right for the last item, "
-            f"{interval([100 * n[-1] for n in near_far[TRANSFORMER]]).said()} % for the first (alike: within 5 points).",
+            f"{said([100 * n[0] for n in near_far[TRANSFORMER]])} % right for the last item, "
+            f"{said([100 * n[-1] for n in near_far[TRANSFORMER]])} % for the first (alike: within 5 points).",
             within([n[0] - n[-1] for n in near_far[TRANSFORMER]], 0.0, 0.05),
         ),
         Claim(
             "The Transformer learns this in fewer steps than recurrent networks with attention.",
             "Vaswani et al., 2017, table 2, for the cost of learning to translate",
             "Mean loss over training: "
-            + ", ".join(f"{name} {interval(slow[name]).said()}" for name in (TRANSFORMER, *WITH_ATTENTION)) + ".",
+            + ", ".join(f"{name} {said(slow[name])}" for name in (TRANSFORMER, *WITH_ATTENTION)) + ".",
             all_of(less(slow[TRANSFORMER], slow[name]) for name in WITH_ATTENTION),
         ),
         Claim(
             "The Transformer trains faster, for it reads all tokens at once.",
             "Vaswani et al., 2017, table 1 and section 4",
-            f"A training step over {last} tokens: LSTM {interval(slower['LSTM']).said()}, GRU "
-            f"{interval(slower['GRU']).said()} times the Transformer's time, on {torch.get_num_threads()} thread(s).",
+            f"A training step over {last} tokens: LSTM {said(slower['LSTM'])}, GRU "
+            f"{said(slower['GRU'])} times the Transformer's time, on {torch.get_num_threads()} thread(s).",
             all_of(above(r, 1.0) for r in slower.values()),
         ),
         Claim(
             "A recurrent decoder's step takes the same time at any length.",
             "its state is of constant size",
-            f"From {contexts[0]} to {far:,} tokens: LSTM {interval(flat).said()} times, Transformer "
-            f"{interval(grown).said()} times (the same: within 25 %).",
+            f"From {contexts[0]} to {far:,} tokens: LSTM {said(flat)} times, Transformer "
+            f"{said(grown)} times (the same: within 25 %).",
             within(flat, 1.0, 0.25),
         ),
         Claim(
             "A Transformer decoder's step takes longer the more it has written.",
             "it reads all keys and values again",
-            f"At {far:,} tokens {interval(grown).said()} times as long as at {contexts[0]}.",
+            f"At {far:,} tokens {said(grown)} times as long as at {contexts[0]}.",
             above(grown, 1.0),
         ),
     ]  # fmt: skip
@@ -135,9 +134,9 @@ def recurrence(bench: Bench) -> Result:
         ),
         Dots(
             "Values right", "percent, held-out", {name: [100 * r for r in right[name]] for name in DESIGNS},
-            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+            SEEDS,
         ),
-        Plot("Training loss (first seed)", "step", [Curve(n, rs[0].curve) for n, rs in runs.items() if rs[0].curve], from_zero=True),
+        Plot("Training loss (first seed)", "step", first_curves(runs), from_zero=True),
         Plot(
             "A training step",
             "tokens of a row",
@@ -224,13 +223,8 @@ def training_times(bench: Bench, length: int) -> dict[str, list[float]]:
     problem = copying(length, 64)
     batch = problem.batch(bench.seed, 0, 8)
 
-    def step(model: Seq2Seq) -> None:
-        loss = cross_entropy(features(model, batch), model.head, batch.labels)
-        loss.total.backward()
-        model.zero_grad(set_to_none=True)
-
     models = {name: build(config(name, problem, **width(bench)), bench.seed).train() for name in DESIGNS}
-    return race({name: partial(step, model) for name, model in models.items()}, bench.size(5, 2))
+    return race({name: partial(backward, model, batch) for name, model in models.items()}, bench.size(5, 2))
 
 
 def decoding_times(bench: Bench, contexts: list[int]) -> dict[int, dict[str, list[float]]]:
@@ -251,8 +245,3 @@ def decoding_times(bench: Bench, contexts: list[int]) -> dict[int, dict[str, lis
 def width(bench: Bench) -> dict[str, int]:
     """The size of models whose speed is measured."""
     return bench.size({"d_model": 128, "d_ff": 512}, {"d_model": 16, "d_ff": 16})
-
-
-def percent(shares: list[float]) -> str:
-    """Shares in words."""
-    return f"{interval([100 * s for s in shares]).said()} %"

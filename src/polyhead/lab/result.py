@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.charts import Curve
 
+SEEDS = "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean."
+
 
 class Claim(NamedTuple):
     """A sentence of the literature, what was measured here, and whether that bears it out."""

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import design, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import recall
-from polyhead.lab.verdict import all_of, below, interval, less, within
+from polyhead.lab.verdict import all_of, below, interval, less, said, within
 from polyhead.models.build import build
 from polyhead.registry import Choice
 
 VASWANI = "Vaswani et al., 2017, section 3.2.1"
 KEYS = 64  # that a query chooses from
+SCALED, PLAIN = "with 1/sqrt(d_k)", "without scale"
 GROUPS = 20  # repetitions, for the spread
 
 
@@ -34,9 +35,10 @@ def scaling(bench: Bench) -> Result:
     last = widths[-1]
     inside = within_a_model(bench)
     bench.say("variance and saturation measured; now trainings with and without the scale")
-    trained = trainings(bench)
+    steps = bench.size(200, 4)
+    losses = trainings(bench, steps)
 
-    both = (("without scale", plain), ("with 1/sqrt(d_k)", scaled))
+    both = ((PLAIN, plain), (SCALED, scaled))
     ratio = {d: interval([v / d for v in variances[d]]) for d in widths}
     claims = [
         Claim(
@@ -56,7 +58,7 @@ def scaling(bench: Bench) -> Result:
             "A freshly initialised Transformer is close to that assumption.",
             "assumed in footnote 4, not shown there",
             f"Var(q.k) / d_k over the layers of {len(inside)} Xavier-initialised pre-norm models: "
-            f"{interval(inside).said()}.",
+            f"{said(inside)}.",
             within(inside, 1.0, 0.2),
         ),
         Claim(
@@ -79,9 +81,9 @@ def scaling(bench: Bench) -> Result:
         Claim(
             "One head of d_k = 128 learns better with the scale than without.",
             f"suspected in {VASWANI}: dot products without it are outperformed by additive attention",
-            f"Loss after {trained.steps} steps of a recall task: {interval(trained.scaled).said()} with the scale, "
-            f"{interval(trained.plain).said()} without it ({len(trained.plain)} seeds).",
-            less(trained.scaled, trained.plain),
+            f"Loss after {steps} steps of a recall task: {said(losses[SCALED])} with the scale, "
+            f"{said(losses[PLAIN])} without it ({len(losses[PLAIN])} seeds).",
+            less(losses[SCALED], losses[PLAIN]),
         ),
     ]
     figures: list[Plot | Dots | Table] = [
@@ -89,8 +91,8 @@ def scaling(bench: Bench) -> Result:
             "Variance of q.k",
             "d_k",
             [
-                Curve("without scale", [(d, interval(variances[d]).mean) for d in widths]),
-                Curve("with 1/sqrt(d_k)", [(d, ratio[d].mean) for d in widths]),
+                Curve(PLAIN, [(d, interval(variances[d]).mean) for d in widths]),
+                Curve(SCALED, [(d, ratio[d].mean) for d in widths]),
             ],
             "q and k of independent standard normal components. The variance is d_k, and dividing by sqrt(d_k) makes it 1.",
             log=True,
@@ -113,8 +115,8 @@ def scaling(bench: Bench) -> Result:
         Dots(
             "One head, d_k = 128: loss on a recall task",
             "nats a token, held-out",
-            {"with 1/sqrt(d_k)": trained.scaled, "without scale": trained.plain},
-            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+            losses,
+            SEEDS,
         ),
         Table(
             "All numbers",
@@ -136,7 +138,7 @@ def scaling(bench: Bench) -> Result:
         f"{GROUPS} groups of {bench.size(20_000, 2_000):,} pairs of standard normal vectors for each d_k; intervals are "
         f"Student's t over the groups. Saturation: {rows:,} queries over {KEYS} keys each. The Jacobian of softmax p is "
         "diag(p) - p p^T; its Frobenius norm is given.\n\n"
-        f"Trainings: an encoder-decoder with one head in every attention, d_model 128, 1+1 layers, {trained.steps} "
+        f"Trainings: an encoder-decoder with one head in every attention, d_model 128, 1+1 layers, {steps} "
         "steps; the two designs differ in the option scale of softmax attention alone and share seeds and data.",
     )
 
@@ -201,23 +203,14 @@ def watch(module: nn.Module, seen: list[Tensor]) -> None:
     module.register_forward_hook(lambda module, inputs, output: seen.append(output))
 
 
-class Trained:
-    """Losses of both designs, a value a seed."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.scaled: list[float] = []
-        self.plain: list[float] = []
-
-
-def trainings(bench: Bench) -> Trained:
-    """One wide head with and without the scale."""
-    problem, trained = sized(bench, recall()), Trained(bench.size(200, 4))
+def trainings(bench: Bench, steps: int) -> dict[str, list[float]]:
+    """Losses of one wide head with and without the scale, a value a seed."""
+    problem, losses = sized(bench, recall()), {SCALED: list[float](), PLAIN: list[float]()}
     size = bench.size({"d_model": 128, "d_ff": 128}, {"d_model": 16, "d_ff": 16})
     for seed in bench.seeds(3):
-        for losses, scale in ((trained.scaled, None), (trained.plain, 1.0)):
+        for name, scale in ((SCALED, None), (PLAIN, 1.0)):
             choice = Choice("softmax", scale=scale)
             config = design(problem, n_heads=1, n_layers=1, attention=choice, **size)
-            losses.append(learn(config, problem, seed=seed, steps=trained.steps, lr=3e-3).loss)
-            bench.say(f"seed {seed}, scale {'none' if scale else '1/sqrt(d_k)'}: loss {losses[-1]:.4f}")
-    return trained
+            losses[name].append(learn(config, problem, seed=seed, steps=steps, lr=3e-3).loss)
+            bench.say(f"seed {seed}, scale {'none' if scale else '1/sqrt(d_k)'}: loss {losses[name][-1]:.4f}")
+    return losses

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import Learned, design, first_curves, losses, trained
+from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import copying, recall
-from polyhead.lab.verdict import all_of, interval, less
+from polyhead.lab.verdict import all_of, less, said
 from polyhead.registry import Choice
 
 TIES = {"none": "Q, K, V", "kv": "Q, K=V", "qk": "Q=K, V", "qkv": "Q=K=V"}
@@ -19,7 +18,7 @@ WORSE = 0.1  # nats a token that count as worse
 def tied(bench: Bench) -> Result:
     """Queries, keys and values from one, two or three projections: quality and parameters."""
     runs = {task: trainings(bench, task) for task in TASKS}
-    loss = {task: {tie: [r.loss for r in rs] for tie, rs in cells.items()} for task, cells in runs.items()}
+    loss = {task: losses(cells) for task, cells in runs.items()}
     slow = {
         task: {tie: [r.slowness for r in rs] for tie, rs in cells.items()} for task, cells in runs.items()
     }
@@ -28,8 +27,8 @@ def tied(bench: Bench) -> Result:
 
     def claim(tie: str, sentence: str, source: str) -> Claim:
         measured = "; ".join(
-            f"{task}: {said(loss, task, tie)} against {said(loss, task, 'none')} at the end, {said(slow, task, tie)} "
-            f"against {said(slow, task, 'none')} on average over training"
+            f"{task}: {said(loss[task][tie])} against {said(loss[task]['none'])} at the end, {said(slow[task][tie])} "
+            f"against {said(slow[task]['none'])} on average over training"
             for task in TASKS
         )
         verdict = all_of(
@@ -66,7 +65,7 @@ def tied(bench: Bench) -> Result:
             f"Held-out loss, {task}",
             "nats a token",
             {TIES[tie]: cells[tie] for tie in TIES},
-            "A small dot a seed, a large one their mean; the band is the 95 % interval of the mean.",
+            SEEDS,
         )
         for task, cells in loss.items()
     ]
@@ -83,7 +82,7 @@ def tied(bench: Bench) -> Result:
         Plot(
             f"Training loss, {task} (first seed)",
             "step",
-            [Curve(TIES[tie], cells[tie][0].curve) for tie in TIES if cells[tie][0].curve],
+            first_curves({TIES[tie]: cells[tie] for tie in TIES}),
             from_zero=True,
         )
         for task, cells in runs.items()
@@ -92,7 +91,7 @@ def tied(bench: Bench) -> Result:
         Table(
             "All numbers",
             ("projections", "parameters of the model", *(f"loss, {task}" for task in TASKS)),
-            [(TIES[tie], parameters[tie], *(said(loss, task, tie) for task in TASKS)) for tie in TIES],
+            [(TIES[tie], parameters[tie], *(said(loss[task][tie]) for task in TASKS)) for tie in TIES],
         )
     )
     return Result(
@@ -110,22 +109,13 @@ def tied(bench: Bench) -> Result:
 
 def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
     """A run a tie and seed."""
-    problem, steps = sized(bench, TASKS[task][0]), TASKS[task][1]
-    cells: dict[str, list[Learned]] = {tie: [] for tie in TIES}
-    for seed in bench.seeds(3):
-        for tie in TIES:
-            config = design(problem, attention=Choice("softmax", tie=tie))
-            cells[tie].append(learn(config, problem, seed=seed, steps=bench.size(steps, 4), lr=5e-3))
-            bench.say(f"{task}, seed {seed}, tie {tie}: loss {cells[tie][-1].loss:.3f}")
-    return cells
+    problem, steps = TASKS[task]
+    designs = {tie: design(problem, attention=Choice("softmax", tie=tie)) for tie in TIES}
+    told = f"{task}, seed {{seed}}, tie {{name}}"
+    return trained(bench, problem, designs, steps=bench.size(steps, 4), told=told)
 
 
 def projections(run: Learned) -> int:
     """Weights and biases of all query, key and value projections, shared ones once."""
     named = run.model.named_parameters()
     return sum(p.numel() for name, p in named if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"))
-
-
-def said(loss: dict[str, dict[str, list[float]]], task: str, tie: str) -> str:
-    """The loss of a tie in words."""
-    return interval(loss[task][tie]).said()

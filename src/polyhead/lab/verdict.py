@@ -47,6 +47,16 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, quantile(n - 1) * deviation / math.sqrt(n))
 
 
+def said(values: Sequence[float]) -> str:
+    """The interval in words."""
+    return interval(values).said()
+
+
+def percent(shares: Sequence[float]) -> str:
+    """The interval of some shares of one, in words."""
+    return f"{said([100 * share for share in shares])} %"
+
+
 def quantile(freedom: int) -> float:
     """Student's t, two-sided 95 %."""
     return T95[freedom - 1] if freedom <= len(T95) else 1.96 * (1 + 1.3 / freedom)
@@ -77,6 +87,12 @@ def less(a: Sequence[float], b: Sequence[float], margin: float = 0.0) -> bool | 
     if any(not math.isfinite(v) for v in (*a, *b)):
         return _lost(a, b)
     return below([x - y for x, y in zip(a, b, strict=True)], -margin)
+
+
+def alike(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool | None:
+    """Whether two designs differ by no more than a tolerance either way."""
+    worse = any_of([less(a, b, tolerance), less(b, a, tolerance)])
+    return False if worse else all_of([less(a, b, -tolerance), less(b, a, -tolerance)])
 
 
 def all_of(verdicts: Iterable[bool | None]) -> bool | None:
