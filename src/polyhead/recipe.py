@@ -161,6 +161,11 @@ class Recipe(Section):
         Path("runs/run"), description="the run's directory; runs/<name of the recipe> if not given"
     )
 
+    @property
+    def stores(self) -> Path:
+        """Where its text is kept as tokens."""
+        return self.data.cache or self.out / "data"
+
     @field_validator("task")
     @classmethod
     def _known(cls, choice: Choice) -> Choice:

@@ -20,7 +20,7 @@ def chats() -> Recovering:
         numbered=numbered,
         features=lambda model, batch: model.features(batch.tokens, batch.pos),
         piece=piece,
-        test=lambda run, recipe: store_of(recipe, "test", run.tokenizer),
+        store_of=store_of,
     )
 
 

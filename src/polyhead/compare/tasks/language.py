@@ -24,7 +24,7 @@ from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.tasks.language import LanguageModel
-from polyhead.train.tasks.plain_text import text_of
+from polyhead.train.tasks.plain_text import store_of
 
 PROMPTS, LONGEST = (
     32,
@@ -81,8 +81,7 @@ class LanguageModels:
         split, store = "valid", task.valid
         if recipe.data.test:
             split = "test"
-            cache = recipe.data.cache or recipe.out / "data"
-            store = TokenStore.open_or_build(text_of(recipe, split), run.tokenizer, cache)
+            store = store_of(recipe, split, run.tokenizer)
             text_nll, text_tokens = losses(run.model, task, store)
         of = Perplexity(sum(text_nll), sum(text_tokens), store.report.words, store.report.characters)
         found = {
@@ -112,8 +111,7 @@ class LanguageModels:
         """New tokens a second after prompts of half a row from the validation text."""
         width = min(recipe.data.max_len, run.config.max_len, LONGEST)
         half = max(1, width // 2)
-        cache = recipe.data.cache or recipe.out / "data"
-        store = TokenStore.open_or_build(text_of(recipe, "valid"), run.tokenizer, cache)
+        store = store_of(recipe, "valid", run.tokenizer)
         starts = np.linspace(0, max(0, len(store) - half), PROMPTS).astype(np.int64)
         prompts = [store.ids[start : start + half].tolist() for start in starts]
         going_on(run, prompts[:2], min(8, half))  # what is allocated and compiled once is not counted

@@ -19,11 +19,11 @@ from polyhead.compare.measure import counted, loss_and_ppl
 from polyhead.compare.significance import Floats, mean_of
 from polyhead.compare.tasks.base import Found, Measure, Piece, Words
 from polyhead.data.rows import Ints
-from polyhead.data.token_store import TokenStore
 from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run
-from polyhead.train.tasks.plain_text import text_of
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.tasks.plain_text import store_of
 
 TYPICAL = 64  # batches of which the one of a middling width is typical
 Numbered = Iterable[tuple[Ints, Any]]
@@ -36,12 +36,6 @@ def headed(model: Any, x: Tensor) -> Tensor:
     return out
 
 
-def plain_test(run: Run, recipe: Recipe) -> TokenStore:
-    """The test text where it is plain text."""
-    cache = recipe.data.cache or recipe.out / "data"
-    return TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
-
-
 @dataclass(frozen=True)
 class Recovering:
     """How designs of such a task are compared: what a unit is, and how it is read."""
@@ -50,7 +44,7 @@ class Recovering:
     numbered: Callable[[Any, Any], Numbered]  # of the task, a text
     features: Callable[[Any, Any], Tensor]  # of the model, a batch: (B, T, C)
     piece: Callable[[Any], Piece]  # of a batch
-    test: Callable[[Run, Recipe], Any] = plain_test  # the text of that name
+    store_of: Callable[[Recipe, str, Tokenizer], Any] = store_of  # a split of the text
     said: Callable[[Any, Tensor], Tensor] = headed  # of the model, features of tokens asked for: their logits
     reads: Callable[[Run], Any] = lambda run: None  # what a decoder reads besides its own output
 
@@ -80,7 +74,7 @@ class Recovering:
         """Loss of the validation text; accuracy of the test text, if there is one."""
         valid = text = self.by_unit(run.model, self.numbered(task, task.valid))
         if recipe.data.test:
-            text = self.by_unit(run.model, self.numbered(task, self.test(run, recipe)))
+            text = self.by_unit(run.model, self.numbered(task, self.store_of(recipe, "test", run.tokenizer)))
         found: Found = {
             "split": "test" if recipe.data.test else "valid",
             **loss_and_ppl(sum(one.nll for one in valid), sum(one.asked for one in valid)),

@@ -21,7 +21,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_rows
+from polyhead.train.tasks.plain_text import check_rows, test_facts
 
 
 @TASK.register("chat")
@@ -119,12 +119,7 @@ class Chat:
 
     def facts(self, run: Run) -> dict[str, str]:
         """The same of the test text, if there is one."""
-        recipe = run.recipe
-        assert recipe is not None
-        if not recipe.data.test:
-            return {}
-        measured = self._measured(run.model, store_of(recipe, "test", run.tokenizer))
-        return {f"test {name}": f"{value:.4f}" for name, value in measured.items()}
+        return test_facts(run, store_of, self._measured)
 
     def batches(self, store: ConversationStore, epoch: int = 0) -> Sequence[Ints]:
         """The conversations of a text in batches of equal length."""
@@ -149,7 +144,6 @@ def conversations_of(recipe: Recipe, split: str) -> Conversations:
 
 def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> ConversationStore:
     """The conversations of a split as tokens, made or found."""
-    cache, chat = recipe.data.cache or recipe.out / "data", recipe.generation.chat or Chat.chat
     max_len = min(recipe.data.max_len, recipe.model.max_len)
-    found = conversations_of(recipe, split)
-    return ConversationStore.open_or_build(found, chat, tokenizer, cache, max_len=max_len)
+    found, chat = conversations_of(recipe, split), recipe.generation.chat or Chat.chat
+    return ConversationStore.open_or_build(found, chat, tokenizer, recipe.stores, max_len=max_len)

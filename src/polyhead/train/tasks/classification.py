@@ -232,6 +232,7 @@ def labelled_of(recipe: Recipe, split: str) -> Labelled:
 
 def store_of(recipe: Recipe, split: str, labels: Sequence[str], tokenizer: Tokenizer) -> LabelledStore:
     """The texts of a split as tokens, made or found."""
-    cache = recipe.data.cache or recipe.out / "data"
     max_len = min(recipe.data.max_len, recipe.model.max_len)
-    return LabelledStore.open_or_build(labelled_of(recipe, split), labels, tokenizer, cache, max_len=max_len)
+    return LabelledStore.open_or_build(
+        labelled_of(recipe, split), labels, tokenizer, recipe.stores, max_len=max_len
+    )

@@ -37,7 +37,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, test_facts, text_of
+from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
 
 PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
 SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
@@ -188,7 +188,7 @@ class Denoising:
     def facts(self, run: Run) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
         accuracy = self._measured(run.model, self.valid)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, self._measured)
+        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured)
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))

@@ -22,7 +22,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_rows, open_stores, test_facts, text_of
+from polyhead.train.tasks.plain_text import check_rows, open_stores, store_of, test_facts, text_of
 
 
 @TASK.register("language-model")
@@ -115,7 +115,7 @@ class LanguageModel:
 
     def facts(self, run: Run) -> dict[str, str]:
         """Perplexity of the test text, if there is one."""
-        return test_facts(run, self._measured)
+        return test_facts(run, store_of, self._measured)
 
     def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
         assert isinstance(model, CausalLM)

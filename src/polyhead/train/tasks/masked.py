@@ -26,7 +26,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, test_facts, text_of
+from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
 
 PLAN, MASKS, MEASURED = 1, 2, 3  # what is drawn, first in the key of a generator
 
@@ -166,7 +166,7 @@ class MaskedLanguage:
     def facts(self, run: Run) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
         accuracy = self._measured(run.model, self.valid)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, self._measured)
+        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured)
 
     def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
         tokens, pos = collate_packs(store, packed, self.tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -32,6 +33,11 @@ def text_of(recipe: Recipe, split: str) -> Text:
     return open_text(data.paths(split), data.documents, share, data.text, data.format)
 
 
+def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenStore:
+    """The text of a split as tokens, made or found."""
+    return TokenStore.open_or_build(text_of(recipe, split), tokenizer, recipe.stores)
+
+
 def check_text(recipe: Recipe, least: int) -> None:
     """Every file is there and is text, and rows of data.max_len hold ``least`` tokens and fit the model."""
     if recipe.train.eval_bleu:
@@ -53,25 +59,24 @@ def check_rows(recipe: Recipe) -> None:
         raise UserError(f"data.max_len is {rows}, more than model.max_len={most}: rows do not fit")
 
 
-def test_facts(run: Run, measured: Callable[[nn.Module, TokenStore], dict[str, float]]) -> dict[str, str]:
+def test_facts(
+    run: Run,
+    store_of: Callable[[Recipe, str, Tokenizer], Any],
+    measured: Callable[[nn.Module, Any], dict[str, float]],
+) -> dict[str, str]:
     """What a task measures of the test text, for people to read; nothing if the recipe names none."""
     recipe = run.recipe
     assert recipe is not None
     if not recipe.data.test:
         return {}
-    cache = recipe.data.cache or recipe.out / "data"
-    store = TokenStore.open_or_build(text_of(recipe, "test"), run.tokenizer, cache)
-    return {f"test {name}": f"{value:.4f}" for name, value in measured(run.model, store).items()}
+    found = measured(run.model, store_of(recipe, "test", run.tokenizer))
+    return {f"test {name}": f"{value:.4f}" for name, value in found.items()}
 
 
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[str, TokenStore]:
     """The text of every split as tokens, made or found; also the test text, in which there may be mistakes."""
     check_rows(recipe)
-    cache = recipe.data.cache or recipe.out / "data"
-    stores = {
-        split: TokenStore.open_or_build(text_of(recipe, split), tokenizer, cache)
-        for split in recipe.data.splits
-    }
+    stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
     for split, store in stores.items():
         report.say(f"{split}: {store.report}, {len(store):,} tokens")
     return stores

@@ -75,10 +75,9 @@ class Translation:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
         """With its token stores made or found."""
-        cache = recipe.data.cache or recipe.out / "data"
         max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.sides.most
         stores = [
-            PairStore.open_or_build(corpus_of(recipe, split), tokenizer, cache, max_len=max_len)
+            PairStore.open_or_build(corpus_of(recipe, split), tokenizer, recipe.stores, max_len=max_len)
             for split in ("train", "valid")
         ]
         for split, store in zip(("train", "valid"), stores, strict=True):
