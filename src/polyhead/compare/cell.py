@@ -6,10 +6,8 @@ The process that asked for it is tied to it by its standard input: when that end
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import Bar, Reporters, Row, measures, read_metrics
+from polyhead.train.signals import end_with
 from polyhead.train.start import open_start
 from polyhead.train.tasks.base import RunTask
 
@@ -125,9 +124,7 @@ def quality(run: Run, recipe: Recipe, task: RunTask, directory: Path) -> Result:
 
 def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result:
     """Costs of training and decoding, and the curves."""
-    ticks = read_clock(directory / files.CLOCK)
-    seconds = seconds_at(ticks, outcome.step)
-    rows = [row for row in read_metrics(directory / "metrics.jsonl") if row["split"] == "valid"]
+    seconds = seconds_at(read_clock(directory / files.CLOCK), outcome.step)
     part = compared(recipe.task.name)
     per_token, constant = measure.cache_bytes(run, part.memory(run))
     return {
@@ -141,7 +138,7 @@ def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result
             load(directory, fast=True, device=recipe.train.device), recipe
         ),
         "best_step": outcome.progress.best_step,
-        "curve": [[row["step"], seconds_at(ticks, row["step"]), row["loss"]] for row in rows],
+        "curve": curve(directory),
         "recipe": recipe.dump_yaml(),
     }
 
@@ -150,17 +147,21 @@ def failure(message: str, directory: Path, again: bool) -> Result:
     """A result that says why there is none; with ``again`` it is tried once more by the next call."""
     rows = read_metrics(directory / "metrics.jsonl")
     skipped = max((row.get("skipped", 0) for row in rows), default=0)
-    ticks = read_clock(directory / files.CLOCK)
-    curve = [[r["step"], seconds_at(ticks, r["step"]), r["loss"]] for r in rows if r["split"] == "valid"]
     facts = read_json(directory / files.STEPS) or {}
     return {
         "status": "failed",
         "message": message,
         "again": again,
         "skipped": skipped,
-        "curve": curve,
+        "curve": curve(directory),
         **facts,
     }
+
+
+def curve(directory: Path) -> list[list[float]]:
+    """Step, seconds of training and loss of every evaluation."""
+    ticks, rows = read_clock(directory / files.CLOCK), read_metrics(directory / "metrics.jsonl")
+    return [[r["step"], seconds_at(ticks, r["step"]), r["loss"]] for r in rows if r["split"] == "valid"]
 
 
 class Shown:
@@ -202,14 +203,7 @@ def wait_for(directory: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask this process to save and end when the one that started it is gone: the pipe from it has an end then."""
+    """Save and end when the process that started this one is gone."""
     parent = sys.__stdin__
-    if parent is None or not stat.S_ISFIFO(os.fstat(parent.fileno()).st_mode):
-        return
-
-    def watch() -> None:
-        while os.read(parent.fileno(), 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if parent is not None and stat.S_ISFIFO(os.fstat(parent.fileno()).st_mode):
+        end_with(parent.fileno())

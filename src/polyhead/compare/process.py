@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polyhead.train.signals import handled
+
 
 class Stop:
     """Whether Ctrl-C or SIGTERM has come; each is passed on to the cell that is at work."""
@@ -29,12 +31,8 @@ class Stop:
 def stopping() -> Iterator[Stop]:
     """Signals as a wish to stop, for as long as the context lasts."""
     stop = Stop()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(stop):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def run_process(directory: Path, stop: Stop) -> int:

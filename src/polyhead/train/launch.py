@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
 from polyhead.errors import UserError
+from polyhead.train.signals import end_with, handled
 
 LAUNCHED, LISTENING = "POLYHEAD_LAUNCHED", "POLYHEAD_LISTENING"  # in the environment of those started here
 FAILED, LOST, INTERRUPTED = 1, 69, 130  # exit codes; that of a rank which only knows that others are gone
@@ -52,29 +52,21 @@ def launch(arguments: Sequence[str], count: int) -> int:
         for child in children[:1]:
             child.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with socket.create_server(("127.0.0.1", 0), backlog=count) as listener:
-            children += [_start(arguments, rank, count, listener) for rank in range(count)]
-        return _ended(children, asked)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-        for number, old in before.items():
-            signal.signal(number, old)
+    with handled(forward):
+        try:
+            with socket.create_server(("127.0.0.1", 0), backlog=count) as listener:
+                children += [_start(arguments, rank, count, listener) for rank in range(count)]
+            return _ended(children, asked)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
 
 
 def end_with_launcher() -> None:
-    """Ask this process to save and end when the one that started it is gone: the pipe from it has an end then."""
-
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
+    """Save and end when the process that started this one is gone."""
     if LAUNCHED in os.environ:
-        threading.Thread(target=watch, daemon=True).start()
+        end_with(0)
 
 
 def _start(

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: as a question to ask between two steps, or as the end of work that can be done again."""
+"""Ctrl-C and SIGTERM: as a question to ask between two steps, or as the end of work that can be done again. No torch here."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         caught.append(number)
         say("stopping after this step; once more stops at once, without saving")
 
-    with _handled(catch):
+    with handled(catch):
         yield lambda: bool(caught)
 
 
@@ -39,12 +40,12 @@ def end_on_signal() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _handled(end):
+    with handled(end):
         yield
 
 
 @contextmanager
-def _handled(handler: Callable[[int, object], None]) -> Iterator[None]:
+def handled(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Both signals go to the handler, and afterwards to whom they went before."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -52,3 +53,14 @@ def _handled(handler: Callable[[int, object], None]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def end_with(pipe: int) -> None:
+    """Ask this process to save and end when whoever holds the other end of a pipe is gone."""
+
+    def watch() -> None:
+        while os.read(pipe, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
