@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -88,36 +88,16 @@ def p_cell(row: Row, measure: Measure, base: Row | None) -> str:
     return f'<td class="{look}">{p:.3f}</td>'
 
 
-def cost_columns(each: str) -> list[tuple[str, str, Callable[[Row], str]]]:
-    """What a design costs, by what is predicted: a title, the key of the bar, and what is shown."""
-    return [
-        ("Parameters", "parameters", lambda row: table.short(row["parameters"])),
-        (f"FLOPs a {each}", "flops_per_token", lambda row: table.short(row["flops_per_token"])),
-        ("Steps", "", lambda row: f"{row['steps']:,.0f}"),
-        ("Time", "seconds", lambda row: table.seconds(row["seconds"])),
-        (
-            f"{each.capitalize()}s/s, training",
-            "train_tokens_per_s",
-            lambda row: table.short(row["train_tokens_per_s"]),
-        ),
-        ("Tokens/s, decoding", "decode_tokens_per_s", lambda row: table.short(row["decode_tokens_per_s"])),
-        ("Memory", "memory", lambda row: table.memory(row["memory"])),
-        ("Cache, B a token", "cache_per_token", table.cache),
-        ("Skipped", "", lambda row: str(row["skipped"])),
-        ("Dead units", "", lambda row: table.percent(row["dead"])),
-    ]
-
-
 def cost(done: Sequence[Row], plan: Plan) -> Section:
     """What each design costs; the bar behind a number is its share of the largest."""
     words = plan.task.words
-    columns = [column for column in cost_columns(words.each) if table.told_of(done, column[2])]
-    most = {key: max((row[key] or 0 for row in done), default=0) for _, key, _ in columns if key}
-    cached = any(key == "cache_per_token" for _, key, _ in columns)
+    columns = [one for one in table.prices(words.each) if table.told_of(done, one.show)]
+    most = {key: max((row[key] or 0 for row in done), default=0) for _, _, key, _ in columns if key}
+    cached = any(one.key == "cache_per_token" for one in columns)
     lines = []
     for i, row in enumerate(done):
         cells = [name_cell(i, row)]
-        for _, key, show in columns:
+        for _, _, key, show in columns:
             share = (row[key] or 0) / most[key] if key and most[key] else 0
             cells.append(f'<td class="bar" style="--w:{share:.3f}">{show(row)}</td>')
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
@@ -129,7 +109,7 @@ def cost(done: Sequence[Row], plan: Plan) -> Section:
         + "Skipped: steps whose loss was not finite. Dead: hidden feed-forward units that no "
         "token of the validation text activates."
     )
-    head = ["Design", *(title for title, _, _ in columns)]
+    head = ["Design", *(one.title for one in columns)]
     return Section("Cost", about, framed(head, lines) if done else "")
 
 

@@ -7,7 +7,7 @@ import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
@@ -32,10 +32,12 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
         others = ", ".join(measure.column for measure in measures[1:])
         first = "loss, ppl" if measures[0].of_tokens else "loss"
         apart = [measure.column for measure in measures if measure not in alike(done, measures)]
-        costs = cost_columns(plan.task.words.each)
+        paid = [
+            (price.column, price.show) for price in prices(plan.task.words.each) if told_of(done, price.show)
+        ]
         text = {"test": "test", "valid": "validation"}[split]
         parts.append(_grid(done, _fitting(done, _quality_columns(measures, many)), bold))
-        parts.append(_grid(done, [column for column in costs if told_of(done, column[1])], bold))
+        parts.append(_grid(done, paid, bold))
         parts.append(
             f"{first}: validation text."
             + (
@@ -142,19 +144,35 @@ def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
     return columns
 
 
-def cost_columns(each: str) -> list[Column]:
+class Price(NamedTuple):
+    """A cost of a design: its name here and on the page, the key that it comes from where that is drawn as a bar, the text."""
+
+    column: str
+    title: str
+    key: str
+    show: Callable[[Row], str]
+
+
+def prices(each: str) -> list[Price]:
     """What a design costs, by what is predicted: a token or a text."""
+    speed = f"{each.capitalize()}s/s, training"
+    of_each = f"FLOPs/{'tok' if each == 'token' else each}"
     return [
-        ("params", lambda row: short(row["parameters"])),
-        (f"FLOPs/{'tok' if each == 'token' else each}", lambda row: short(row["flops_per_token"])),
-        ("steps", lambda row: f"{row['steps']:,.0f}"),
-        ("time", lambda row: seconds(row["seconds"])),
-        ("train/s", lambda row: short(row["train_tokens_per_s"])),
-        ("decode/s", lambda row: short(row["decode_tokens_per_s"])),
-        ("memory", lambda row: memory(row["memory"])),
-        ("cache B/tok", cache),
-        ("skipped", lambda row: f"{row['skipped']}"),
-        ("dead", lambda row: percent(row["dead"])),
+        Price("params", "Parameters", "parameters", lambda row: short(row["parameters"])),
+        Price(of_each, f"FLOPs a {each}", "flops_per_token", lambda row: short(row["flops_per_token"])),
+        Price("steps", "Steps", "", lambda row: f"{row['steps']:,.0f}"),
+        Price("time", "Time", "seconds", lambda row: seconds(row["seconds"])),
+        Price("train/s", speed, "train_tokens_per_s", lambda row: short(row["train_tokens_per_s"])),
+        Price(
+            "decode/s",
+            "Tokens/s, decoding",
+            "decode_tokens_per_s",
+            lambda row: short(row["decode_tokens_per_s"]),
+        ),
+        Price("memory", "Memory", "memory", lambda row: memory(row["memory"])),
+        Price("cache B/tok", "Cache, B a token", "cache_per_token", cache),
+        Price("skipped", "Skipped", "", lambda row: f"{row['skipped']}"),
+        Price("dead", "Dead units", "", lambda row: percent(row["dead"])),
     ]
 
 
