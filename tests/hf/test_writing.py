@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 from tests.hf.conftest import TEXTS, VOCABULARY
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer as Inner
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM, pipeline
 
+import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.hf.writing import fitting
-from polyhead.recipe import GenerationConfig
+from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 
 LIKE_GPT2 = {
     "kind": "decoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "norm_first": True,
@@ -95,6 +98,25 @@ def test_a_run_trained_here_is_opened_by_the_reference(
     drawn = theirs.generation_config
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.eos_token_id) == (True, 0.8, 0.9, 2)
     assert drawn.no_repeat_ngram_size == 4
+
+
+@pytest.mark.parametrize("documents", ["line", "blank", "file"])
+@pytest.mark.parametrize("rules", ["$A </s>", "<s> $A"])
+def test_a_prompt_is_read_there_as_it_is_here(documents: str, rules: str, tmp_path: Path) -> None:
+    """Whatever the rules were before the run was trained, those written are of what it has learned."""
+    learned = {"data": {"train": "a.txt", "valid": "a.txt", "documents": documents}, "train": {"steps": 1}}
+    recipe = Recipe.model_validate({"task": "language-model", "generation": {"temperature": 0}, **learned})
+    inner = Inner.from_str(train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY).rules)
+    special_tokens = [(token, inner.token_to_id(token)) for token in ("<s>", "</s>")]
+    inner.post_processor = TemplateProcessing(single=rules, pair=f"{rules} $B", special_tokens=special_tokens)
+    run = Run(build(config(), seed=1), Tokenizer(inner), recipe.generation, recipe)
+    run.save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
+    say = pipeline("text-generation", str(tmp_path / "out"))
+    for prompt in ("the king", "a dog barks"):
+        found = say(prompt, max_new_tokens=12, return_full_text=False)[0]["generated_text"]
+        assert found == run.generate([prompt], max_new_tokens=12)[0]
+        assert found == ph.load(tmp_path / "out").generate([prompt], max_new_tokens=12)[0]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def run(
 
 
 def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:
+    from polyhead.export.description import save_tokenizer
     from polyhead.hf.files import INDEX
     from polyhead.hf.shards import bytes_of, index_of, shards
     from polyhead.hf.writing import published
@@ -80,14 +81,13 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
 
     most = bytes_of(shard_size or LARGEST)
     content = published(made.model, made.tokenizer, made.generation, family, dtype)
-    tokenizer = made.tokenizer.for_encoders() if made.config.kind == "encoder" else made.tokenizer
     parts = shards(content.tensors, most)
 
     def fill(place: Path) -> str:
         write_json(place / "config.json", content.config)
         if content.generation:
             write_json(place / "generation_config.json", content.generation)
-        tokenizer.save(place, segments=made.config.segments > 1, template=content.template)
+        save_tokenizer(made, place)
         for name, tensors in parts.items():
             replace_file(place / name, weights_file(tensors, {"format": "pt"}))
         if len(parts) > 1:

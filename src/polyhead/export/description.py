@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyhead.errors import UserError
+from polyhead.generate.frame import frame
 from polyhead.hf.writing import published
 from polyhead.run import Run
 from polyhead.run_files import write_json
 from polyhead.text.chat.recognise import template_of
+from polyhead.text.tokenizer import Tokenizer
 
 
 def describe(run: Run, directory: Path) -> None:
@@ -26,6 +28,16 @@ def describe(run: Run, directory: Path) -> None:
 
 def save_tokenizer(run: Run, directory: Path) -> None:
     """The tokenizer as other tools read it: what stands around a text and how it converses are in its files."""
-    tokenizer = run.tokenizer.for_encoders() if run.config.kind == "encoder" else run.tokenizer
     template = template_of(run.generation.chat) if run.generation.chat else ""
-    tokenizer.save(directory, segments=run.config.segments > 1, template=template)
+    _ruled(run).save(directory, segments=run.config.segments > 1, template=template)
+
+
+def _ruled(run: Run) -> Tokenizer:
+    """The run's tokenizer, whose rules put around a text what the run has learned with it; published ones are as they came."""
+    tokenizer = run.tokenizer
+    if run.config.kind == "encoder" and not tokenizer.begin:
+        return tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id])
+    if run.config.kind == "decoder" and run.recipe:
+        about = frame(run.recipe, tokenizer)
+        return tokenizer.framed(about.begin if about.always else [], [])
+    return tokenizer

@@ -17,7 +17,6 @@ from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import CHAT, POOLING, Choice
-from polyhead.text.chat.recognise import template_of
 from polyhead.text.chat.tokens import ends
 from polyhead.text.tokenizer import Tokenizer
 
@@ -48,7 +47,6 @@ class Published(NamedTuple):
     config: dict[str, Any]
     generation: dict[str, Any]
     tensors: dict[str, Tensor]
-    template: str  # of its conversations; empty where it holds none
 
 
 def published(
@@ -87,7 +85,6 @@ def published(
             name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()
             for name, tensor in tensors.items()
         },
-        template_of(generation.chat) if generation.chat else "",
     )
 
 

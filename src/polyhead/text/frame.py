@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tokenizers
@@ -32,15 +33,17 @@ def ruled(inner: tokenizers.Tokenizer, texts: int) -> Around:
     )
 
 
-def with_rules(inner: tokenizers.Tokenizer, begin: int, end: int) -> tokenizers.Tokenizer:
-    """A copy whose rules put these ids around a text, and the second between two texts."""
+def with_rules(
+    inner: tokenizers.Tokenizer, before: Sequence[int], after: Sequence[int]
+) -> tokenizers.Tokenizer:
+    """A copy whose rules put these ids around a text, and those ``after`` it also between two texts."""
     made = tokenizers.Tokenizer.from_str(inner.to_str())
-    (a, z), pair = (
-        (made.id_to_token(i) for i in (begin, end)),
-        [(made.id_to_token(i), i) for i in {begin, end}],
-    )
+    first, last = ([made.id_to_token(i) for i in ids] for ids in (before, after))
+    one, two = [*first, "$A", *last], ["$B", *last]
     made.post_processor = TemplateProcessing(
-        single=f"{a} $A {z}", pair=f"{a}:0 $A:0 {z}:0 $B:1 {z}:1", special_tokens=pair
+        single=one,
+        pair=[f"{piece}:{text}" for text, pieces in enumerate((one, two)) for piece in pieces],
+        special_tokens=[(made.id_to_token(i), i) for i in {*before, *after}],
     )
     return made
 

@@ -106,11 +106,11 @@ class Tokenizer:
             return found
         return Around([self.bos_id], [self.eos_id] * (texts - 1), [self.eos_id], texts > 1)
 
-    def for_encoders(self) -> Tokenizer:
-        """The same, with ``around`` in its rules, so that other tools put the same tokens around a text."""
-        if self._ruled[0].before:
+    def framed(self, before: Sequence[int], after: Sequence[int]) -> Tokenizer:
+        """The same, with these ids around a text in its rules, so that other tools put the same tokens there."""
+        if (self._ruled[0].before, self._ruled[0].after) == (before, after):
             return self
-        return Tokenizer(with_rules(self._inner, self.bos_id, self.eos_id), self._roles)
+        return Tokenizer(with_rules(self._inner, before, after), self._roles)
 
     @cached_property
     def sides(self) -> Sides:
