@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from tests.hf.conftest import make
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
+from polyhead import Choice
 from polyhead.cli import main
 from polyhead.errors import UserError
+from polyhead.text.chat.recognise import template_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 NORM = "transformer.ln_f.weight"
@@ -254,7 +258,7 @@ def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_pa
     assert done.stdout.splitlines() == [
         "1",
         "no directory 'owner/large' here, and from the hub it cannot be had: HF_HUB_OFFLINE is set, and it is not in the "
-        "cache",
+        "cache, or not all of it",
     ], done.stderr
     with pytest.raises(UserError, match="no run directory"):
         ph.load(tmp_path / "owner/small")
@@ -405,3 +409,61 @@ def test_what_the_tokenizer_puts_before_a_text_is_read(tmp_path: Path) -> None:
     assert ids[0].tolist() == [1, *run.tokenizer.encode([prompt])[0]]
     out = theirs.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
     assert prompt + run.generate([prompt], max_new_tokens=8)[0] == run.tokenizer.decode([out[0].tolist()])[0]
+
+
+def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
+    """A hub of this machine, which has one checkpoint, one behind a gate, and one whose files break off."""
+    make(tmp_path / "files", "GPT2Config", n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    (tmp_path / "files/chat_template.jinja").write_text(template_of(Choice("plain")))
+    held = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
+    refused = {"none": (404, "RepoNotFound"), "gated": (403, "GatedRepo")}
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0].removeprefix("/api/models")
+            place, name = (*path.split("/", 3)[2:], "", "")[:2]
+            status, code = refused.get(place, (200, ""))
+            listed = [{"type": "file", "path": file, "size": len(held[file]), "oid": file} for file in held]
+            said = listed if name.startswith("tree") else {"id": f"owner/{place}", "sha": "a" * 40}
+            content = held.get(name.rpartition("/")[2], json.dumps(said).encode()) * (status == 200)
+            self.send_response(status)
+            headers = {"ETag": name.rpartition("/")[2], "X-Repo-Commit": "a" * 40, "X-Error-Code": code}
+            for key, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content[: len(content) // 2] if place == "broken" else content)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = os.environ | {
+        "HF_HOME": str(tmp_path),
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+    }
+    script = (
+        "import polyhead as ph, polyhead.errors\n"
+        "print(ph.load('owner/small').generation.chat.name)\n"
+        "for name in ('none', 'gated', 'broken'):\n"
+        "    try: ph.load(f'owner/{name}')\n"
+        "    except polyhead.errors.UserError as error: print(str(error).partition('cannot be had: ')[2])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={name: value for name, value in environment.items() if name != "HF_HUB_OFFLINE"},
+        cwd=tmp_path,
+    )
+    server.shutdown()
+    server.server_close()
+    chat, none, gated, broken = done.stdout.splitlines()
+    assert chat == "plain", done.stderr
+    assert none.startswith("it has none of that name")
+    assert gated.startswith("access to it is granted on its page")
+    assert "closed connection" in broken

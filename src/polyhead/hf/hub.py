@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from polyhead.errors import UserError
+from polyhead.hf.chat import TEMPLATE
 
 NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-FILES = ["*.json", "model.safetensors", "model-*.safetensors"]
+FILES = ["*.json", TEMPLATE, "model.safetensors", "model-*.safetensors"]
 
 
 def is_name(text: str) -> bool:
@@ -20,22 +21,26 @@ def is_name(text: str) -> bool:
 def fetch(name: str) -> Path:
     """The directory of a checkpoint in the cache of huggingface_hub, fetched if it is not there. No code is."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    )
 
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
-    except (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        HFValidationError,
-        OSError,
-    ) as error:
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        why = "HF_HUB_OFFLINE is set, and it is not in the cache" if offline else str(error).splitlines()[0]
-        raise UserError(f"no directory {name!r} here, and from the hub it cannot be had: {why}") from None
+    except Exception as error:  # of the hub's library, or of the one that it speaks HTTP with
+        raise UserError(
+            f"no directory {name!r} here, and from the hub it cannot be had: {_why(error)}"
+        ) from None
+
+
+def _why(error: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return (
+            "access to it is granted on its page there; then give your token with `hf auth login` or HF_TOKEN"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            "it has none of that name, or a private one, which wants your token (`hf auth login` or HF_TOKEN)"
+        )
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set, and it is not in the cache, or not all of it"
+    return (str(error) or type(error).__name__).splitlines()[0]
