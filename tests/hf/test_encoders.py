@@ -238,6 +238,35 @@ def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> 
     assert ("token_type_ids" in before("a")) == has_segments(case)
 
 
+MASKED = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases) if case.auto == MLM]  # fmt: skip
+POOLED = Case("ModernBertConfig", MLM, {**MODERN, "classifier_pooling": "mean"})
+
+
+@pytest.mark.parametrize("case", [*MASKED, pytest.param(POOLED, id="modernbert-mean")])
+def test_a_classifier_that_begins_with_masks_is_one_of_its_family(case: Case, tmp_path: Path) -> None:
+    published(case, tmp_path / "a")
+    lines = (f"{'merry' if i % 2 else 'sad'}\t{text}\n" for i, text in enumerate(TEXTS * 4))
+    (tmp_path / "text.tsv").write_text("".join(lines))
+    data = {"root": str(tmp_path), "train": "text.tsv", "valid": "text.tsv", "label": 0, "text": [1]}
+    recipe = {"task": "classification", "start": str(tmp_path / "a"), "data": data, "out": str(tmp_path / "run"),
+              "train": {"steps": 2, "max_tokens": 128}}  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
+    theirs, info = getattr(transformers, CLASSES).from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values()), info
+    assert getattr(theirs.config, "classifier_pooling", None) == case.sizes.get(
+        "classifier_pooling", "cls" if case.config == "ModernBertConfig" else None
+    )
+    tokenizer, run = transformers.AutoTokenizer.from_pretrained(tmp_path / "b"), ph.load(tmp_path / "run")
+    for text in TEXTS:
+        with torch.no_grad():
+            wanted = theirs.eval()(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
+        found = run.classify([text])[0].probabilities
+        named = {theirs.config.id2label[i]: p for i, p in enumerate(wanted.tolist())}
+        assert found == pytest.approx(named, abs=1e-5)
+
+
 def of(name: str, number: int) -> Case:
     return CASES[name][number]
 

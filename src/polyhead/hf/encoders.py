@@ -44,10 +44,13 @@ def model_of(given: Given, stem: str) -> str:
 def top(
     given: Given, model: str, *, pooled: Mapping[str, Any], bare: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Fields of what stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does."""
+    """Fields of what stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does.
+
+    A model that fills masks has no use for ``pooled``, but a classifier that begins with it has.
+    """
     tied = given.flag("tie_word_embeddings", True)
     if model == "MaskedLM":
-        return {"tie_embeddings": "all" if tied else "none", "head_bias": True}
+        return {"tie_embeddings": "all" if tied else "none", "head_bias": True, "pooling": dict(pooled)}
     if model == "Classifier":
         return {"labels": labels(given), "pooling": dict(pooled)}
     return {"head": False, "pooling": None if bare is None else dict(bare)}
