@@ -229,6 +229,20 @@ def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
     assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
 
 
+def test_how_decoding_cannot_draw_is_told(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of these changes what theirs says; what is neutral is not worth a word."""
+    edited("generation_config.json", num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])(gpt2)
+    ph.load(gpt2)
+    assert not caplog.messages
+    edited("generation_config.json", num_beams=4, suppress_tokens=[5], min_new_tokens=3)(gpt2)
+    ph.load(gpt2)
+    where = gpt2 / "generation_config.json"
+    assert caplog.messages == [
+        f"{where}: {said}, and texts are continued without it"
+        for said in ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
+    ]
+
+
 def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_path: Path) -> None:
     """A cache as huggingface_hub keeps it: links from a snapshot to blobs."""
     repository = tmp_path / "hub/models--owner--small"

@@ -391,6 +391,21 @@ def test_settings_of_before_generation_config_are_in_config_json(
     assert caplog.messages == [
         f"{tmp_path / 'config.json'}: repetition_penalty is 1.5, and translations are searched for without it"
     ]
+    caplog.clear()
+    changed(
+        tmp_path,
+        repetition_penalty=1.0,
+        bad_words_ids=[[5], [7, 8]],
+        suppress_tokens=[9],
+    )
+    assert ph.load(tmp_path).generation.forbidden
+    assert [message.partition(": ")[2].partition(", and")[0] for message in caplog.messages] == [
+        "bad_words_ids is [[7, 8]]",
+        "suppress_tokens is [9]",
+    ]
+    changed(tmp_path, bad_words_ids=7)
+    with pytest.raises(UserError, match="bad_words_ids is 7, wanted lists of ids of tokens"):
+        ph.load(tmp_path)
 
 
 @pytest.mark.parametrize(

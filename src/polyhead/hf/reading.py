@@ -28,6 +28,16 @@ from polyhead.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 SHOWN = 8  # names of one kind that an error lists
+# settings of theirs that change what is said and have none of ours: of any decoder, of translations, of other texts
+UNHEARD = (
+    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "forced_decoder_ids", "stop_strings",
+    "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale", "num_beam_groups", "penalty_alpha",
+)  # fmt: skip
+SEARCHED_THERE = (*UNHEARD, "do_sample", "repetition_penalty", "encoder_no_repeat_ngram_size")
+DRAWN_THERE = (
+    *UNHEARD, "num_beams", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
+    "forced_eos_token_id",
+)  # fmt: skip
 
 
 class Opened(NamedTuple):
@@ -120,12 +130,14 @@ def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> Ge
     if most := counts.get("max_new_tokens", counts.get("max_length", 1) - 1):
         values |= {"max_length_ratio": 0, "max_length_extra": most}
     values["min_new_tokens"] = max(0, counts.get("min_new_tokens", counts.get("min_length", 1) - 1))
-    never = [ids[0] for ids in given.get("bad_words_ids") or [] if isinstance(ids, list) and len(ids) == 1]
+    bad = given.get("bad_words_ids") or []
+    if not isinstance(bad, list) or not all(isinstance(ids, list) for ids in bad):
+        raise UserError(f"{where}: bad_words_ids is {show(bad)}, wanted lists of ids of tokens")
+    never = [ids[0] for ids in bad if len(ids) == 1]
     values["forbidden"] = tokenizer.tokens([i for i in never if i in range(tokenizer.vocab_size)])
     values["no_repeat_ngram_size"] = counts.get("no_repeat_ngram_size", 0)
-    for key in ("do_sample", "repetition_penalty", "num_beam_groups"):
-        if given.get(key) not in (None, False, 0, 1):
-            log.warning("%s: %s is %s, and translations are searched for without it", where, key, given[key])
+    several = {"bad_words_ids": [ids for ids in bad if len(ids) > 1]}
+    _unheard({**given, **several}, SEARCHED_THERE, where, "translations are searched for")
     try:
         return GenerationConfig.model_validate(values)
     except ValidationError as error:
@@ -134,6 +146,7 @@ def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> Ge
 
 def decoding(given: Mapping[str, Any], where: Path) -> GenerationConfig:
     """generation_config.json in our words: without do_sample the likeliest token is taken."""
+    _unheard(given, DRAWN_THERE, where, "texts are continued")
     keys = (
         "temperature",
         "top_k",
@@ -150,6 +163,13 @@ def decoding(given: Mapping[str, Any], where: Path) -> GenerationConfig:
         return GenerationConfig.model_validate(({"top_k": 50} if given.get("do_sample") else {}) | values)
     except ValidationError as error:
         raise explain(error, GenerationConfig, str(where)) from None
+
+
+def _unheard(given: Mapping[str, Any], keys: Iterable[str], where: Path, what: str) -> None:
+    """Warn of settings that would change a text there and are not built here."""
+    for key in keys:
+        if given.get(key) not in (None, False, 0, 1, []):
+            log.warning("%s: %s is %s, and %s without it", where, key, show(given[key]), what)
 
 
 class _Named(NamedTuple):
