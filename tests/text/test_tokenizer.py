@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
@@ -173,6 +174,19 @@ def test_saving_and_loading_changes_nothing(
 
 
 @pytest.mark.acceptance("A14")
+def test_scores_of_any_length_are_the_same_after_saving(tmp_path: Path) -> None:
+    # the library reads one number of eight of these to another last bit than it wrote
+    scores = [-(i * 0.6180339887498949 % 20.0) for i in range(1, 400)]
+    pieces = [("<unk>", 0.0), *((f"p{i}", score) for i, score in enumerate(scores))]
+    made = Tokenizer(tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0)), {})
+    seen = {made.sha256}
+    for _ in range(3):
+        made.save(tmp_path)
+        made = Tokenizer.load(tmp_path, {})
+        seen.add(made.sha256)
+    assert seen == {hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()}
+
+
 def test_another_vocabulary_has_another_sha256(trained: Trained) -> None:
     assert len({trained(name).sha256 for name in NAMES} | {LOSSLESS.sha256, BYTES.sha256}) == len(NAMES) + 1
 

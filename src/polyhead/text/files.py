@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers import models
+
 from polyhead.errors import UserError
 from polyhead.text.specials import DECODERS, INSTEAD, ROLES
 
 MAX_FILE = 64 * 1024 * 1024  # bytes; larger ones are refused, not parsed
+ROUNDS = 2  # of writing and reading, after which no number of a million was found to change
 
 
 def read(path: Path) -> str:
@@ -52,6 +56,18 @@ def roles_of(config: Mapping[str, Any]) -> dict[str, str]:
         role: value.get("content") if isinstance(value, dict) else value for role, value in found.items()
     }
     return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def settled(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer that its own file gives back, so that one that is saved and loaded is the same one.
+
+    Numbers are read by the library to the last bit but one, and the scores of a unigram model are numbers.
+    """
+    if not isinstance(inner.model, models.Unigram):
+        return inner
+    for _ in range(ROUNDS):
+        inner = tokenizers.Tokenizer.from_str(inner.to_str())
+    return inner
 
 
 def replace(path: Path, content: bytes) -> None:

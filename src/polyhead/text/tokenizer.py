@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
-from polyhead.text.files import read, read_roles, replace
+from polyhead.text.files import read, read_roles, replace, settled
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
 from polyhead.text.sides import Sides
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
@@ -29,10 +29,10 @@ class Tokenizer:
     """A vocabulary with its rules. Special tokens are roles: a text that spells one is only text."""
 
     def __init__(self, inner: tokenizers.Tokenizer, roles: Mapping[str, str] = ROLES) -> None:
-        self._inner, self._roles = inner, dict(roles)
-        inner.no_padding()
-        inner.no_truncation()
-        inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
+        self._inner, self._roles = settled(inner), dict(roles)
+        self._inner.no_padding()
+        self._inner.no_truncation()
+        self._inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
         self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
             raise UserError(
