@@ -22,6 +22,7 @@ LAYERS = [
         "errors",
         "presets",
         "foreign",
+        "ranges",
         "registry",
         "config",
         "document",

@@ -228,6 +228,31 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
             "model.position.thta=3",
             "model.position: unknown option of position 'sinusoidal' 'thta'; known: base, endpoint, layout, offset",
         ),
+        ("model.preset=[base]", "model: unknown preset ['base']; did you mean 'base'? Known: "),
+        ("train.freeze=encoder", "train.freeze: 'encoder' is not a list"),
+        ("data.text=[a, b, c]", "data.text: ['a', 'b', 'c'] is too long; give at most 2"),
+        *(
+            (
+                f"train.{kind}={{name: {name}, {option}: {value}}}",
+                f"train.{kind}: {option} of {kind} '{name}': {value} is out of range: should be {wanted}",
+            )
+            for kind, name, option, value, wanted in (
+                ("optimizer", "adamw", "beta1", 1.5, "less than 1"),
+                ("optimizer", "adamw", "beta2", 1, "less than 1"),
+                ("optimizer", "adamw", "eps", 0, "greater than 0"),
+                ("optimizer", "adafactor", "weight_decay", -1, "greater than or equal to 0"),
+                ("optimizer", "muon", "momentum", -0.5, "greater than or equal to 0"),
+                ("optimizer", "muon", "adam_lr", -1, "greater than 0"),
+                ("schedule", "constant", "warmup", -5, "greater than or equal to 0"),
+                ("schedule", "inverse_sqrt", "cooldown", 2, "less than or equal to 1"),
+                ("schedule", "cosine", "floor", 5, "less than or equal to 1"),
+                ("schedule", "wsd", "decay", -1, "greater than or equal to 0"),
+            )
+        ),
+        (
+            "tokenizer.kind={name: bpe, min_frequency: -1}",
+            "tokenizer.kind: min_frequency of tokenizer 'bpe': -1 is out of range: should be greater than or equal to 0",
+        ),
         ("tokenizer.kind=bp", "tokenizer.kind: unknown tokenizer 'bp'; did you mean 'bpe'? Known: "),
         ("generation.cache=statc", "generation.cache: unknown cache 'statc'; did you mean 'static'? Known: "),
         ("task=translate", "unknown task 'translate'; did you mean 'translation'? Known: "),

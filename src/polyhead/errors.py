@@ -65,6 +65,7 @@ _NOT = {
     "bool": "true or false",
     "string": "text (put it in quotes)",
     "list": "a list",
+    "tuple": "a list",
     "dict": "a section of keys",
     "model": "a section of keys",
     "path": "a path",
@@ -100,6 +101,8 @@ def _said(problem: Any, root: type[BaseModel] | None) -> str:
         return f"{came} is not one of {', '.join(allowed)}{nearest(problem['input'], allowed)}"
     if kind == "too_short":
         return f"{came} is empty; give at least {context['min_length']}"
+    if kind == "too_long":
+        return f"{came} is too long; give at most {context['max_length']}"
     if {"ge", "gt", "le", "lt"} & set(context):
         return f"{came} is out of range: {problem['msg'].removeprefix('Input ')}"
     if kind.split("_")[0] in _NOT:

@@ -94,10 +94,10 @@ class Registry(Generic[T]):
         return self._parts[name]
 
     def options(self, name: str) -> dict[str, tuple[Any, Any]]:
-        """The options of a part: name -> (type, default)."""
+        """The options of a part: name -> (type, default). A type may have a range, as those of ``polyhead.ranges``."""
         part = self.get(name)
         init = part.__init__ if inspect.isclass(part) else part
-        hints = typing.get_type_hints(init)
+        hints = typing.get_type_hints(init, include_extras=True)
         parameters = inspect.signature(part).parameters.values()
         return {p.name: (hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
 

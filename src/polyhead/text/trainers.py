@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from polyhead.errors import UserError
+from polyhead.ranges import Count, Some
 from polyhead.registry import TOKENIZER
 from polyhead.text.specials import OPENING, SPECIALS, UNK
 from polyhead.text.unigram import learn_pieces
@@ -31,7 +32,7 @@ ALONE = r"(?!▁)[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{P}\p{S}]"
 
 @TOKENIZER.register("bpe")
 def bpe(
-    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 2
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: Count = 2
 ) -> tokenizers.Tokenizer:
     """Byte-level byte-pair encoding: merge the most frequent pair of pieces until the vocabulary is full.
 
@@ -73,7 +74,7 @@ def byte(texts: Iterable[str], vocab_size: int, *, lowercase: bool = False) -> t
 
 @TOKENIZER.register("char")
 def char(
-    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: int = 1
+    texts: Iterable[str], vocab_size: int, *, lowercase: bool = False, min_frequency: Count = 1
 ) -> tokenizers.Tokenizer:
     """A token a character, the most frequent ones; the others are unknown.
 
@@ -99,8 +100,8 @@ def wordpiece(
     vocab_size: int,
     *,
     lowercase: bool = False,
-    min_frequency: int = 2,
-    alphabet: int = 4000,
+    min_frequency: Count = 2,
+    alphabet: Count = 4000,
 ) -> tokenizers.Tokenizer:
     """WordPiece: the longest piece first, ``##`` inside a word; a Han character is a word.
 
@@ -146,8 +147,8 @@ def unigram(
     *,
     lowercase: bool = False,
     byte_fallback: bool = False,
-    alphabet: int = 4000,
-    max_piece_length: int = 16,
+    alphabet: Count = 4000,
+    max_piece_length: Some = 16,
 ) -> tokenizers.Tokenizer:
     """Unigram language model: of all ways to cut a text into pieces, the most probable one.
 

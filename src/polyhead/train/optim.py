@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
+from polyhead.ranges import Above0, AtLeast0, Decay
 from polyhead.registry import OPTIMIZER
 
 
@@ -25,10 +26,10 @@ def adamw(
     model: nn.Module,
     lr: float,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.98,
-    eps: float = 1e-9,
-    weight_decay: float = 0.0,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.98,
+    eps: Above0 = 1e-9,
+    weight_decay: AtLeast0 = 0.0,
 ) -> list[Optimizer]:
     """Adam with decoupled weight decay: the step is the mean gradient over its own root mean square.
 
@@ -48,7 +49,7 @@ def adamw(
 
 
 @OPTIMIZER.register("adafactor")
-def adafactor(model: nn.Module, lr: float, *, weight_decay: float = 0.0) -> list[Optimizer]:
+def adafactor(model: nn.Module, lr: float, *, weight_decay: AtLeast0 = 0.0) -> list[Optimizer]:
     """Adam's second moment as an outer product of row and column means: almost no memory beside the weights.
 
     Equation: s ≈ r cᵀ / sum(r),  r and c the running means of g² over columns and rows
@@ -63,9 +64,9 @@ def muon(
     model: nn.Module,
     lr: float,
     *,
-    momentum: float = 0.95,
-    weight_decay: float = 0.0,
-    adam_lr: float | None = None,
+    momentum: Decay = 0.95,
+    weight_decay: AtLeast0 = 0.0,
+    adam_lr: Above0 | None = None,
 ) -> list[Optimizer]:
     """Momentum whose matrix is replaced by the nearest orthogonal one, for the matrices inside the blocks.
 

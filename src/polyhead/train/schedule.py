@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from polyhead.ranges import Count, Share
 from polyhead.registry import SCHEDULE
 
 Schedule = Callable[[int], float]
 
 
 @SCHEDULE.register("constant")
-def constant(d_model: int, steps: int, *, warmup: int = 0) -> Schedule:
+def constant(d_model: int, steps: int, *, warmup: Count = 0) -> Schedule:
     """Linear warm-up, then the peak.
 
     Equation: f(t) = min(1, t / w)
@@ -28,7 +29,7 @@ def constant(d_model: int, steps: int, *, warmup: int = 0) -> Schedule:
 
 
 @SCHEDULE.register("noam")
-def noam(d_model: int, steps: int, *, warmup: int = 4000) -> Schedule:
+def noam(d_model: int, steps: int, *, warmup: Count = 4000) -> Schedule:
     """The schedule of the original Transformer: up linearly, then down with the root of the step.
 
     ``train.lr`` is its factor, not the peak: 1 or 2, not 0.001.
@@ -41,7 +42,7 @@ def noam(d_model: int, steps: int, *, warmup: int = 4000) -> Schedule:
 
 
 @SCHEDULE.register("inverse_sqrt")
-def inverse_sqrt(d_model: int, steps: int, *, warmup: int = 4000, cooldown: float = 0.0) -> Schedule:
+def inverse_sqrt(d_model: int, steps: int, *, warmup: Count = 4000, cooldown: Share = 0.0) -> Schedule:
     """Noam's shape with the peak as its parameter, and a linear fall to zero at the end if there is a cooldown.
 
     Without a cooldown it does not depend on n, so a run can be made longer later. The default.
@@ -62,7 +63,7 @@ def inverse_sqrt(d_model: int, steps: int, *, warmup: int = 4000, cooldown: floa
 
 
 @SCHEDULE.register("cosine")
-def cosine(d_model: int, steps: int, *, warmup: int = 1000, floor: float = 0.0) -> Schedule:
+def cosine(d_model: int, steps: int, *, warmup: Count = 1000, floor: Share = 0.0) -> Schedule:
     """Linear warm-up, then half a cosine down to the floor at the last step.
 
     n cannot be changed later.
@@ -80,7 +81,9 @@ def cosine(d_model: int, steps: int, *, warmup: int = 1000, floor: float = 0.0) 
 
 
 @SCHEDULE.register("wsd")
-def wsd(d_model: int, steps: int, *, warmup: int = 1000, decay: float = 0.2, floor: float = 0.0) -> Schedule:
+def wsd(
+    d_model: int, steps: int, *, warmup: Count = 1000, decay: Share = 0.2, floor: Share = 0.0
+) -> Schedule:
     """Warm up, stay at the peak, go down over the last share of the steps.
 
     The stable part is the same for every n.
@@ -99,5 +102,5 @@ def wsd(d_model: int, steps: int, *, warmup: int = 1000, decay: float = 0.2, flo
     return factor
 
 
-def _warm(step: int, warmup: int) -> float:
+def _warm(step: int, warmup: Count) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
