@@ -65,7 +65,7 @@ class DataConfig(Section):
             raise UserError(f"data.root: no directory {str(self.root)!r}; give the right one: data.root=...")
         names: list[str] = getattr(self, split) or []
         for name in names:
-            if not (self.root / name).is_file():
+            if not (self.root / name).exists():
                 there = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
                 hint = nearest(Path(name).name, there) or "; set its directory with data.root=..."
                 raise UserError(f"data.{split}: no file {name!r} in {str(self.root)!r}{hint}")

@@ -1,7 +1,9 @@
 """Pairs are read whole or counted as skipped; what cannot be mended is told in one line."""
 
+import bz2
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,7 +195,10 @@ PATHOLOGIES: dict[str, tuple[Files, Expected]] = {
     "line feed too many at the end": ({"a.en": "1\n\n", "a.de": "1\n"}, "from line 2 on there is only a.en"),
     "random binary": ({"a.en": bytes(range(256)) * 400, "a.de": "1\n"}, "does not look like UTF-8 text"),
     "zeros": ({"a.en": bytes(100_000), "a.de": "1\n"}, "does not look like UTF-8 text"),
-    "zip archive": ({"a.en": b"PK\x03\x04\x14\x00\x00\x00\x08\x00" * 9, "a.de": "1\n"}, "does not look like UTF-8 text"),
+    "zip archive": ({"a.en": b"PK\x03\x04\x14\x00\x00\x00\x08\x00" * 9, "a.de": "1\n"}, "by zip.*unzip"),
+    "bzip2": ({"a.en": bz2.compress(ENOUGH.encode()), "a.de": ENOUGH}, "bunzip2"),
+    "xz": ({"a.en": lzma.compress(ENOUGH.encode()), "a.de": ENOUGH}, "unxz"),
+    "Parquet": ({"a.en": b"PAR1\x15\x04\x15\x80" * 9, "a.de": "1\n"}, "is Parquet.*JSONL"),
     "UTF-16": ({"a.en": "one\ntwo\n".encode("utf-16"), "a.de": "1\n2\n"}, "is UTF-16.*iconv"),
     "UTF-16 without a mark": ({"a.en": "one\ntwo\n".encode("utf-16-le"), "a.de": "1\n2\n"}, "does not look like UTF-8"),
     "Latin-1 throughout": ({"a.en": "ä\nö\nü\n".encode("latin-1"), "a.de": "1\n2\n3\n"}, "iconv -f LATIN1"),
@@ -252,13 +257,17 @@ def test_there_are_forty_pathologies() -> None:
 @pytest.mark.parametrize(("files", "options", "said"), [
     ([], {}, "no files"),
     (["a.txt"], {}, "cannot tell the format of a.txt"),
-    (["a.txt", "a.tsv", "a.jsonl"], {}, "cannot tell the format"),
+    (["a.txt", "a.tsv", "a.jsonl"], {}, "these are not: a.txt plain text, a.tsv tsv, a.jsonl jsonl; name them alike"),
+    (["a.tsv", "a.jsonl"], {}, "these are not: a.tsv tsv, a.jsonl jsonl"),
     (["a.txt"], {"format": "parallel"}, "wants a source and a target file, got 1"),
     (["a.txt"], {"format": "csv"}, "unknown format 'csv'"),
     (["a.tsv"], {"target": 7}, "a.tsv has 2 columns, so there is no column 7"),
     (["a.tsv"], {"source": "eng", "target": 1}, "unknown column of a.tsv 'eng'.* did you mean 'en'"),
     (["a.jsonl"], {}, "a.jsonl has the keys de, en: set source to one of them, got number 0"),
     (["a.jsonl"], {"source": "en", "target": "dee"}, "unknown key of a.jsonl 'dee'.* did you mean 'de'"),
+    (["null.jsonl"], {"source": "en", "target": "de"}, "null.jsonl: the key 'en' is null in each of its first 2 lines"),
+    (["deep.jsonl"], {"source": "t.en", "target": "t.dee"}, "'t.dee'; did you mean 't.de'[?] Known: t.de, t.en"),
+    (["one.json"], {"source": "en", "target": "de"}, "one.json is one JSON list; .*jq -c '.\\[\\]' one.json > one.jsonl"),
     (["list.jsonl"], {"source": 0, "target": 2}, "list of 2 a line: target must be a number below that"),
     (["a.txt"], {"format": "jsonl"}, "none of its first lines is a JSON object"),
     (["a.tsv"], {"root": "nowhere"}, "there is no folder"),
@@ -270,6 +279,9 @@ def test_a_mistake_in_the_names_is_found_before_any_work(
     write("a.tsv", "en\tde\n")
     write("a.jsonl", '{"en": "one", "de": "eins"}\n')
     write("list.jsonl", '["one", "eins"]\n')
+    write("null.jsonl", '{"en": null, "de": "eins"}\n' * 2)
+    write("deep.jsonl", '{"t": {"en": "one", "de": "eins"}}\n')
+    write("one.json", '[{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}]')
     root = tmp_path / str(options.get("root", "."))
     format: Format = options.get("format", "auto")  # type: ignore[assignment]
     with pytest.raises(UserError, match=said):

@@ -21,14 +21,23 @@ Wanted = Mapping[str, Column]
 # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
 Row = tuple[Any, ...] | str
 SAMPLE_LINES = 100  # looked at to check columns and keys
+ENDINGS: dict[str, Literal["tsv", "jsonl"]] = {
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+}
 
 
 def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
-    """What the names of files say of their format."""
-    names = [path.name.lower().removesuffix(".gz") for path in paths]
-    if all(name.endswith((".jsonl", ".ndjson", ".json")) for name in names):
-        return "jsonl"
-    return "tsv" if all(name.endswith((".tsv", ".tab")) for name in names) else None
+    """What the names of files say of their format, which must be one for all."""
+    kinds = [ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix) for path in paths]
+    if len(set(kinds)) > 1:
+        of = {kind: path.name for path, kind in zip(paths, kinds, strict=True)}
+        said = ", ".join(f"{name} {kind or 'plain text'}" for kind, name in of.items())
+        raise UserError(
+            f"files that are read together are of one format, and by their names these are not: {said}; "
+            "name them alike, or set data.format"
+        )
+    return kinds[0]
 
 
 def check_columns(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> None:
@@ -120,6 +129,10 @@ def _check_keys(path: Path, wanted: Wanted) -> None:
     row = next(
         (row for row in objects if all(_lookup(row, key) is not None for key in wanted.values())), objects[0]
     )
+    if isinstance(row, list) and len(parsed) == 1 and all(isinstance(one, dict) for one in row):
+        raise UserError(
+            f"{path.name} is one JSON list; JSONL has an object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+        )
     for use, key in wanted.items():
         if _lookup(row, key) is not None:
             continue
@@ -131,7 +144,21 @@ def _check_keys(path: Path, wanted: Wanted) -> None:
             raise UserError(
                 f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {use} to one of them, got number {key}"
             )
-        raise unknown(f"key of {path.name}", key, _shown(row))
+        known = list(_paths(row))
+        if key in known:
+            raise UserError(
+                f"{path.name}: the key {key!r} is null in each of its first {len(parsed):,} lines"
+            )
+        raise unknown(f"key of {path.name}", key, _shown(known))
+
+
+def _paths(row: dict[str, Any]) -> Iterator[str]:
+    """The keys of an object, and of objects in it as dotted paths."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from (f"{key}.{inner}" for inner in _paths(value))
+        else:
+            yield key
 
 
 def _shown(names: Iterable[str]) -> list[str]:

@@ -14,6 +14,14 @@ from polyhead.errors import UserError, nearest
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being held in memory
 SAMPLE = 64 * 1024  # bytes looked at to tell text from anything else
 BOM = b"\xef\xbb\xbf"
+PACKED = {
+    b"PAR1": "Parquet, wanted text; write its columns as JSONL first",
+    b"BZh": "packed by bzip2, wanted text or gzip; unpack it: bunzip2",
+    b"\xfd7zXZ": "packed by xz, wanted text or gzip; unpack it: unxz",
+    b"\x28\xb5\x2f\xfd": "packed by zstd, wanted text or gzip; unpack it: unzstd",
+    b"PK\x03\x04": "packed by zip, wanted text or gzip; unpack it: unzip",
+}
+"""What else files begin with, and what to do."""
 
 
 def check_file(path: Path) -> Path:
@@ -26,7 +34,9 @@ def check_file(path: Path) -> Path:
         hint = nearest(path.name, [p.name for p in path.parent.iterdir()]) or ";"
         raise UserError(f"no file {path.name!r} in {path.parent}{hint} there: {_there(path.parent)}")
     if not path.is_file():
-        raise UserError(f"{path} is not a regular file")
+        raise UserError(
+            f"{path} is not a regular file; a text is read more than once, so write it to one first"
+        )
     with _opened(path) as file:
         _refuse_other_than_text(path, file)
     return path
@@ -129,6 +139,9 @@ def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
         raise UserError(f"{path} is empty")
     if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{path} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    for start, what in PACKED.items():
+        if sample.startswith(start):
+            raise UserError(f"{path} is {what}")
     found = sample.split(b"\n")
     complete = found[:-1] if len(sample) == SAMPLE and len(found) > 1 else found
     bad = sum(not is_text(line) for line in complete)
