@@ -20,7 +20,7 @@ TSV = "label\tsentence\n" + "".join(f"{label}\t{text}\n" for label, text in ROWS
 
 
 def wanted(first: int) -> list[Example]:
-    return [Example(first + i, (text,), label) for i, (label, text) in enumerate(ROWS)]
+    return [Example(first + i, (text,), label, f"line {first + i}") for i, (label, text) in enumerate(ROWS)]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -54,7 +54,10 @@ def test_pairs_and_labels_that_are_numbers(write: Write) -> None:
     ]
     path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     examples, report = read_labelled(open_labelled([path], text=["a", "b"], label="y"))
-    assert examples == [Example(1, ("one", "two"), "1"), Example(2, ("three", "four"), "true")]
+    assert examples == [
+        Example(1, ("one", "two"), "1", "line 1"),
+        Example(2, ("three", "four"), "true", "line 2"),
+    ]
     assert (report.broken, report.examples) == (1, {"broken": ["line 3"]})
 
 

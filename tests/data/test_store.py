@@ -252,3 +252,11 @@ def test_an_array_is_written_piece_by_piece(tmp_path: Path) -> None:
         expected = np.array([i for piece in pieces for i in piece], dtype=np.int32)
         assert np.array_equal(open_flat(tmp_path / "a.npy"), expected)
         assert np.load(tmp_path / "a.npy").dtype == np.int32
+
+
+def test_of_several_files_the_one_is_named_where_a_pair_does_not_fit(
+    write: Write, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    files = [write("a.tsv", "one\teins\n"), write("b.tsv", "two\tzwei\n" + "x" * 80 + "\tdrei\n")]
+    report = PairStore.open_or_build(open_corpus(files), tokenizer, tmp_path / "cache", max_len=40).report
+    assert report.examples == {"overlong": ["b.tsv line 2"]}

@@ -263,3 +263,13 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
         UserError, match=r"unknown column of labelled.tsv 'sentense'; did you mean 'sentence'"
     ):
         open_text([tsv], "line", columns=["sentense"])
+
+
+@pytest.mark.parametrize("kind", ["file", "line", "blank"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.81])
+def test_a_line_that_is_no_text_is_counted_in_one_share(write: Write, kind: str, share: float) -> None:
+    lines = [b"\xff" if i in (0, 3, 4, 9) else b"one %d" % i for i in range(10)]
+    path = write("broken", b"\n\n".join(lines) + b"\n")
+    reports = [documents(open_text([path], kind, part))[1] for part in ((0.0, share), (share, 1.0))]
+    assert sum(report.broken for report in reports) == 4
+    assert all(report.broken for report in reports)

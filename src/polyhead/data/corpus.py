@@ -23,6 +23,7 @@ class Pair(NamedTuple):
     line: int
     source: str
     target: str
+    place: str  # the line, and of several files which
 
 
 class Examples(Protocol):
@@ -90,11 +91,12 @@ class Corpus:
         for file, line, row in _rows(self):
             report.read += 1
             kind = row if isinstance(row, str) else "blank" if blank(row[0]) or blank(row[1]) else ""
+            place = f"{file}line {line:,}"
             if kind:
-                report.skip(kind, f"{file}line {line:,}")
+                report.skip(kind, place)
             else:
                 report.kept += 1
-                yield Pair(line, row[0], row[1])
+                yield Pair(line, row[0], row[1], place)
         if not report.kept:
             raise UserError(f"no usable pair in {report}")
         if 2 * report.broken > report.read:

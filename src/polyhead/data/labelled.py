@@ -23,6 +23,7 @@ class Example(NamedTuple):
     line: int
     texts: tuple[str, ...]
     label: str
+    place: str  # the line, and of several files which
 
 
 @dataclass
@@ -97,8 +98,8 @@ class Labelled:
                 ):
                     continue
                 report.read += 1
-                found = row if isinstance(row, str) else _example(line, row)
                 place = f"{name}line {line:,}"
+                found = row if isinstance(row, str) else _example(line, row, place)
                 if isinstance(found, str):
                     report.note(found, place)
                 elif known is not None and found.label not in known:
@@ -187,7 +188,7 @@ def _least(number: int) -> float:
     return math.ceil(10**digits / number) / 10**digits
 
 
-def _example(line: int, row: tuple[Any, ...]) -> Example | str:
+def _example(line: int, row: tuple[Any, ...], place: str) -> Example | str:
     """The values of a line as texts and label, or the kind of trouble. A label may be a whole number or a truth value."""
     *given, label = row
     if not all(isinstance(text, str) for text in given) or not isinstance(label, str | int):
@@ -195,4 +196,4 @@ def _example(line: int, row: tuple[Any, ...]) -> Example | str:
     if any(map(blank, given)):
         return "blank"
     named = str(label).lower() if isinstance(label, bool) else str(label).strip()
-    return Example(line, tuple(given), named) if named else "broken"
+    return Example(line, tuple(given), named, place) if named else "broken"

@@ -106,7 +106,7 @@ def _write(
             rows = [framed(texts, tokenizer, max_len) for texts in zip(*encoded, strict=True)]
             for example, row in zip(chunk, rows, strict=True):
                 if row.cut:
-                    report.note("cut", f"line {example.line:,}")
+                    report.note("cut", example.place)
             out["offsets"].append([*accumulate((len(row.ids) for row in rows), initial=out["ids"].count)][1:])
             out["ids"].append([i for row in rows for i in row.ids])
             out["seconds"].append([row.second for row in rows])

@@ -144,7 +144,7 @@ def _fits(pair: Pair, source: list[int], target: list[int], max_len: int, report
     if shortest > 0 and longest < max_len:
         return True
     report.kept -= 1
-    report.skip("overlong" if longest >= max_len else "blank", f"line {pair.line:,}")
+    report.skip("overlong" if longest >= max_len else "blank", pair.place)
     return False
 
 

@@ -89,7 +89,7 @@ class Text:
             document = _Document(self.documents, window, report)
             for text in self._spans(path):
                 if text is None:
-                    report.broken += 1
+                    report.broken += window is None or min(at, total - 1) in window
                     continue
                 yield from document.take(text, at)
                 at += len(text)
