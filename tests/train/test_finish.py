@@ -14,7 +14,8 @@ from tests.train.test_ranks import place, recipe_of
 
 import polyhead as ph
 from polyhead.errors import UserError
-from polyhead.recipe import Recipe
+from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.registry import Choice
 from polyhead.train import checkpoint
 from polyhead.train.pipeline import run_training
 from polyhead.train.tasks.translation import Translation
@@ -63,6 +64,23 @@ def test_a_test_text_of_one_token_predicts_nothing(place: Path, tmp_path: Path) 
     (tmp_path / "a.txt").write_text("\n")
     recipe = recipe_of(place, "language-model", "late-one")
     refused(recipe, "the test text is one token", documents="file", test=[str(tmp_path / "a.txt")])
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"forbidden": ["<nuk>"]}, "generation.forbidden: no token '<nuk>' in the vocabulary"),
+        ({"cache": Choice("state")}, "generation.cache: cache 'state' keeps a state"),
+        ({"cache": Choice("h2o", budget=1)}, "generation.cache: cache 'h2o': a budget of 1 tokens"),
+        ({"cache": Choice("paged", block=0)}, "generation.cache: cache 'paged': block is 0"),
+    ],
+)
+def test_settings_that_translations_are_refused_for_are_told_at_the_start(
+    generation: dict[str, Any], message: str, place: Path
+) -> None:
+    recipe = recipe_of(place, "translation", "late-decoding")
+    changed = GenerationConfig.model_validate(recipe.generation.model_dump() | generation)
+    refused(recipe.model_copy(update={"generation": changed}), message)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from torch import nn
 
+from polyhead.analysis.cost.decoding import cache_shape
 from polyhead.analysis.metrics import bleu, chrf
+from polyhead.cache.make import make_cache
 from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.collate import Batch, collate
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
-from polyhead.errors import UserError
+from polyhead.errors import UserError, at
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -75,6 +77,7 @@ class Translation:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
         """With its token stores made or found."""
+        _check_decoding(recipe, tokenizer)
         max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.sides.most
         stores = [
             PairStore.open_or_build(corpus_of(recipe, split), tokenizer, recipe.stores, max_len=max_len)
@@ -178,6 +181,17 @@ def corpus_of(recipe: Recipe, split: str) -> Corpus:
     if split == "valid" and not data.valid:
         raise UserError("data.valid: name the files to measure progress on")
     return open_corpus(data.paths(split), format=data.format, source=data.source, target=data.target)
+
+
+def _check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """What translations would be refused for when all is learned is refused before."""
+    with at("generation.forbidden"):
+        for token in recipe.generation.forbidden:
+            tokenizer.id_of(token)
+    if recipe.generation.cache:
+        config = recipe.model.with_vocabulary(tokenizer.vocab_size)
+        with at("generation.cache"):
+            make_cache(recipe.generation.cache, cache_shape(config), 1, config.max_len)
 
 
 def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
