@@ -39,7 +39,7 @@ EXCERPT = re.compile(r"# (src/\S+)\n")
 FILE = re.compile(r"# ((?!src/)\S+/\S+\.py)\n")
 SHOWN_BY_ACTING = {"docs/own_parts.md", "docs/export.md"}  # pages whose blocks for the shell are run as well
 TINY = {
-    "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 64,
+    "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 128,
     "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
     "generation.max_length_ratio": 1.0, "generation.max_length_extra": 2,
 }  # fmt: skip
