@@ -12,7 +12,7 @@ import polyhead
 from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig
+from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer
 
@@ -169,3 +169,39 @@ def test_an_empty_text_is_a_text(classifier: Path, capsys: pytest.CaptureFixture
     (wanted,) = polyhead.load(classifier).classify([""])
     code, out, _ = shell(capsys, "classify", classifier, "")
     assert (code, out) == (0, f"{wanted.label}\t{wanted.probabilities[wanted.label]:.4f}\n")
+
+
+@pytest.fixture(scope="module", params=[["review"], ["premise", "hypothesis"]], ids=["texts", "pairs"])
+def taught(classifier: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same model as a run that says which columns it learned from."""
+    run, directory = polyhead.load(classifier), tmp_path_factory.mktemp("runs") / "taught"
+    asked = {"train": ["a.tsv"], "valid": ["a.tsv"], "text": request.param}
+    run.recipe = Recipe.model_validate(
+        {"task": "classification", "data": asked, "train": {"steps": 1}, "out": str(directory)}
+    )
+    run.save(directory)
+    return run
+
+
+def test_texts_and_pairs_are_not_taken_for_each_other(
+    taught: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file with the label in front, say, is not read as pairs by a run that learned from single texts."""
+    assert taught.recipe is not None
+    one, two, directory = (tmp_path / "one", tmp_path / "two", taught.recipe.out)
+    one.write_text("ja\nnein\n")
+    two.write_text("ja\tein hund\nnein\tkatze\n")
+    pairs = len(taught.recipe.data.text) == 2
+    right, wrong = (two, one) if pairs else (one, two)
+    lines = [tuple(line.split("\t")) if pairs else line for line in right.read_text().splitlines()]
+    assert shell(capsys, "classify", directory, right)[:2] == (0, wanted(directory, *lines))  # type: ignore[arg-type]
+    came, asked = (1, 2) if pairs else (2, 1)
+    said = f"line 1: {came} texts, parted by tabs; wanted {asked}, as the run learned from"
+    assert shell(capsys, "classify", directory, wrong) == (2, "", f"polyhead: {said}\n")
+    (tmp_path / "a.tsv").write_text("y\tein hund\tja\n")
+    columns = ["--text", "1"] if pairs else ["--text", "1", "--text", "2"]
+    code, _, err = shell(capsys, "eval", directory, tmp_path / "a.tsv", "--label", "0", *columns)
+    assert (code, err) == (
+        2,
+        f"polyhead: --text names {came} texts a line; wanted {asked}, as the run learned from\n",
+    )

@@ -44,8 +44,9 @@ def run(
     from polyhead.loading import load
 
     classifier = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    learned = classifier.recipe.data.text if classifier.recipe else []
     counter = Counter()
-    for lines in chunks(texts(given), chunk_size(source, chunk)):
+    for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
         for found in classifier.classify(lines):
             ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
             shown = ranked if all_classes else ranked[:1]
@@ -62,13 +63,14 @@ def is_file(source: str) -> bool:
     return Path(source).exists() or "/" in source or Path(source).suffix in (".txt", ".tsv", ".gz")
 
 
-def texts(lines: Iterator[str]) -> Iterator[Any]:
-    """Lines as texts, or as pairs where there is a tab; all of them one or all the other."""
-    width = 0
+def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:
+    """Lines as texts, or as pairs where there is a tab: as many as the run ``learned`` from, or all as the first (0)."""
+    width = learned
     for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         width = width or len(columns)
         if len(columns) != width or width > 2:
             wanted = "one text or two" if number == 1 else f"{width} as before"
+            wanted = f"{learned}, as the run learned from" if learned else wanted
             raise UserError(f"line {number}: {len(columns)} texts, parted by tabs; wanted {wanted}")
         yield line if width == 1 else tuple(columns)

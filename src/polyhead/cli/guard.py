@@ -79,7 +79,8 @@ def said(error: Exception) -> tuple[str, int]:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return f"this needs {error.name}: pip install 'polyhead[{EXTRAS[error.name]}]'", MISTAKE
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}", MISTAKE if isinstance(error, _PATH_ERRORS) else FAILED
+        named = isinstance(error, _PATH_ERRORS) or error.errno == errno.ENAMETOOLONG
+        return f"{error.filename}: {error.strerror}", MISTAKE if named else FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}", FAILED
     return (

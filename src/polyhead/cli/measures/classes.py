@@ -31,6 +31,11 @@ def measure(
     """The table of a classifier; ``text`` and ``label`` are columns, if not those that the recipe names."""
     columns: dict[str, Any] = {"text": [column(one) for one in text]} if text else {}
     columns |= {} if label is None else {"label": column(label)}
+    learned = run.recipe.data.text if run.recipe else text
+    if text and len(text) != len(learned):
+        raise UserError(
+            f"--text names {len(text)} texts a line; wanted {len(learned)}, as the run learned from"
+        )
     if files:
         recipe = {"text": run.recipe.data.text, "label": run.recipe.data.label} if run.recipe else {}
         given = open_labelled(files, **(recipe | columns))
