@@ -205,3 +205,37 @@ def test_texts_and_pairs_are_not_taken_for_each_other(
         2,
         f"polyhead: --text names {came} texts a line; wanted {asked}, as the run learned from\n",
     )
+
+
+@pytest.mark.parametrize("text", ["ein hund bellt " * 40, "hund" * 80])
+def test_a_text_may_be_longer_than_the_name_of_a_file(
+    classifier: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert shell(capsys, "classify", classifier, text) == (0, wanted(classifier, text), "")
+
+
+def test_a_name_that_no_file_can_have_is_a_mistake(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "ein hund bellt " * 40
+    assert shell(capsys, "translate", tiny, long) == (2, "", f"polyhead: no file {long!r}\n")
+    assert shell(capsys, "translate", long) == (2, "", f"polyhead: {long}: File name too long\n")
+
+
+def test_what_a_run_cannot_do_is_told_before_a_line_comes(
+    tiny: Path, classifier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nobody(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: object) -> int:
+            raise AssertionError("it waits for a line")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Nobody())))
+    for verb, run, able in (
+        ("classify", tiny, "use translate"),
+        ("embed", tiny, "use translate"),
+        ("fill-mask", tiny, "use translate"),
+        ("score", classifier, "use classify"),
+    ):
+        code, out, err = shell(capsys, verb, run)
+        assert (code, out) == (2, "") and able in err, verb

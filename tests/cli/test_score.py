@@ -65,3 +65,16 @@ def test_what_does_not_match_is_refused(
     assert capsys.readouterr().err == f"polyhead: {message}\n"
     assert main(["score", str(tiny), str(tmp_path / "a")]) == 2
     assert capsys.readouterr().err == "polyhead: line 1: expected source, tab, translation; found no tab\n"
+
+
+def test_a_mistake_behind_the_first_chunk_says_where_it_stands(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").write_text("ein\n" * 6)
+    (tmp_path / "b").write_text("a\n" * 4 + "dog " * 90 + "\na\n")
+    files = [str(tmp_path / name) for name in "ab"]
+    assert main(["score", str(tiny), *files, "--chunk", "3"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("polyhead: of lines 4 to 6: pair 2 has ")  # line 5
+    assert main(["score", str(tiny), *files]) == 2
+    assert capsys.readouterr().err.startswith("polyhead: pair 5 has ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +45,7 @@ def run(
     from polyhead.loading import load
 
     classifier = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    classifier.classify([])  # a run that cannot is told before the first line comes
     learned = classifier.recipe.data.text if classifier.recipe else []
     counter = Counter()
     for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
@@ -59,8 +61,8 @@ def run(
 def is_file(source: str) -> bool:
     """Whether a word is meant as a file: one that is there, or that looks like one; nothing, or what has blanks in it, is a text."""
     if not source or any(c.isspace() for c in source):
-        return source != "" and Path(source).is_file()
-    return Path(source).exists() or "/" in source or Path(source).suffix in (".txt", ".tsv", ".gz")
+        return os.path.isfile(source)  # False too for a text that is longer than any name
+    return os.path.exists(source) or "/" in source or Path(source).suffix in (".txt", ".tsv", ".gz")
 
 
 def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:

@@ -64,11 +64,12 @@ def run(
     from polyhead.loading import load
 
     loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter()
-    other = None if like is None else loaded.embed([like], pooling)
+    # a run that cannot is told before the first line comes
+    other = loaded.embed([] if like is None else [like], pooling)
     kept: list[tuple[str, list[float]]] = []
     for texts in chunks(given, chunk_size(source, chunk)):
         vectors = loaded.embed(texts, pooling)
-        if other is not None:
+        if like is not None:
             for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
                 print(f"{near:.4f}\t{one_line(text)}")
         elif output is not None:

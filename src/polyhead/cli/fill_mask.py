@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.classify import is_file
-from polyhead.cli.lines import chunk_size, chunks, one_line, read_lines
+from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
 from polyhead.cli.options import Device, Dtype, With
 
 
@@ -43,10 +43,16 @@ def run(
     from polyhead.loading import load
 
     loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    loaded.fill_mask([], top)  # a run that cannot is told before the first line comes
+    counter = Counter()
     for texts in chunks(given, chunk_size(source, chunk)):
-        for masks in loaded.fill_mask(texts, top):
+        with counter.place(len(texts)):
+            filled = loaded.fill_mask(texts, top)
+        for masks in filled:
             for fills in masks:
                 for fill in fills:
                     print(f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}")
                 print()
         print(end="", flush=True)
+        counter.add(len(texts))
+    counter.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from polyhead.data import files
-from polyhead.errors import MOST, UserError, nearest
+from polyhead.errors import MOST, UserError, at, nearest
 
 T = TypeVar("T")
 
@@ -21,8 +23,8 @@ def read_lines(source: str) -> Iterator[str]:
     Bytes that are not UTF-8 become U+FFFD and are reported, so that line n of the output stays line n of the input.
     """
     path = Path(source)
-    if source != "-" and not path.exists():
-        there = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+    if source != "-" and not os.path.exists(path):
+        there = [p.name for p in path.parent.glob("*")] if os.path.isdir(path.parent) else []
         raise UserError(f"no file {source!r}{nearest(path.name, there)}")
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
@@ -82,6 +84,10 @@ class Counter:
             done = self.lines + within
             speed = done / max(time.perf_counter() - self.start, 1e-9)
             print(f"\r{done:,} lines, {speed:,.1f}/s ", end="", file=sys.stderr, flush=True)
+
+    def place(self, lines: int) -> AbstractContextManager[None]:
+        """Where a mistake within a chunk of so many lines is counted from its beginning, these lines are named as well."""
+        return at(f"of lines {self.lines + 1:,} to {self.lines + lines:,}") if self.lines else nullcontext()
 
     def add(self, lines: int) -> None:
         """A chunk is finished."""

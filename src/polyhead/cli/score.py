@@ -58,10 +58,13 @@ def run(
         raise UserError("this run is a language model: it scores the lines of one file, without translations")
     if target is None:
         given = zip(given, strict=True) if alone else tsv_pairs(given)
+    scorer.score([], None if alone else [])  # a run that cannot is told before the first line comes
     counter, log_prob, tokens = Counter(), 0.0, 0
     for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
         sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
-        for score in scorer.score(sides[0], None if alone else sides[1]):
+        with counter.place(len(chunk_of_texts)):
+            scores = scorer.score(sides[0], None if alone else sides[1])
+        for score in scores:
             print(f"{score.log_prob:.4f}\t{score.tokens}")
             log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
         print(end="", flush=True)
