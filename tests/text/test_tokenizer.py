@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
@@ -173,7 +174,6 @@ def test_saving_and_loading_changes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
 
 
-@pytest.mark.acceptance("A14")
 def test_scores_of_any_length_are_the_same_after_saving(tmp_path: Path) -> None:
     # the library reads one number of eight of these to another last bit than it wrote
     scores = [-(i * 0.6180339887498949 % 20.0) for i in range(1, 400)]
@@ -187,6 +187,19 @@ def test_scores_of_any_length_are_the_same_after_saving(tmp_path: Path) -> None:
     assert seen == {hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()}
 
 
+def test_what_was_saved_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of hundreds of thousands of pieces takes seconds each time."""
+    scores = [-(i * 0.6180339887498949 % 20.0) for i in range(1, 400)]
+    pieces = [("<unk>", 0.0), *((f"p{i}", score) for i, score in enumerate(scores))]
+    Tokenizer(tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0)), {}).save(tmp_path)
+    read = tokenizers.Tokenizer.from_str
+    counted = Mock(wraps=tokenizers.Tokenizer, from_str=Mock(side_effect=read))
+    monkeypatch.setattr(tokenizers, "Tokenizer", counted)
+    Tokenizer.load(tmp_path, {})
+    assert counted.from_str.call_count == 1
+
+
+@pytest.mark.acceptance("A14")
 def test_another_vocabulary_has_another_sha256(trained: Trained) -> None:
     assert len({trained(name).sha256 for name in NAMES} | {LOSSLESS.sha256, BYTES.sha256}) == len(NAMES) + 1
 

@@ -58,16 +58,24 @@ def roles_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 
 
-def settled(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def settled(inner: tokenizers.Tokenizer, content: str) -> tokenizers.Tokenizer:
     """The tokenizer that its own file gives back, so that one that is saved and loaded is the same one.
 
-    Numbers are read by the library to the last bit but one, and the scores of a unigram model are numbers.
+    Numbers are read by the library to the last bit but one, and the scores of a unigram model are numbers. ``content`` is
+    the file that it was read from: where it writes the same again, nothing is to be done.
     """
-    if not isinstance(inner.model, models.Unigram):
-        return inner
-    for _ in range(ROUNDS):
-        inner = tokenizers.Tokenizer.from_str(inner.to_str())
+    if isinstance(inner.model, models.Unigram):
+        for _ in range(ROUNDS):
+            before, content = content, written(inner)
+            if content == before:
+                break
+            inner = tokenizers.Tokenizer.from_str(content)
     return inner
+
+
+def written(inner: tokenizers.Tokenizer) -> str:
+    """The tokenizer.json of a tokenizer."""
+    return str(inner.to_str(pretty=True))
 
 
 def replace(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
-from polyhead.text.files import read, read_roles, replace, settled
+from polyhead.text.files import read, read_roles, replace, settled, written
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
 from polyhead.text.sides import Sides
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
@@ -28,10 +28,12 @@ MAX_TRAINING_CHARACTERS = 20_000
 class Tokenizer:
     """A vocabulary with its rules. Special tokens are roles: a text that spells one is only text."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, roles: Mapping[str, str] = ROLES) -> None:
-        self._inner, self._roles = settled(inner), dict(roles)
-        self._inner.no_padding()
-        self._inner.no_truncation()
+    def __init__(
+        self, inner: tokenizers.Tokenizer, roles: Mapping[str, str] = ROLES, content: str = ""
+    ) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner, self._roles = settled(inner, content), dict(roles)
         self._inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
         self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
@@ -204,7 +206,7 @@ class Tokenizer:
     @property
     def sha256(self) -> str:
         """SHA-256 of the tokenizer.json that ``save`` writes: two tokenizers with the same one are the same."""
-        return hashlib.sha256(self._content()).hexdigest()
+        return hashlib.sha256(written(self._inner).encode()).hexdigest()
 
     def save(self, directory: str | os.PathLike[str], segments: bool = False, template: str = "") -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
@@ -225,7 +227,7 @@ class Tokenizer:
             config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         if template:
             config["chat_template"] = template
-        replace(directory / "tokenizer.json", self._content())
+        replace(directory / "tokenizer.json", written(self._inner).encode())
         replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
     @classmethod
@@ -245,10 +247,8 @@ class Tokenizer:
             raise UserError(
                 f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}"
             ) from None
-        return cls(inner, read_roles(directory / "tokenizer_config.json") if roles is None else roles)
-
-    def _content(self) -> bytes:
-        return str(self._inner.to_str(pretty=True)).encode()
+        roles = read_roles(directory / "tokenizer_config.json") if roles is None else roles
+        return cls(inner, roles, content)
 
     def _role_id(self, role: str, token: str) -> int:
         found = self._inner.token_to_id(token)
