@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from polyhead.lab.learn import design, features, judge, learn
+from polyhead.lab.learn import design, judge, learn
 from polyhead.lab.tasks import START, Problem, copying
 from polyhead.models.build import build
+from polyhead.train.tasks.writing import features
 
 EASY = copying(3, 4)._replace(rows=16)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.analysis.charts import Curve
 from polyhead.config import ModelConfig
@@ -26,6 +26,7 @@ from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.train.loop import train
 from polyhead.train.reporting import Row
+from polyhead.train.tasks.writing import features
 from polyhead.train.training import Training
 
 HELD_OUT = 1_000_000  # numbers of batches from here on are never learned from
@@ -188,12 +189,6 @@ def backward(model: Seq2Seq, batch: Batch) -> None:
     loss = cross_entropy(features(model, batch), model.head, batch.labels)
     loss.total.backward()
     model.zero_grad(set_to_none=True)
-
-
-def features(model: Seq2Seq, batch: Batch) -> Tensor:
-    """What the head reads of a batch, (B, T, C); padding of the target is told where some part counts tokens."""
-    target_pos = batch.target_pos if model.counts_tokens else None
-    return model.features(batch.source, batch.target, batch.source_pos, target_pos)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from polyhead.config import ModelConfig
 from polyhead.data.collate import Batch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import HELD_OUT, Learned, backward, design, features, first_curves, learn, sized
+from polyhead.lab.learn import HELD_OUT, Learned, backward, design, first_curves, learn, sized
 from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper
 from polyhead.lab.tasks import FIRST, Problem, copying, recall
@@ -20,6 +20,7 @@ from polyhead.lab.verdict import above, all_of, less, percent, said, within
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.registry import Choice
+from polyhead.train.tasks.writing import features
 
 ITEMS, VALUES = 8, 4
 PROBLEM = recall(ITEMS, ITEMS, VALUES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyhead.compare.tasks.base import COMPARED, Words
 from polyhead.compare.tasks.recovering import Recovering
 from polyhead.compare.tasks.translation import empty_source, piece
-from polyhead.train.tasks.denoising import features
+from polyhead.train.tasks.writing import features
 
 
 @COMPARED.register("denoising")

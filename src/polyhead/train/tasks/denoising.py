@@ -28,7 +28,7 @@ from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.loss import Loss
 from polyhead.nn.place import beside
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
@@ -36,6 +36,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
 from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
 
@@ -171,15 +172,11 @@ class Denoising:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy as sums."""
-        model, batch = _checked(model), beside(model, batch)
-        return cross_entropy(features(model, batch), model.head, batch.labels, self.smoothing)
+        return writing.loss(model, batch, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token to be written."""
-        model, batch = _checked(model), beside(model, batch)
-        asked = batch.labels != IGNORED
-        hidden = features(model, batch)[asked]
-        return Scores(model.head(hidden), batch.labels[asked], hidden)
+        return writing.scores(model, batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss, perplexity and accuracy of what is to be written, of the validation text; what stands before is given."""
@@ -237,20 +234,8 @@ class Denoising:
         total = Recovered()
         for _, batch in self.measured(store):
             batch = beside(model, batch)
-            total = total.plus(recovered(features(model, batch), model.head, batch.labels))
+            total = total.plus(recovered(writing.features(model, batch), model.head, batch.labels))
         return total.measures()
-
-
-def _checked(model: nn.Module) -> Seq2Seq:
-    assert isinstance(model, Seq2Seq)
-    return model
-
-
-def features(model: Seq2Seq | Ensemble, batch: Batch) -> torch.Tensor:
-    """What the head reads: (B, T, C)."""
-    # padding on the right is after all that a causal decoder sees, so most need not be told of it
-    target_pos = batch.target_pos if model.counts_tokens else None
-    return model.features(batch.source, batch.target, batch.source_pos, target_pos)
 
 
 def _check_spans(room: int, share: float, span: float, sentinels: int) -> None:

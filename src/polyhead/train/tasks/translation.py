@@ -17,13 +17,13 @@ from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError, at
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import IGNORED, Loss, cross_entropy
-from polyhead.nn.place import beside
+from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
 
 Measure = Callable[[Seq2Seq], dict[str, float]]
@@ -125,30 +125,20 @@ class Translation:
         """Labels that count."""
         return batch.n_tokens
 
-    def loss(self, model: nn.Module, batch: Batch, smoothing: float | None = None) -> Loss:
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Label-smoothed cross-entropy as sums."""
-        assert isinstance(model, Seq2Seq)
-        batch = beside(model, batch)
-        # padding on the right is after all that a causal decoder sees, so most need not be told of it
-        target_pos = batch.target_pos if model.counts_tokens else None
-        features = model.features(batch.source, batch.target, batch.source_pos, target_pos)
-        smoothing = self.smoothing if smoothing is None else smoothing
-        return cross_entropy(features, model.head, batch.labels, smoothing)
+        return writing.loss(model, batch, self.smoothing)
 
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token of the targets."""
-        assert isinstance(model, Seq2Seq)
-        batch = beside(model, batch)
-        asked = batch.labels != IGNORED
-        hidden = model.features(batch.source, batch.target, batch.source_pos, batch.target_pos)[asked]
-        return Scores(model.head(hidden), batch.labels[asked], hidden)
+        return writing.scores(model, batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Loss without smoothing and perplexity of the validation pairs, and whatever else is measured."""
         assert isinstance(model, Seq2Seq)
         nll, count = 0.0, 0
         for rows in self.valid_batches:
-            loss = self.loss(model, collate(self.valid, rows, self.tokenizer), smoothing=0.0)
+            loss = writing.loss(model, collate(self.valid, rows, self.tokenizer), 0.0)
             nll, count = nll + float(loss.nll), count + loss.count
         measured = {"loss": nll / count, "ppl": math.exp(min(nll / count, 700.0))}
         for measure in self.measures:
