@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.data.batches import plan_epoch
-from polyhead.data.collate import IGNORED, Batch, collate, collate_pairs
+from polyhead.data.collate import Batch, collate, collate_pairs
 from polyhead.data.corpus import open_corpus
 from polyhead.data.store import PairStore
+from polyhead.nn.loss import IGNORED
 from polyhead.registry import Choice
 from polyhead.text.tokenizer import Tokenizer, train_tokenizer
 

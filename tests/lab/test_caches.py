@@ -15,13 +15,13 @@ import torch.nn.functional as F
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.data.collate import IGNORED
 from polyhead.lab.cache_claims import change, claims, exact, worse
 from polyhead.lab.divergence import Found, divergence, equal_tokens, goes_on, kl_divergence
 from polyhead.lab.front import best_of, front_chart, labels
 from polyhead.lab.policies import Policy, policies, window
 from polyhead.lab.result import Front
 from polyhead.lab.subject import Rows, Subject, rows
+from polyhead.nn.loss import IGNORED
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import train_tokenizer

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.data.collate import IGNORED
 from polyhead.lab import tasks
 from polyhead.lab.tasks import FIRST, PAD, START
+from polyhead.nn.loss import IGNORED
 
 ALL = {
     "copying": tasks.copying(),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyhead.compare.tasks.base import Compared
 
 LONGEST_NAME = 80  # characters of a directory
+POINTS = 15  # evaluations of a cell, about
 LEAST_WIDTH = (
     0.25  # of the base's d_ff: a narrower feed-forward layer would be another design, not a fair one
 )
@@ -172,13 +173,13 @@ def warning(recipe: Recipe, budget: Budget) -> str:
     return ""
 
 
-def schedule_of(recipe: Recipe, steps: int, points: int = 15) -> Recipe:
-    """The recipe of one cell: that many steps, about ``points`` evaluations, and nothing else that costs time.
+def schedule_of(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe of one cell: that many steps, about fifteen evaluations, and nothing else that costs time.
 
     Where checkpoints are averaged, these are spread over the same share of the steps as the recipe spreads them.
     """
     train = recipe.train
-    every = max(1, steps // points)
+    every = max(1, steps // POINTS)
     log = max(d for d in range(1, 5) if every % d == 0)
     save = every
     if train.average:

@@ -33,9 +33,9 @@ class Interval(NamedTuple):
     p: float | None  # None for the base itself
 
 
-def resamples(n: int, seed: int = SEED) -> NDArray[np.int64]:
+def resamples(n: int) -> NDArray[np.int64]:
     """How often each of n sentences is drawn into each resampled corpus: (R, N). The draws are sacreBLEU's."""
-    drawn = np.random.default_rng(seed).choice(n, size=(RESAMPLES, n), replace=True)
+    drawn = np.random.default_rng(SEED).choice(n, size=(RESAMPLES, n), replace=True)
     return np.stack([np.bincount(row, minlength=n) for row in drawn])
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.data.store import PairStore
+from polyhead.nn.loss import IGNORED
 from polyhead.text.tokenizer import Tokenizer
 
 Ints = NDArray[Any]
-IGNORED = -100  # the label of padding: cross entropy leaves it out
 
 
 class Batch(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
+from polyhead.nn.loss import IGNORED
 
 Ints = NDArray[Any]
 
@@ -44,7 +45,7 @@ def collate_rows(store: TokenStore, starts: Ints, width: int, *, documents: bool
     """The rows that begin at those places; with ``documents`` positions begin again at 0 with each of them."""
     at = np.asarray(starts)[:, None] + np.arange(width + 1)
     cells = torch.from_numpy(store.ids[np.minimum(at, len(store) - 1)].astype(np.int64))
-    labels = cells[:, 1:].masked_fill(torch.from_numpy(at[:, 1:] >= len(store)), -100)
+    labels = cells[:, 1:].masked_fill(torch.from_numpy(at[:, 1:] >= len(store)), IGNORED)
     pos = _positions(store.begins, at[:, :-1]) if documents else None
     return Rows(cells[:, :-1], pos, labels)
 

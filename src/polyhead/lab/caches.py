@@ -13,7 +13,6 @@ from torch import Tensor
 from polyhead.analysis.charts import Curve
 from polyhead.analysis.metrics import bleu
 from polyhead.cache.low_rank import fit_low_rank
-from polyhead.data.collate import IGNORED
 from polyhead.lab.cache_claims import ROUNDING, Founds, change, claims, mean, peak, worse
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
 from polyhead.lab.divergence import ROWS, Found, divergence, equal_tokens, goes_on
@@ -21,6 +20,7 @@ from polyhead.lab.policies import Policy, policies
 from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
 from polyhead.lab.subject import Rows, Subject, rows, subject
 from polyhead.lab.verdict import above, all_of, interval
+from polyhead.nn.loss import IGNORED
 
 LONGEST = 512  # tokens of a window, where the model takes as many
 PLACES = 24  # points of a curve

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from polyhead.cache.base import Cache, Memory
 from polyhead.cache.make import make_cache
-from polyhead.data.collate import IGNORED
 from polyhead.lab.clock import quiet_clock
 from polyhead.lab.policies import Policy
 from polyhead.lab.subject import Rows
+from polyhead.nn.loss import IGNORED
 from polyhead.registry import Choice
 
 ROWS = 16  # texts that are decoded together

@@ -16,13 +16,13 @@ from torch import nn
 
 from polyhead.analysis.charts import Curve
 from polyhead.config import ModelConfig
-from polyhead.data.collate import IGNORED, Batch
+from polyhead.data.collate import Batch
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import Bench
 from polyhead.lab.tasks import Problem
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import Loss, cross_entropy
+from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.train.loop import train
 from polyhead.train.reporting import Row

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from polyhead.data.collate import IGNORED
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
 from polyhead.lab.learn import Learned, backward, design, first_curves, losses, sized, trained
@@ -16,6 +15,7 @@ from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import PAD, START, copying
 from polyhead.lab.verdict import alike, all_of, below, less, said
 from polyhead.models.build import build
+from polyhead.nn.loss import IGNORED
 
 NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
 PROBLEMS = {"full rows": copying(), "much padding": copying(shortest=2)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import polyhead.lab
-from polyhead.data.collate import IGNORED, collate_pairs
+from polyhead.data.collate import collate_pairs
 from polyhead.data.columns import kind_of
 from polyhead.data.corpus import open_corpus, read_pairs
 from polyhead.data.files import check_file, is_text, lines
@@ -23,6 +23,7 @@ from polyhead.lab.catalogue import Bench
 from polyhead.lab.learn import Listener
 from polyhead.loading import load
 from polyhead.nn.kv import whole
+from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.pipeline import run_training

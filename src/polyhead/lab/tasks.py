@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyhead.data.collate import IGNORED, Batch
+from polyhead.data.collate import Batch
+from polyhead.nn.loss import IGNORED
 
 PAD, START = 0, 1
 FIRST = 2  # the first token that means something
