@@ -33,7 +33,7 @@ def caches(bench: Bench) -> Result:
     """Every KV cache at several budgets: divergence from the full one, bytes, speed; on your model and text."""
     given = subject(bench)
     model: Any = given.run.model
-    width = min(bench.size(LONGEST, 48), given.run.config.max_len or LONGEST)
+    width = min(bench.size(LONGEST, 48), given.run.config.max_len)
     n = bench.limit or bench.size(128 if given.translates else 16, 2)
     read = rows(given, 2 * n, width)
     held = len(read.read) // 2  # for the directions of low rank, which must not know what is measured

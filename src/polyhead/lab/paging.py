@@ -38,11 +38,11 @@ def paging(bench: Bench) -> Result:
     bench.say(f"{given.said}: {len(lengths):,} rows of {statistics.fmean(lengths):.1f} tokens on average")
     full = {block: when_full(lengths, block) for block in blocks}
     growing = {block: while_growing(lengths, block, ROWS) for block in blocks}
-    new = min(bench.size(NEW, 4), (given.run.config.max_len or 2 * NEW) // 2)
+    new = min(bench.size(NEW, 4), given.run.config.max_len // 2)
     texts = fitting(given, new)[: bench.limit or bench.size(24, 2)]
     shared = {way: [saved(given.run, text, way, new_tokens=new) for text in texts] for way in ways(given.run)}
     bench.say(f"sharing measured on {len(texts)} texts; now they are served")
-    most = min(MOST, given.run.config.max_len or MOST)
+    most = min(MOST, given.run.config.max_len)
     asked = wishes(given, bench.limit or bench.size(128 if given.translates else 64, 4), most)
     served = serve(given.run.model, asked, bench.size(ROOM, 2), bench.size(5, 2))
     return Result(
@@ -67,8 +67,7 @@ def paging(bench: Bench) -> Result:
 def row_lengths(given: Subject) -> list[int]:
     """How many tokens a decoder holds at the end of each line or target: those of the text, and the begin."""
     texts = given.references or given.lines()
-    most = given.run.config.max_len or max(map(len, texts))
-    found = [min(len(ids) + 1, most) for ids in given.run.tokenizer.encode(texts)]
+    found = [min(len(ids) + 1, given.run.config.max_len) for ids in given.run.tokenizer.encode(texts)]
     if not found:
         raise UserError("the text has no line that is not blank")
     return found
@@ -77,9 +76,7 @@ def row_lengths(given: Subject) -> list[int]:
 def fitting(given: Subject, new: int) -> list[str]:
     """The texts that are short enough to be decoded whole, or to be gone on from by so many new tokens."""
     texts = given.texts if given.translates else given.lines()
-    most = (given.run.config.max_len or 10**9) - (
-        given.run.tokenizer.sides.most if given.translates else new + 1
-    )
+    most = given.run.config.max_len - (given.run.tokenizer.sides.most if given.translates else new + 1)
     kept = [
         text
         for text, ids in zip(texts, given.run.tokenizer.encode(texts), strict=True)
