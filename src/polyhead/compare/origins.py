@@ -95,7 +95,7 @@ def tokens_of(recipe: Recipe) -> str:
 
 def text_of(recipe: Recipe, split: str) -> dict[str, str]:
     """The files of a split with the digests of their text."""
-    return {path.name: fingerprint(path)[0][:16] for path in recipe.data.paths(split)}
+    return {path.name: fingerprint(path)[:16] for path in recipe.data.paths(split)}
 
 
 def say(line: str) -> None:

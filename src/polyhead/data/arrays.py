@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +44,16 @@ class FlatWriter:
         np.lib.format.write_array_header_1_0(
             self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)}
         )
+
+
+@contextmanager
+def flat_files(directory: Path, dtypes: Mapping[str, type[np.generic]]) -> Iterator[dict[str, FlatWriter]]:
+    """A NAME.npy for each name, open for writing."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
+            for name, dtype in dtypes.items()
+        }
 
 
 def open_flat(path: Path) -> NDArray[Any]:

@@ -16,6 +16,12 @@ from polyhead.errors import UserError
 R = TypeVar("R")
 
 
+def home(cache: str | os.PathLike[str], kind: str, settings: object) -> Path:
+    """The directory of a store under ``cache``: other settings, of JSON's types, make another one."""
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
+    return Path(cache) / f"{kind}-{key}"
+
+
 def whole(directory: Path, names: Iterable[str], report: type[R], write: Callable[[Path], R]) -> R:
     """The report (a dataclass) of a directory of NAME.npy files; ``write`` makes both if they are not there, or not whole."""
     names = list(names)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from bisect import bisect_left
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from polyhead.data.arrays import FlatWriter, open_flat
-from polyhead.data.built import whole
+from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.built import home, whole
 from polyhead.data.conversations import ConversationReport, Conversations
 from polyhead.data.files import fingerprint
 from polyhead.data.rows import Ints, Rows
@@ -68,11 +65,10 @@ class ConversationStore:
     ) -> ConversationStore:
         """The store of some files under the directory ``cache``; made if it is not there or not whole."""
         chat = CHAT.check(chat)
-        prints = [fingerprint(path)[0] for path in conversations.files]
+        prints = [fingerprint(path) for path in conversations.files]
         share = [conversations.share, conversations.held]
         settings = [LAYOUT, prints, tokenizer.sha256, share, chat.written(), max_len]
-        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
-        directory, format = Path(cache) / f"chat-{key}", CHAT.build(chat)
+        directory, format = home(cache, "chat", settings), CHAT.build(chat)
 
         def write(temporary: Path) -> ConversationReport:
             report = ConversationReport(conversations.where)
@@ -90,11 +86,7 @@ def _write(
     max_len: int,
     report: ConversationReport,
 ) -> None:
-    with ExitStack() as stack:
-        out = {
-            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
-            for name, dtype in DTYPES.items()
-        }
+    with flat_files(directory, DTYPES) as out:
         out["offsets"].append([0])
         for place, messages in conversations.read(report):
             try:

@@ -93,17 +93,16 @@ def spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
             raise UserError(f"{path}: damaged or unreadable after byte {done:,}: {error}") from None
 
 
-def fingerprint(path: Path) -> tuple[str, int]:
-    """SHA-256 of a file's text (uncompressed) and its number of "\\n"."""
-    digest, count = hashlib.sha256(), 0
+def fingerprint(path: Path) -> str:
+    """SHA-256 of a file's text, uncompressed."""
+    digest = hashlib.sha256()
     with _opened(path) as file:
         try:
             while block := file.read(1 << 20):
                 digest.update(block)
-                count += block.count(b"\n")
         except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
             raise UserError(f"{path}: damaged or unreadable: {error}") from None
-    return digest.hexdigest(), count
+    return digest.hexdigest()
 
 
 def is_text(line: bytes) -> bool:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -14,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.data.arrays import FlatWriter, open_flat
-from polyhead.data.built import whole
+from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
 from polyhead.data.framed import FramedBatch, Ints, collate_framed, framed
 from polyhead.data.labelled import Example, Labelled, LabelledReport
@@ -70,11 +67,10 @@ class LabelledStore:
 
         Texts of other labels are left out, those of more than ``max_len`` tokens cut; both are counted.
         """
-        prints = [fingerprint(path)[0] for path in labelled.files]
+        prints = [fingerprint(path) for path in labelled.files]
         rows = [labelled.format, labelled.text, labelled.label, labelled.share, labelled.held]
         settings = [LAYOUT, prints, tokenizer.sha256, rows, list(labels), max_len]
-        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
-        directory = Path(cache) / f"labelled-{key}"
+        directory = home(cache, "labelled", settings)
 
         def write(temporary: Path) -> LabelledReport:
             report = LabelledReport(labelled.where)
@@ -93,11 +89,7 @@ def _write(
     report: LabelledReport,
 ) -> None:
     numbers = {label: number for number, label in enumerate(labels)}
-    with ExitStack() as stack:
-        out = {
-            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
-            for name, dtype in DTYPES.items()
-        }
+    with flat_files(directory, DTYPES) as out:
         out["offsets"].append([0])
         for chunk in _chunks(labelled.examples(report, labels)):
             encoded = [

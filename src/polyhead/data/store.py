@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyhead.data.arrays import FlatWriter, open_flat
-from polyhead.data.built import whole
+from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.built import home, whole
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import Tokenizer
 
 Ints = NDArray[Any]
-Progress = Callable[[int, int], None]  # (pairs read, pairs in all)
 LAYOUT = 1  # of the files of a cache; another number makes another cache
 CHUNK = 4096  # pairs tokenised at once
 DTYPES: dict[str, type[np.generic]] = {
@@ -69,7 +65,6 @@ class PairStore:
         cache: str | os.PathLike[str],
         *,
         max_len: int,
-        progress: Progress | None = None,
     ) -> PairStore:
         """The store of a corpus under the directory ``cache``; made if it is not there or not whole.
 
@@ -78,47 +73,26 @@ class PairStore:
         """
         if max_len < 2:
             raise UserError(f"max_len is {max_len}; a sentence of one token and its end need 2")
-        prints = [fingerprint(path) for path in corpus.files]
         settings = {
             "layout": LAYOUT,
-            "files": [digest for digest, _ in prints],
+            "files": [fingerprint(path) for path in corpus.files],
             "tokenizer": tokenizer.sha256,
             "max_len": max_len,
             "format": corpus.format,
             "columns": [corpus.source, corpus.target],
         }
-        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
-        directory = Path(cache) / f"pairs-{key}"
-        total = prints[0][1] if corpus.format == "parallel" else sum(count for _, count in prints)
+        directory = home(cache, "pairs", settings)
 
         def write(temporary: Path) -> CorpusReport:
             report = CorpusReport(corpus.where)
-            _write_arrays(
-                temporary,
-                corpus,
-                tokenizer,
-                max_len,
-                report,
-                lambda n: progress(n, total) if progress else None,
-            )
+            _write(temporary, corpus, tokenizer, max_len, report)
             return report
 
         return cls(directory, whole(directory, DTYPES, CorpusReport, write))
 
 
-def _write_arrays(
-    directory: Path,
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    max_len: int,
-    report: CorpusReport,
-    progress: Callable[[int], None],
-) -> None:
-    with ExitStack() as stack:
-        out = {
-            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
-            for name, dtype in DTYPES.items()
-        }
+def _write(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport) -> None:
+    with flat_files(directory, DTYPES) as out:
         for side in ("source", "target"):
             out[f"{side}_offsets"].append([0])
         for chunk in _chunks(corpus.pairs(report)):
@@ -133,7 +107,6 @@ def _write_arrays(
                 out[f"{side}_offsets"].append([*accumulate(map(len, ids), initial=out[side].count)][1:])
                 out[side].append([i for row in ids for i in row])
             out["lines"].append([pair.line for pair, _, _ in rows])
-            progress(report.read)
         if not report.kept:
             raise UserError(f"no usable pair in {report} (max_len is {max_len} tokens)")
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyhead.data.arrays import FlatWriter, open_flat
-from polyhead.data.built import whole
+from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
 from polyhead.data.text import Text, TextReport
 from polyhead.text.tokenizer import Tokenizer
@@ -41,7 +38,7 @@ class TokenStore:
     @classmethod
     def open_or_build(cls, text: Text, tokenizer: Tokenizer, cache: str | os.PathLike[str]) -> TokenStore:
         """The store of a text under the directory ``cache``; made if it is not there or not whole."""
-        prints = [fingerprint(path)[0] for path in text.files]
+        prints = [fingerprint(path) for path in text.files]
         settings = [
             LAYOUT,
             prints,
@@ -50,8 +47,7 @@ class TokenStore:
             text.share,
             *([text.columns] if text.columns else []),
         ]
-        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
-        directory = Path(cache) / f"text-{key}"
+        directory = home(cache, "text", settings)
 
         def write(temporary: Path) -> TextReport:
             report = TextReport(text.where)
@@ -62,11 +58,7 @@ class TokenStore:
 
 
 def _write(directory: Path, text: Text, tokenizer: Tokenizer, report: TextReport) -> None:
-    with ExitStack() as stack:
-        out = {
-            name: stack.enter_context(FlatWriter(directory / f"{name}.npy", dtype))
-            for name, dtype in DTYPES.items()
-        }
+    with flat_files(directory, DTYPES) as out:
         mark = [tokenizer.eos_id] if text.marked else []
         begins = True
         for piece in text.pieces(report):
