@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyhead.analysis.cost.decoding import by_heads, cache_shape, held, source_bytes, token_flops
-from polyhead.analysis.cost.memory import activations, literature, training_memory
+from polyhead.analysis.cost.memory import literature, training_memory
 from polyhead.analysis.cost.weightless import Saved, features_of, given
 from polyhead.analysis.cost.work import Load
 from polyhead.analysis.sizes import count
@@ -48,9 +48,8 @@ def test_activations_are_what_autograd_keeps(kind: str, changes: dict[str, Any],
     with Saved(model) as saved, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         features_of(model, given(config, load))
     # a norm of bf16 keeps statistics of 4 bytes a token where tensors without numbers take them for 2
-    assert activations(config, load, precision) == pytest.approx(
-        saved.nbytes, abs=load.rows * load.length * 4
-    )
+    found = training_memory(config, load, Choice("adamw"), precision=precision).activations
+    assert found == pytest.approx(saved.nbytes, abs=load.rows * load.length * 4)
 
 
 def test_what_is_saved_is_counted_once_and_without_the_weights() -> None:
@@ -63,7 +62,8 @@ def test_what_is_saved_is_counted_once_and_without_the_weights() -> None:
 
 
 def test_of_lstm_nothing_is_said() -> None:
-    assert activations(config_of("decoder", {"block": "lstm", "position": "none"}), Load(2, 5)) is None
+    config = config_of("decoder", {"block": "lstm", "position": "none"})
+    assert training_memory(config, Load(2, 5), Choice("adamw")).activations is None
 
 
 @pytest.mark.parametrize("name", OPTIMIZER.names())

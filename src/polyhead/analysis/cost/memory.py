@@ -78,13 +78,8 @@ def _state(model: nn.Module, optimizer: Choice) -> int:
     return sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
 
 
-def activations(config: ModelConfig, load: Load, precision: Literal["fp32", "bf16"] = "fp32") -> int | None:
-    """What autograd keeps of a forward pass over whole rows, up to what the head reads; None where a part fails."""
-    with weightless():
-        return _activations(model_class(config)(config), config, load, precision)
-
-
 def _activations(model: nn.Module, config: ModelConfig, load: Load, precision: str) -> int | None:
+    """What autograd keeps of a forward pass over whole rows, up to what the head reads; None where a part fails."""
     if any(isinstance(part, nn.LSTM) for part in model.modules()):
         return None  # oneDNN keeps a workspace of its own, whose size is known when it is there
     try:
