@@ -192,7 +192,6 @@ def beam_search(
     min_new_tokens: int = 0,
     early_stopping: EarlyStopping = False,
     prefix: Sequence[Sequence[int]] | None = None,
-    certain: int = 0,
     forbidden: Sequence[int] = (),
     no_repeat_ngram_size: int = 0,
     cache: Choice | None = None,
@@ -200,8 +199,8 @@ def beam_search(
     """The ``n_best`` outputs of each row (B, S), best first, by the rule of ``Beaming``; all rows are decoded together.
 
     An encoder-decoder reads the rows as sources and begins with ``bos_id``, any other model takes them as prompts.
-    ``prefix`` is the forced beginning of each output; it is part of it, in tokens, score and length, but its first
-    ``certain`` tokens cost nothing. A row gets the same result in any batch.
+    ``prefix`` is the forced beginning of each output; it is part of it, in tokens, score and length. A row gets the same
+    result in any batch.
     """
     assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
     given: Sequence[Sequence[int]] = [[]] * len(source) if prefix is None else prefix
@@ -213,7 +212,7 @@ def beam_search(
         beam_size, eos_id, n_best=n_best, length_penalty=length_penalty, early_stopping=early_stopping,
         min_new_tokens=min_new_tokens, forbidden=forbidden, no_repeat_ngram_size=no_repeat_ngram_size,
     )  # fmt: skip
-    wishes = [Wish(limit, begin, certain) for limit, begin in zip(max_new_tokens, given, strict=True)]
+    wishes = [Wish(limit, begin) for limit, begin in zip(max_new_tokens, given, strict=True)]
     for i, wish in enumerate(wishes):
         wish.check(i, eos_id)
     if not wishes:
