@@ -300,10 +300,7 @@ def edit_tokenizer(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            edit_text,
-            "--resume: the train text, its columns or data.max_len are not those that the run began with",
-        ),
+        (edit_text, "--resume: the train text is not what the run began with; put it back"),
         (edit_tokenizer, "tokenizer.json is not the tokenizer that "),
     ],
 )
@@ -314,6 +311,16 @@ def test_a_run_does_not_go_on_with_other_text_or_tokens(
     edit(corpus)
     with pytest.raises(UserError, match=re.escape(message)):
         run_training(recipe, resume=True, report=Notes())
+
+
+def test_a_text_that_is_read_in_another_way_is_refused_by_the_keys(corpus: Path) -> None:
+    recipe = begun(corpus, steps=2)
+    (corpus / "pairs.tsv").write_text("a\tb\n" * 9)
+    data = recipe.data.model_copy(update={"train": ["pairs.tsv"], "target": 0})
+    with pytest.raises(
+        UserError, match=re.escape("began with (data.train, data.target changed); put it back")
+    ):
+        run_training(recipe.model_copy(update={"data": data}), resume=True, report=Notes())
 
 
 def test_a_finished_run_says_how_it_is_used(corpus: Path) -> None:

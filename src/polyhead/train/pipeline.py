@@ -108,7 +108,7 @@ def run_training(
             check_alike(ranks, recipe, run.model, extra)
             if saved:
                 if before:
-                    check_same(saved, extra, out)
+                    check_same(saved, extra, before, recipe)
                     check_rates(
                         recipe.train, config.d_model, saved.step, total_steps(task, before.train), steps
                     )

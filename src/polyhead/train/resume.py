@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import BaseModel
 
 from polyhead.errors import UserError
@@ -77,15 +75,17 @@ def differences(a: BaseModel, b: BaseModel, under: str) -> list[str]:
     return [f"{under}.{name}" for name in type(a).model_fields if getattr(a, name) != getattr(b, name)]
 
 
-def check_same(saved: checkpoint.Checkpoint, extra: dict[str, str], out: Path) -> None:
+def check_same(saved: checkpoint.Checkpoint, extra: dict[str, str], before: Recipe, recipe: Recipe) -> None:
     """The tokenizer and the text must be those that the checkpoint knows by their digests."""
+    out, changed = recipe.out, differences(before.data, recipe.data, "data")
     if saved.extra.get("tokenizer_sha256") != extra["tokenizer_sha256"]:
         raise UserError(f"{out / 'tokenizer.json'} is not the tokenizer that {saved.path} was trained with")
     for split in ("train", "valid"):
         if saved.extra.get(split) != extra[split]:
             raise UserError(
-                f"--resume: the {split} text, its columns or data.max_len are not those that the run began with; "
-                "put them back, or start anew with out=..."
+                f"--resume: the {split} text is not what the run began with"
+                + (f" ({', '.join(changed)} changed)" if changed else "")
+                + "; put it back, or start anew with out=..."
             )
 
 
