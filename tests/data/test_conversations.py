@@ -148,6 +148,15 @@ def test_a_share_is_held_out_evenly(tmp_path, tokenizer):
     assert sorted(asked(True) + asked(False)) == [f"How {i}" for i in range(10)]
 
 
+def test_a_share_of_no_conversation_says_what_would_do(tmp_path, tokenizer):
+    path = lines(tmp_path, *[{"messages": [ASK, TELL]}] * 30)
+    with pytest.raises(
+        UserError, match=r"of the 30 conversations in talks.jsonl that is none; 0.034 or more would"
+    ):
+        list(open_conversations([path], 0.001, True).read(ConversationReport("x")))
+    assert len(list(open_conversations([path], 0.034, True).read(ConversationReport("x")))) == 1
+
+
 def test_files_without_a_conversation_are_refused(tmp_path, tokenizer):
     with pytest.raises(
         UserError, match=r'none of its first 2 lines is a conversation; wanted JSONL such as \{"messages"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from polyhead.data.corpus import blank, count
 from polyhead.data.files import check_file, is_text, lines
+from polyhead.data.held_out import held_out, none_held_out
 from polyhead.errors import UserError
 from polyhead.text.chat.base import Message
 
@@ -84,8 +84,7 @@ class Conversations:
             name = f"{path.name} " if len(self.files) > 1 else ""
             for line, raw in enumerate(lines(path), 1):
                 number += 1
-                out = math.floor(number * self.share) > math.floor((number - 1) * self.share)
-                if self.share and self.held != out:
+                if self.share and self.held != held_out(number, self.share):
                     continue
                 report.read += 1
                 place, found = f"{name}line {line:,}", parsed(raw)
@@ -93,6 +92,8 @@ class Conversations:
                     report.note(found, place)
                 else:
                     yield Conversation(place, found)
+        if self.share and number and not report.read:
+            raise none_held_out(self.share, number, "conversation", self.where)
 
 
 def open_conversations(files: Sequence[Path], share: float = 0.0, held: bool = False) -> Conversations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.corpus import blank, count
 from polyhead.data.files import check_file
+from polyhead.data.held_out import held_out, none_held_out
 from polyhead.errors import UserError, nearest
 
 KINDS = ("blank", "overlong", "broken", "unknown")
@@ -93,9 +93,7 @@ class Labelled:
             name = f"{path.name} " if len(self.files) > 1 else ""
             for line, row in rows(path, self.format, self.wanted):
                 number += 1
-                if self.share and self.held != (
-                    math.floor(number * self.share) > math.floor((number - 1) * self.share)
-                ):
+                if self.share and self.held != held_out(number, self.share):
                     continue
                 report.read += 1
                 place = f"{name}line {line:,}"
@@ -109,11 +107,7 @@ class Labelled:
                     report.kept += 1
                     yield found
         if self.share and number and not report.read:
-            raise UserError(
-                f"data.valid_share is {self.share:g}: of the {number:,} text{'s' * (number > 1)} in {self.where} that is none; "
-                + (f"{_least(number):g} or more would hold out one, or " if number > 1 else "")
-                + "name files in data.valid"
-            )
+            raise none_held_out(self.share, number, "text", self.where)
         if not report.kept:
             among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
             raise UserError(f"no usable text in {report}{among}")
@@ -180,12 +174,6 @@ def read_labelled(
         if len(found) == limit:
             break
     return found, report
-
-
-def _least(number: int) -> float:
-    """A short number that is one of so many, or a little more: 0.34 of 3."""
-    digits = len(str(number)) + 1
-    return math.ceil(10**digits / number) / 10**digits
 
 
 def _example(line: int, row: tuple[Any, ...], place: str) -> Example | str:
