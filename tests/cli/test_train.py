@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,23 @@ def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     sections = [maybe.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
     within = len(AdaptSection.model_fields) - 1  # in the place of train.adapt itself
     assert len(lines) == sum(len(getattr(kind, "model_fields", [0])) for kind in sections) + within
+
+
+def test_a_run_that_was_copied_goes_on_where_it_is_told(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["train.save_every=2", "train.eval_every=2"]
+    assert main(["train", "dogs.yaml", "train.steps=2", *short]) == 0
+    shutil.copytree("runs/dogs", "runs/copy")
+    before = sorted(path.name for path in (place / "runs/dogs/checkpoints").iterdir())
+    capsys.readouterr()
+
+    assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=4"]) == 2
+    assert capsys.readouterr().err == (
+        "polyhead: --resume: runs/copy/recipe.yaml lies in a run and says out: runs/dogs, which is another place; "
+        "to go on here give out=runs/copy, to go on there out=runs/dogs\n"
+    )
+    assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=4", "out=runs/copy"]) == 0
+    assert sorted(path.name for path in (place / "runs/dogs/checkpoints").iterdir()) == before
+    assert (place / "runs/copy/checkpoints/step-4").is_dir()
+    assert main(["train", "runs/copy/recipe.yaml", "--resume", "train.steps=6"]) == 0

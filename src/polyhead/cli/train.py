@@ -11,6 +11,7 @@ import typer
 
 from polyhead.cli.guard import DONE, FAILED, INTERRUPTED, said, tell
 from polyhead.cli.keys import keys
+from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.train import launch
 
@@ -53,6 +54,8 @@ def run(
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --processes 4
     """
     read = load_recipe(recipe, changes)
+    if resume and not any(change.startswith("out=") for change in changes or []):
+        check_beside(recipe, read.out)
     if processes > 1:
         typed = [str(recipe), *(changes or []), *(["--resume"] if resume else [])]
         raise typer.Exit(launch.launch(typed, processes))
@@ -63,6 +66,16 @@ def run(
     _, outcome = run_training(read, resume=resume)
     if outcome.how == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def check_beside(recipe: Path, out: Path) -> None:
+    """A recipe that lies in a run is that run's: of one that was copied or moved the recipe still names the old place."""
+    here = recipe.parent
+    if (here / "checkpoints").is_dir() and here.resolve() != out.resolve():
+        raise UserError(
+            f"--resume: {recipe} lies in a run and says out: {out}, which is another place; "
+            f"to go on here give out={here}, to go on there out={out}"
+        )
 
 
 def together(recipe: Recipe, resume: bool) -> NoReturn:
