@@ -119,6 +119,9 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (edited("config.json", add_cross_attention=True), "{0}/config.json: add_cross_attention is true, wanted false"),
     (edited("config.json", new_trick=1), "{0}/config.json: 'new_trick' not known for this family"),
     (edited("config.json", auto_map={"AutoModel": "evil.Evil"}), "{0}/config.json: auto_map names Python code"),
+    (edited("config.json", quantization_config={"quant_method": "awq", "bits": 4}), "{0}/config.json: quantization_config says "
+     "that the weights are quantized (by 'awq'), and only fp32, bf16 and fp16 are read; take the checkpoint that this one"),
+    (edited("config.json", layer_norm_epsilon=float("nan")), "{0}/config.json: layer_norm_epsilon is nan, wanted a number"),
     (edited("config.json", model_type="gpt3"), "{0}/config.json: model_type is 'gpt3'; only 'polyhead', "),
     (edited("config.json", vocab_size=299), "{0}: the weights do not fit config.json; of another shape: transformer.wte"),
     (edited("generation_config.json", eos_token_id=[900]), "{0}/generation_config.json: eos_token_id is 900, and the tokenizer"),
@@ -395,6 +398,38 @@ def test_configs_of_older_writers_say_the_same(tmp_path: Path) -> None:
     old = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "torch_dtype": "float32"}
     path.write_text(json.dumps(config | old))
     assert ph.load(tmp_path).config == before
+    with torch.no_grad():
+        wanted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(tokens).logits
+        torch.testing.assert_close(ph.load(tmp_path).model(tokens), wanted, rtol=1e-5, atol=1e-5)
+
+
+MIXTRAL = (
+    "MixtralConfig",
+    {**LLAMA, "num_local_experts": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+)
+QWEN_MOE = (
+    "Qwen3MoeConfig",
+    {**LLAMA, "head_dim": 8, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+)
+STRETCHED = {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (MIXTRAL, {"rope_parameters": None}),
+        (QWEN_MOE, {"head_dim": None}),
+        (("LlamaConfig", LLAMA), {"rope_scaling": STRETCHED}),
+        (("LlamaConfig", LLAMA), {"rope_scaling": {}, "rope_parameters": STRETCHED}),
+    ],
+)
+def test_what_a_config_leaves_unsaid_or_says_twice_is_as_there(
+    model: tuple[str, dict[str, Any]], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    make(tmp_path, model[0], **model[1])
+    path, tokens = tmp_path / "config.json", torch.randint(5, 300, (2, 9))
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     with torch.no_grad():
         wanted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(tokens).logits
         torch.testing.assert_close(ph.load(tmp_path).model(tokens), wanted, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -57,9 +58,9 @@ class Given:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Any number."""
+        """Any finite number."""
         value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.wrong(key, "a number")
         return float(value)
 
@@ -107,6 +108,13 @@ class Given:
         if self.has("auto_map") and "auto_map" not in self.asked:
             raise UserError(
                 f"{self.where}: auto_map names Python code of the checkpoint's own, which is never run"
+            )
+        if self.has("quantization_config"):
+            given = self.values["quantization_config"]
+            method = given.get("quant_method") if isinstance(given, dict) else None
+            raise UserError(
+                f"{self.where}: quantization_config says that the weights are quantized (by {show(method)}), and only "
+                "fp32, bf16 and fp16 are read; take the checkpoint that this one was made from"
             )
         if rest := sorted(self.values.keys() - self.asked - HARMLESS):
             raise UserError(

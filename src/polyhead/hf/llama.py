@@ -21,6 +21,7 @@ def common(
     max_len: int,
     eps: float = 1e-6,
     fraction: str | None = None,
+    theta: float = 10000.0,
 ) -> dict[str, Any]:
     """What all these families say alike; the numbers are what the family has where its config.json says nothing, and
     ``fraction`` is the key of the part of features that turn, if there is one."""
@@ -40,7 +41,7 @@ def common(
         "head_dim": given.size("head_dim", head_dim or max(1, d_model // n_heads)),
         "d_ff": given.size("intermediate_size"),
         "max_len": max_len,
-        "position": rope(given, max_len, fraction=fraction),
+        "position": rope(given, max_len, fraction=fraction, base=theta),
         "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", eps)},
         "norm_first": True,
         "feed_forward": gate.written(),
@@ -58,14 +59,16 @@ def rope(
     theta: str = "rope_theta",
     fraction: str | None = None,
     turning: float = 1.0,
+    base: float = 10000.0,
 ) -> dict[str, Any]:
-    """The position, from rope_parameters or the older keys of a family: its theta and its ``fraction`` of features that
-    turn, which is ``turning`` where nothing is said; without such a key they all do."""
-    options: dict[str, Any] = {"name": "rope", "theta": given.number(theta, 10000.0)}
+    """The position, from rope_parameters or the older keys of a family: its theta, ``base`` where nothing is said, and its
+    ``fraction`` of features that turn, which is then ``turning``; without such a key they all do."""
+    options: dict[str, Any] = {"name": "rope", "theta": given.number(theta, base)}
     if fraction is not None:
         options["fraction"] = given.number(fraction, turning)
     old = given.section("rope_scaling")
-    found = given.section("rope_parameters") or old
+    new = given.section("rope_parameters")
+    found = old if old and old.values else new  # as the reference, where a file has both
     if found is None:
         return options
     options["theta"] = found.number("rope_theta", options["theta"])

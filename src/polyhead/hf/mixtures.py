@@ -55,7 +55,7 @@ def read_mixtral(given: Given) -> dict[str, Any]:
     """config.json of Mixtral -> fields of ModelConfig."""
     given.passed("router_jitter_noise")
     window = given.size("sliding_window") if given.has("sliding_window") else None
-    fields = common(given, kv_heads=8, max_len=131072, eps=1e-5)
+    fields = common(given, kv_heads=8, max_len=131072, eps=1e-5, theta=1e6)
     return (
         fields
         | attention(given, bias=False, window=window)
@@ -75,7 +75,7 @@ def read_qwen(given: Given) -> dict[str, Any]:
     for key, built in (("decoder_sparse_step", 1), ("mlp_only_layers", []), ("use_sliding_window", False)):
         given.only(key, built)
     given.passed("sliding_window", "max_window_layers")
-    fields = common(given, kv_heads=4, head_dim=128, max_len=32768)
+    fields = common(given, kv_heads=4, max_len=32768)
     count = "num_experts" if given.has("num_experts") else "num_local_experts"
     return (
         fields
