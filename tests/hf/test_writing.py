@@ -185,6 +185,25 @@ def test_the_nearest_family_is_named_where_none_fits() -> None:
         fitting(config(attention={"name": "softmax", "softcap": 50.0}))
 
 
+LIKE_T5 = {
+    "kind": "encoder-decoder", "position": "t5", "norm": {"name": "rmsnorm", "eps": 1e-6}, "scale_output": True, "n_heads": 5, "head_dim": 4,
+    "attention": {"name": "softmax", "scale": 1.0, "bias": False}, "feed_forward": {"name": "relu", "bias": False},
+}  # fmt: skip
+LIKE_MODERNBERT = {
+    "kind": "encoder", "position": "rope", "norm": {"name": "layernorm", "bias": False}, "embedding_norm": "first",
+    "attention": {"name": "softmax", "bias": False}, "feed_forward": {"name": "geglu", "bias": False}, "head_bias": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "parts"), [("t5", LIKE_T5), ("modernbert", LIKE_MODERNBERT)])
+def test_a_family_that_has_no_such_model_at_all_is_not_the_nearest(
+    family: str, parts: dict[str, Any]
+) -> None:
+    assert fitting(config(**parts)) == family
+    with pytest.raises(UserError, match=f"the nearest is '{family}': n_kv_heads is 1, there [35]$"):
+        fitting(config(**parts, n_kv_heads=1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

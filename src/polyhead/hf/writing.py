@@ -98,9 +98,17 @@ def fitting(config: ModelConfig, family: str | None = None) -> str:
     """The name of a family that says exactly this config."""
     if family is not None and family not in FAMILY.names():
         raise unknown("family", family, FAMILY.names())
-    tried = {name: in_the_way(config, name) for name in ([family] if family else FAMILY.names())}
+    tried, unlike = {}, set()
+    for name in [family] if family else FAMILY.names():
+        try:
+            tried[name] = in_the_way(config, name)
+        except UserError as error:  # it has no such model, so nothing tells how near it is
+            tried[name] = [str(error)]
+            unlike.add(name)
     kind = model_class(config).__name__
-    nearest = min(tried, key=lambda name: (kind not in FAMILY.get(name).architectures, len(tried[name])))
+    nearest = min(
+        tried, key=lambda name: (kind not in FAMILY.get(name).architectures, name in unlike, len(tried[name]))
+    )
     if not tried[nearest]:
         return nearest
     what = (
@@ -120,12 +128,12 @@ def described(config: ModelConfig, family: str) -> dict[str, Any]:
 
 
 def in_the_way(config: ModelConfig, family: str) -> list[str]:
-    """What the family cannot say: it is told, read again, and what has become another part or size is in the way."""
+    """What the family cannot say: it is told, read again, and what has become another part or size is in the way.
+
+    A UserError says why it has no such model at all.
+    """
     chosen: Family = FAMILY.get(family)
-    try:
-        back = read_config(chosen, Given(described(config, family), family, _heads(config, chosen)))
-    except UserError as error:
-        return [str(error)]
+    back = read_config(chosen, Given(described(config, family), family, _heads(config, chosen)))
     found: list[str] = []
     crossing = config.kind == "encoder-decoder"
     passed = (
