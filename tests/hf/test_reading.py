@@ -320,6 +320,7 @@ def test_what_is_not_built_is_refused(spoil: Callable[[Path], Any], message: str
     assert "\n" not in str(error.value)
 
 
+GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 PHI = ("Phi3Config", {**LLAMA})
 NEOX = (
     "GPTNeoXConfig",
@@ -343,6 +344,8 @@ GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
         (OPT, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false, wanted true"),
         (BLOOM, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm is true, wanted"),
         (BLOOM, {"n_inner": 100}, "n_inner is 100, wanted 128, all that is built"),
+        (("Qwen2Config", LLAMA), {"use_mrope": True}, "use_mrope is true, wanted false, all that is built"),
+        (("LlamaConfig", LLAMA), {"rope_interleaved": True}, "rope_interleaved is true, wanted false, all that is built"),
         (GEMMA, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted sliding_attention or full_"),
         (GEMMA, {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types is ["),
         (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention is true, wanted false"),
@@ -371,6 +374,11 @@ def test_what_a_family_has_and_is_not_built_is_refused(
                                                        "seq_length": 2048, "attention_softmax_in_fp32": True}),
         (GEMMA, ["layer_types", "rope_parameters"], {"hidden_act": "gelu", "rope_theta": 10000.0, "cache_implementation": "hybrid",
                                                       "sliding_window_size": 9}),
+        (("GPT2Config", GPT2), [], {"_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "n_ctx": 32,
+                                    "output_past": True}),  # DistilGPT2
+        (("Qwen2Config", LLAMA), ["layer_types", "rope_parameters"], {"use_mrope": False, "rope_theta": 10000.0}),  # Qwen2.5
+        (("LlamaConfig", LLAMA), [], {"max_sequence_length": 64, "is_llama_config": True, "rope_interleaved": False,
+                                      "transformers.js_config": {"dtype": "q4"}}),  # Llama 1, SmolLM
     ],
 )  # fmt: skip
 def test_older_files_of_a_family_say_the_same(

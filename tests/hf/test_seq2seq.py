@@ -346,6 +346,31 @@ def test_older_files_hold_copies_and_buffers(case: Case, tmp_path: Path) -> None
         ph.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        (
+            "bart",
+            {"normalize_before": False, "extra_pos_embeddings": 2, "save_step": 58, "classif_dropout": 0.0},
+        ),
+        ("mbart", {"normalize_before": True, "add_final_layer_norm": True, "max_length": 25, "num_beams": 3}),
+        (
+            "marian",
+            {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
+        ),
+        ("t5", {"task_specific_params": {"summarization": {"num_beams": 4}}}),
+    ],
+)
+def test_configs_of_2020_are_read(name: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    """As those of OPUS-MT, BART for summaries and others say it; the reference passes over the same keys."""
+    published(tmp_path, CASES[name][0])
+    before = ph.load(tmp_path).config
+    labels = {"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}, "label2id": {"LABEL_0": 0}}
+    changed(tmp_path, _num_labels=3, output_past=True, gradient_checkpointing=False, **labels, **keys)
+    assert ph.load(tmp_path).config == before
+    assert transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+
+
 def test_a_bare_bart_has_no_bias_of_scores(tmp_path: Path) -> None:
     theirs = published(tmp_path, CASES["bart"][0])
     theirs.model.save_pretrained(tmp_path)

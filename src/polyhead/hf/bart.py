@@ -80,7 +80,7 @@ def fixed(given: Given, *, pre: bool, embedding_norm: bool, static: bool) -> Non
     given.only("normalize_embedding", embedding_norm)
     given.only("static_position_embeddings", static)
     given.only("add_bias_logits", False)
-    given.passed("extra_pos_embeddings", "force_bos_token_to_be_generated", "output_past", "save_step")
+    given.passed("extra_pos_embeddings", "force_bos_token_to_be_generated", "save_step")
 
 
 def read(given: Given) -> dict[str, Any]:

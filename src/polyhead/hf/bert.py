@@ -15,9 +15,7 @@ FIRST = {"name": "first", "activation": "tanh"}
 
 def common(given: Given, stem: str, *, bare: bool = True) -> dict[str, Any]:
     """What BERT and its kin say alike."""
-    given.passed(
-        "classifier_dropout", "directionality", "output_past", "pooler_fc_size", "pooler_num_attention_heads"
-    )
+    given.passed("classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads")
     given.passed("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     given.only("position_embedding_type", "absolute")
     given.only("is_decoder", False)

@@ -15,7 +15,7 @@ def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
     # the table of positions is in the file
     given.passed("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds")
-    given.passed("tie_weights_", "output_past")
+    given.passed("tie_weights_")
     given.only("pruned_heads", {})
     fields = top(given, model_of(given, "DistilBert"), pooled={"name": "first", "activation": "relu"})
     activation = PLAIN[given.word("activation", "gelu", PLAIN)]

@@ -59,7 +59,7 @@ def top(
 def labels(given: Given) -> list[str]:
     """The classes in their order, from id2label; LABEL_0 and LABEL_1 are theirs where nothing is said."""
     given.only("problem_type", "single_label_classification")
-    given.passed("_num_labels", "label2id")
+    given.passed("label2id")
     names = given.values.get("id2label")
     if names is None:
         names = {str(i): f"LABEL_{i}" for i in range(min(given.size("num_labels", 2), MAX_SIZE >> 8))}

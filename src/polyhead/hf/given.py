@@ -24,6 +24,7 @@ HARMLESS = set(
     num_beam_groups num_return_sequences early_stopping diversity_penalty bad_words_ids forced_bos_token_id
     forced_eos_token_id suppress_tokens begin_suppress_tokens remove_invalid_values output_scores
     encoder_no_repeat_ngram_size exponential_decay_length_penalty
+    _num_labels output_past is_llama_config max_sequence_length unsloth_fixed unsloth_version transformers.js_config
     """.split()  # noqa: SIM905
 )
 

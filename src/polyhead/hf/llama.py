@@ -30,6 +30,7 @@ def common(
         "num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads
     )
     max_len = given.size("max_position_embeddings", max_len)
+    given.only("rope_interleaved", False)
     gate = GATED[given.word("hidden_act", "silu", GATED)]
     return {
         "kind": "decoder",

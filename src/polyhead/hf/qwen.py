@@ -41,6 +41,7 @@ def windowed(config: ModelConfig) -> dict[str, Any]:
 
 def read_2(given: Given) -> dict[str, Any]:
     """config.json of Qwen2 -> fields of ModelConfig."""
+    given.only("use_mrope", False)
     fields = common(given, kv_heads=32, max_len=32768)
     return fields | attention(given, bias="qkv", window=window(given, fields["n_layers"]))
 

@@ -24,7 +24,7 @@ def read(given: Given) -> dict[str, Any]:
     tie_word_embeddings false stands for 1.1: a head of its own, which reads what is not scaled. Newer files say the
     latter as scale_decoder_outputs, and of the head nothing: it is its own where it is there.
     """
-    given.passed("initializer_factor", "classifier_dropout", "output_past", "dense_act_fn")
+    given.passed("initializer_factor", "classifier_dropout", "dense_act_fn")
     tied = given.flag("tie_word_embeddings", True)
     scaled = given.flag("scale_decoder_outputs", tied)
     name = given.word("feed_forward_proj", "relu", FEED_FORWARDS)
