@@ -205,6 +205,7 @@ class ModelSection(Checked):
                 position = POSITION.build(self.position, shape)
                 block = BLOCK.build(choice, self, shape, position, cross)
                 used |= position.acts_on in ("nothing", "embeddings") or position in block.modules()
+                turns = []
                 for i, parts in enumerate(self.pattern):
                     turned = self.position_of(i, position, causal)
                     if turned is not position and turned.acts_on == "embeddings":
@@ -212,7 +213,13 @@ class ModelSection(Checked):
                         raise UserError(
                             f"position {parts.position.name!r} in pattern acts on the embeddings, which no layer has alone"
                         )
-                    BLOCK.build(choice, self.at(i), shape, turned, cross)
+                    turns.append(BLOCK.build(choice, self.at(i), shape, turned, cross))
+                kept = {turn.state for turn in turns[: self.decoder_layers if cross else self.n_layers]}
+                if causal and len(kept) > 1:
+                    raise UserError(
+                        "pattern: layers of a decoder remember alike, keys and values or states of one shape, for no cache holds "
+                        f"both: give all one kind of attention{' with decoder_attention' if cross else ''}"
+                    )
             if self.pooling is not None:
                 POOLING.build(self.pooling, self)
         if not used:

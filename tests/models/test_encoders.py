@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, build
@@ -115,11 +116,51 @@ def test_layers_in_turn_have_attention_and_positions_of_their_own():
         assert seen == ([False] * 4 + [True] * 2 if i % 2 == 0 else [True] * 6)
 
 
+HYBRID = [{"attention": "linear"}, {"attention": "softmax"}]
+SQUARED = {"name": "linear", "feature_map": "square"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pattern": HYBRID},
+        {"kind": "encoder-decoder", "pattern": HYBRID, "decoder_attention": "softmax"},
+        {"kind": "decoder", "n_layers": 1, "pattern": HYBRID},
+        {"kind": "decoder", "attention": "linear", "pattern": [{}, {"attention": "linear"}]},
+    ],
+    ids=str,
+)
+def test_layers_in_turn_may_differ_where_nothing_is_remembered_or_all_remember_alike(changes):
+    model = build(ModelConfig(**{**SIZES, **changes}), seed=1).eval()
+    if model.config.kind == "encoder":
+        assert [type(layer.attn).__name__ for layer in model.encoder.stack.layers][:2] == [
+            "LinearAttention",
+            "Attention",
+        ]
+        return
+    target = torch.tensor([[3, 4, 5, 6]])
+    memory = model.encode(TOKENS[:1]) if model.config.kind == "encoder-decoder" else None
+    cache = make_cache(None, model.cache_shape, 1, 4)
+    whole = model(target) if memory is None else model(TOKENS[:1], target)
+    with torch.inference_mode():
+        for t in range(4):
+            pos = torch.tensor([[t]])
+            cache.begin([0], pos)
+            step = model.decode(target[:, t : t + 1], pos, cache, memory)
+            torch.testing.assert_close(step[:, 0], whole[:, t])
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"pattern": [{"position": "learned"}]}, "acts on the embeddings"),
         ({"pattern": [{"attention": "sofmax"}]}, "softmax"),
+        ({"kind": "decoder", "pattern": HYBRID}, "no cache holds both: give all one kind of attention$"),
+        ({"kind": "decoder", "pattern": [HYBRID[0], {"attention": SQUARED}]}, "no cache holds both"),
+        (
+            {"kind": "encoder-decoder", "pattern": HYBRID},
+            "give all one kind of attention with decoder_attention",
+        ),
         ({"embedding_norm": "first"}, "norm_first=true"),
         ({"kind": "decoder", "head": False}, "head=false"),
         ({"kind": "decoder", "labels": ["a"]}, "encoder"),
