@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -102,6 +103,15 @@ def test_nobody_reads_what_is_said(typed: list[str]) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("closed", ["<&- 2>&-", ">&-"])
+def test_a_stream_that_is_closed_is_one_without_text(closed: str, tiny: Path) -> None:
+    """As under a supervisor that opens none: no traceback, and no file of ours takes the number of a stream."""
+    typed = shlex.join([sys.executable, "-m", "polyhead", "translate", str(tiny)])
+    command = ["sh", "-c", f"{typed} {closed}"]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_full_disk_is_said_in_one_line() -> None:

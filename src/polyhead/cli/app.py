@@ -43,6 +43,9 @@ VERBS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was typed and return the exit code: 0 done, 1 failed, 2 mistake of the user, 130 interrupted, 141 nobody reads."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
