@@ -125,3 +125,12 @@ def test_of_experts_a_token_passes_those_that_it_has() -> None:
     assert count(config) == 46_702_792_704
     assert active(config) == 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336
     assert round(active(config) / 1e9, 1) == 12.9
+
+
+@pytest.mark.parametrize(("typed", "said"), [([], "name it"), (["runs/mine"], "a run has its own")])
+def test_a_vocabulary_is_that_of_a_preset(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sizes", *typed, "--vocab-size", "7"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and "--vocab-size is of one preset" in err and said in err

@@ -38,6 +38,12 @@ def run(
     """
     from polyhead.analysis import sizes
 
+    if vocab_size is not None and name not in PRESETS:
+        raise UserError(
+            "--vocab-size is of one preset; a run has its own"
+            if name
+            else "--vocab-size is of one preset: name it"
+        )
     if name is None:
         print(
             f"{'preset':<13} {'parameters':>16}  {'published':>9}  layers  d_model  heads    vocabulary  source"
