@@ -351,3 +351,10 @@ def test_the_rule_of_six_counts_what_a_token_passes() -> None:
     assert made.active == made.parameters - 2 * 2 * (2 * 32 * 128 + 128 + 32)
     assert made.operations.rule == 6 * made.active * 3 * 16
     assert f"{made.active:,} of them for each token" in next(lines(made))
+
+
+@pytest.mark.parametrize("context", [0, 65, 10**6])
+def test_no_row_is_decoded_beyond_the_greatest_length(context: int) -> None:
+    with pytest.raises(UserError, match=rf"context is {context}, wanted 1 to max_len \(64\)"):
+        plan(preset("tiny", 50, max_len=64), probe=False, context=context)
+    assert plan(preset("tiny", 50, max_len=64), probe=False, context=64).decoding is not None

@@ -95,6 +95,8 @@ def _of(
     facts: dict[str, float],
 ) -> Plan:
     config, train, largest = subject.config, subject.train, subject.largest
+    if context is not None and not 1 <= context <= config.max_len:
+        raise UserError(f"context is {context}, wanted 1 to max_len ({config.max_len}) of the model")
     precision = resolve(train.precision, _cpu())
     parts = sizes.parts(config)
     parameters = sum(part.total for part in parts)
