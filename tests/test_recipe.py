@@ -8,7 +8,7 @@ import pytest
 
 from polyhead import Choice
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
 from polyhead.registry import CACHE, POSITION
 
 TEXT = """
@@ -344,3 +344,20 @@ def test_a_missing_file_names_the_nearest(recipe: Path, tmp_path: Path) -> None:
 def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path, recipe: Path) -> None:
     path = written(tmp_path / "small.yaml", b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
     assert load_recipe(path).train.steps == 100
+
+
+@pytest.mark.parametrize(("task", "smoothing"), [("translation", 0.1), ("language-model", 0.0)])
+def test_settings_given_as_objects_are_those_given_as_keys(
+    task: str, smoothing: float, tmp_path: Path
+) -> None:
+    """A recipe that is made in Python goes on from what it has written: all that follows from its task is in it."""
+    data = {"train": ["a", "b"], "valid": ["c", "d"]}
+    made = Recipe(task=task, data=data, train=TrainConfig(steps=1))
+    assert made.train.label_smoothing == smoothing
+    assert made == Recipe(task=task, data=data, train={"steps": 1})
+    (tmp_path / "recipe.yaml").write_text(made.dump_yaml())
+    assert load_recipe(tmp_path / "recipe.yaml").train == made.train
+    assert (
+        Recipe(task=task, data=data, train=TrainConfig(steps=1, label_smoothing=0.3)).train.label_smoothing
+        == 0.3
+    )

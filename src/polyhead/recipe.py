@@ -181,8 +181,11 @@ class Recipe(Section):
         model, train = given.get("model", {}), given.get("train")
         if isinstance(model, dict) and "kind" not in PRESETS.get(str(model.get("preset")), {}):
             given = given | {"model": {"kind": task.kind} | model}
+        smoothing = {"label_smoothing": task.label_smoothing}
         if isinstance(train, dict) and train.get("label_smoothing") is None:
-            given = given | {"train": train | {"label_smoothing": task.label_smoothing}}
+            given = given | {"train": train | smoothing}
+        if isinstance(train, TrainConfig) and train.label_smoothing is None:
+            given = given | {"train": train.model_copy(update=smoothing)}
         return given
 
     @model_validator(mode="after")
