@@ -25,8 +25,8 @@ def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str
     if inside(directory, "tokenizer.json") is None:
         there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
         raise UserError(
-            f"{directory} has no tokenizer.json (there: {there}); save its tokenizer with the fast tokenizers of "
-            "transformers, which write one"
+            f"{directory} has no tokenizer.json (there: {there}); AutoTokenizer of transformers writes one with "
+            "save_pretrained, but for Marian and M2M100, whose tokenizers have no such form there"
         )
     roles: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
