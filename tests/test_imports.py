@@ -31,6 +31,7 @@ LAYERS = [
         "data_sections",
         "places",
         "checked",
+        "hub",
     },
     {"nn", "cache", "text"},
     {"data", "models"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from polyhead.errors import UserError, nearest, show
+from polyhead import hub
+from polyhead.errors import UserError, at, nearest, show
 from polyhead.registry import TOKENIZER, Choice
 from polyhead.sections import Files, Section
 
@@ -19,11 +21,15 @@ Columns = Annotated[
 
 class DataConfig(Section):
     """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; labelled texts in TSV or
-    JSONL; plain text in any number of files. A name for a column of a TSV means that its first line is a header.
+    JSONL; plain text in any number of files; Parquet is read as JSONL. A name for a column of a TSV means that its first
+    line is a header.
     """
 
     root: Path = Field(Path("."), description="directory of the files; relative to where you stand")
-    train: Files = Field(min_length=1, description="files to learn from; .gz is read as it is")
+    train: Files = Field(
+        min_length=1,
+        description="files to learn from, patterns of their names, or hf://datasets/OWNER/NAME/PATH; .gz is read as it is",
+    )
     valid: Files | None = Field(None, description="files to measure progress on")
     valid_share: float = Field(
         0.0,
@@ -64,12 +70,26 @@ class DataConfig(Section):
         if not self.root.is_dir():
             raise UserError(f"data.root: no directory {str(self.root)!r}; give the right one: data.root=...")
         names: list[str] = getattr(self, split) or []
-        for name in names:
-            if not (self.root / name).exists():
-                there = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
-                hint = nearest(Path(name).name, there) or "; set its directory with data.root=..."
-                raise UserError(f"data.{split}: no file {name!r} in {str(self.root)!r}{hint}")
-        return [self.root / name for name in names]
+        with at(f"data.{split}"):
+            return [path for name in names for path in self.files(name)]
+
+    def files(self, name: str) -> list[Path]:
+        """The files of one name; a UserError where there are none."""
+        if name.startswith(hub.PREFIX):
+            return hub.files_of(name)
+        if found := self.local(name):
+            return found
+        there = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
+        hint = nearest(Path(name).name, there) or "; set its directory with data.root=..."
+        raise UserError(f"no file {name!r} in {str(self.root)!r}{hint}")
+
+    def local(self, name: str) -> list[Path]:
+        """The file of that name, or in order those of a pattern; none where there is none."""
+        path = self.root / name
+        if path.exists():
+            return [path]
+        found = sorted(glob.glob(name, root_dir=self.root, recursive=True))
+        return [self.root / one for one in found if (self.root / one).is_file()]
 
 
 class TokenizerConfig(Section):

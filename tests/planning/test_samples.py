@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
 from polyhead.errors import UserError
 from polyhead.models import build
@@ -117,6 +119,13 @@ def test_every_file_gives_its_share(home: Path, monkeypatch: pytest.MonkeyPatch,
     check(*both(recipe("classification", train, ["valid.tsv"]), monkeypatch))
 
 
+def test_a_sample_of_parquet_is_lines_of_json(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, given in (("t", rows(5000)), ("v", rows(40))):
+        labels = ["red" if "red" in row else "other" for row in given]
+        write_table(pyarrow.table({"text": given, "label": labels}), f"{name}.parquet")
+    check(*both(recipe("classification", ["t.parquet"], ["v.parquet"]), monkeypatch))
+
+
 def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though one side has far more bytes than the other."""
     given = rows(3000)
@@ -126,7 +135,8 @@ def test_parallel_files_are_sampled_line_by_line(home: Path, monkeypatch: pytest
     asked = recipe("translation", ["t.en", "t.de"], ["v.en", "v.de"], data={"max_len": 256})
     folder = home / "sample"
     sides = [
-        Path(name).read_text().splitlines() for name in texts._sampled(asked, asked.data.train, folder).names
+        Path(name).read_text().splitlines()
+        for name in texts._sampled(asked.data.paths("train"), folder).names
     ]
     assert 0 < len(sides[0]) < 1000
     assert sides[1] == [f"{row} {row[::-1]} {row}" for row in sides[0]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from polyhead.data import files
+from polyhead.data.parquet import SUFFIX
 from polyhead.errors import MOST, UserError, at, nearest
 
 T = TypeVar("T")
@@ -29,6 +30,10 @@ def read_lines(source: str) -> Iterator[str]:
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
     elif path.is_file() or path.is_dir():
+        if path.suffix.lower() == SUFFIX:
+            raise UserError(
+                f"{source} is a table; lines of text are wanted here, so write one of its columns to a file"
+            )
         raw = files.lines(path)
     else:  # a named pipe cannot be rewound, which looking for gzip needs
         raw = path.open("rb")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyhead.data.files import is_text, lines
+from polyhead.data.parquet import SUFFIX
 from polyhead.errors import UserError, unknown
 
 Column = str | int
@@ -23,7 +24,7 @@ Row = tuple[Any, ...] | str
 SAMPLE_LINES = 100  # looked at to check columns and keys
 ENDINGS: dict[str, Literal["tsv", "jsonl"]] = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", SUFFIX), "jsonl"),  # Parquet is read as lines of JSON
 }
 
 

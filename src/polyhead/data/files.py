@@ -1,4 +1,4 @@
-"""Text files as lines of bytes: gzip or not, one "\\n" a line, never more than a bounded piece in memory."""
+"""Text files as lines of bytes: gzip or not, or Parquet as JSONL; one "\\n" a line, never more than a bounded piece in memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from polyhead.data import parquet
 from polyhead.errors import UserError, nearest
 
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being held in memory
 SAMPLE = 64 * 1024  # bytes looked at to tell text from anything else
 BOM = b"\xef\xbb\xbf"
 PACKED = {
-    b"PAR1": "Parquet, wanted text; write its columns as JSONL first",
     b"BZh": "packed by bzip2, wanted text or gzip; unpack it: bunzip2",
     b"\xfd7zXZ": "packed by xz, wanted text or gzip; unpack it: unxz",
     b"\x28\xb5\x2f\xfd": "packed by zstd, wanted text or gzip; unpack it: unzstd",
@@ -37,7 +37,11 @@ def check_file(path: Path) -> Path:
         raise UserError(
             f"{path} is not a regular file; a text is read more than once, so write it to one first"
         )
-    with _opened(path) as file:
+    with opened(path) as file:
+        if isinstance(file, parquet.Rows) and path.suffix.lower() != parquet.SUFFIX:
+            raise UserError(
+                f"{path} is Parquet, which is told by its name; call it {path.name}{parquet.SUFFIX}"
+            )
         _refuse_other_than_text(path, file)
     return path
 
@@ -48,7 +52,7 @@ def lines(path: Path) -> Iterator[bytes | None]:
     Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. A byte order mark at
     the start and the "\\r" of a "\\r\\n" are dropped.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         read, done = file.readline, 0
         try:
             while line := read(MAX_LINE + 1):
@@ -72,7 +76,7 @@ def spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
     A span ends after a blank, or where there is none between two characters. A byte order mark at the start and the
     "\\r" of a "\\r\\n" are dropped.
     """
-    with _opened(path) as file:
+    with opened(path) as file:
         rest, done = b"", 0
         try:
             while new := file.readline(size - len(rest)):
@@ -96,7 +100,7 @@ def spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
 def fingerprint(path: Path) -> str:
     """SHA-256 of a file's text, uncompressed."""
     digest = hashlib.sha256()
-    with _opened(path) as file:
+    with opened(path) as file:
         try:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -116,15 +120,18 @@ def is_text(line: bytes) -> bool:
     return True
 
 
-def _opened(path: Path) -> BinaryIO:
-    """The file for reading, unpacked if its first bytes say gzip, whatever its name says."""
+def opened(path: Path) -> BinaryIO:
+    """The file for reading: unpacked if its first bytes say gzip, whatever its name says, and Parquet as lines of JSON."""
     try:
         file = path.open("rb")
-        packed = file.read(2) == b"\x1f\x8b"
+        first = file.read(len(parquet.MARK))
         file.seek(0)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    if not packed:
+    if first == parquet.MARK:
+        file.close()
+        return parquet.opened(path)
+    if first[:2] != b"\x1f\x8b":
         return file
     return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb"))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
+from polyhead import hub
+from polyhead.data.files import opened
 from polyhead.planning.unseen import Tokens, open_with_classes, tokens_of_whole
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
@@ -58,7 +59,7 @@ def missing(recipe: Recipe) -> list[str]:
     return [
         str(data.root / name)
         for name in [*data.train, *(data.valid or [])]
-        if not (data.root / name).is_file()
+        if not name.startswith(hub.PREFIX) and not any(path.is_file() for path in data.local(name))
     ]
 
 
@@ -73,8 +74,8 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     untested = recipe.data.model_copy(update={"test": None})
     part.check(recipe.model_copy(update={"data": untested}))
     teachers = open_teachers(recipe.distill, "cpu")  # as the probe is, wherever training will be
-    sample = _sampled(recipe, recipe.data.train, folder / "train")
-    valid = _sampled(recipe, recipe.data.valid, folder / "valid").names if recipe.data.valid else None
+    sample = _sampled(recipe.data.paths("train"), folder / "train")
+    valid = _sampled(recipe.data.paths("valid"), folder / "valid").names if recipe.data.valid else None
     data = recipe.data.model_copy(
         update={"root": Path(), "train": sample.names, "valid": valid, "test": None, "cache": folder / "data"}
     )
@@ -108,13 +109,13 @@ def _tokens(
     return tokens_of_whole(trained, asked, teachers)
 
 
-def _sampled(recipe: Recipe, names: list[str], folder: Path) -> Sample:
+def _sampled(paths: list[Path], folder: Path) -> Sample:
     """Of every file the same share, or files of many lines would count for too little beside those of few.
 
     Files of as many lines give the same ones, for parallel files belong together line by line; the first line, which may
     be a header, is always there.
     """
-    paths = [(recipe.data.root / name).absolute() for name in names]
+    paths = [path.absolute() for path in paths]
     counted = [_counted(path) for path in paths]
     lines, nbytes, kept = counted[0][0], sum(size for _, size in counted), 0
     every = -(-nbytes // MOST)
@@ -124,7 +125,7 @@ def _sampled(recipe: Recipe, names: list[str], folder: Path) -> Sample:
     made = [folder / f"{number}-{path.name.removesuffix('.gz')}" for number, path in enumerate(paths)]
     for path, to, (there, _) in zip(paths, made, counted, strict=True):
         block = max(1, min(BLOCK, there // (every * BLOCKS)))
-        with _opened(path) as file, to.open("wb") as out:
+        with opened(path) as file, to.open("wb") as out:
             for number, line in enumerate(file):
                 if number // block % every == 0:
                     kept += out.write(line)
@@ -134,11 +135,7 @@ def _sampled(recipe: Recipe, names: list[str], folder: Path) -> Sample:
 def _counted(path: Path) -> tuple[int, int]:
     """Lines and bytes of a file, of a gzipped one as it was."""
     lines = nbytes = 0
-    with _opened(path) as file:
+    with opened(path) as file:
         for line in file:
             lines, nbytes = lines + 1, nbytes + len(line)
     return lines, nbytes
-
-
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")

@@ -1,0 +1,113 @@
+"""Files by name, by pattern, and of data sets on the hub, as it keeps them in its cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from polyhead import hub
+from polyhead.data_sections import DataConfig
+from polyhead.errors import UserError
+from polyhead.planning.texts import missing
+from polyhead.recipe import Recipe
+
+CONVERTED = "refs/convert/parquet"
+
+
+def data(root: Path, *train: str) -> DataConfig:
+    return DataConfig(root=root, train=list(train), valid_share=0.1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache as huggingface_hub keeps it, with two revisions of one data set; the hub itself is out of reach."""
+    import huggingface_hub.constants as constants
+
+    repository = tmp_path / "hub/datasets--owner--small"
+    for revision, digest in (("main", 40 * "a"), (CONVERTED, 40 * "b")):
+        for name in ("data/train-0.tsv", "data/train-1.tsv", "data/test.tsv", "README.md"):
+            file = repository / "snapshots" / digest / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{revision} {name}\n")
+        (repository / "refs" / revision).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / revision).write_text(digest)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def test_a_pattern_stands_for_its_files_in_order(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/1.txt", "b/c/3.txt", "a[1].txt", "a1.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "b/0.txt").mkdir()
+
+    def found(*names: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in data(tmp_path, *names).paths("train")]
+
+    assert found("b/*.txt") == ["b/1.txt", "b/2.txt"]
+    assert found("**/*.txt") == ["a1.txt", "a[1].txt", "b/1.txt", "b/2.txt", "b/c/3.txt"]
+    assert found("a[1].txt") == ["a[1].txt"], "a file of just that name comes before a pattern"
+    assert found("b/2.txt", "b/1.txt") == ["b/2.txt", "b/1.txt"]
+    with pytest.raises(
+        UserError, match=r"^data\.train: no file 'b/4\*\.txt' in .*; did you mean '2\.txt'\?$"
+    ):
+        found("b/4*.txt")
+
+
+def test_the_folder_of_a_pattern_may_have_any_name(tmp_path: Path) -> None:
+    root = tmp_path / "a[b]*"
+    root.mkdir()
+    (root / "1.txt").touch()
+    assert data(root, "*.txt").paths("train") == [root / "1.txt"]
+
+
+def test_files_of_a_data_set_are_those_of_its_revision(cache: Path) -> None:
+    def texts(name: str) -> list[str]:
+        return [path.read_text().strip() for path in data(cache, name).paths("train")]
+
+    stem = "hf://datasets/owner/small"
+    assert texts(f"{stem}/data/train-*.tsv") == ["main data/train-0.tsv", "main data/train-1.tsv"]
+    assert texts(f"{stem}/data/test.tsv") == ["main data/test.tsv"]
+    assert texts(f"{stem}@{CONVERTED}/data/test.tsv") == [f"{CONVERTED} data/test.tsv"]
+    assert texts(f"{stem}@{40 * 'b'}/data/test.tsv") == [f"{CONVERTED} data/test.tsv"]
+
+
+def test_what_is_not_there_is_said(cache: Path) -> None:
+    for name, said in (
+        ("hf://datasets/owner/small/data/trian-0.tsv", "data set 'owner/small' has no file 'data/trian-0.tsv'; did you mean "
+         "'data/train-0.tsv'? there: README.md, data/test.tsv, data/train-0.tsv, data/train-1.tsv"),
+        ("hf://datasets/owner/large/a.tsv", "data set 'owner/large' cannot be had from the hub: HF_HUB_OFFLINE is set"),
+        ("hf://datasets/small/a.tsv", "wanted hf://datasets/OWNER/NAME/PATH"),
+        ("hf://datasets/owner/small/../../../x", "wanted hf://datasets/OWNER/NAME/PATH"),
+        ("hf://owner/small/a.tsv", "wanted hf://datasets/OWNER/NAME/PATH"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"^data\\.train: .*{re.escape(said)}"):
+            data(cache, name).paths("train")
+
+
+def test_a_plan_misses_only_what_would_be_here(cache: Path) -> None:
+    names = ["hf://datasets/owner/large/a.txt", "here-*.txt", "gone-*.txt"]
+    (cache / "here-1.txt").touch()
+    recipe = Recipe.model_validate(
+        {"task": "language-model", "data": data(cache, *names).model_dump(), "train": {"steps": 1}}
+    )
+    assert missing(recipe) == [str(cache / "gone-*.txt")]
+
+
+def test_the_hub_is_asked_for_these_files_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = {}
+
+    def fetched(name: str, **options: object) -> str:
+        asked[name] = options
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/a.tsv").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    assert hub.files_of("hf://datasets/owner/small@v1/data/*.tsv") == [tmp_path / "data/a.tsv"]
+    wanted = {"repo_type": "dataset", "revision": "v1", "allow_patterns": ["data/*.tsv"]}
+    assert asked == {"owner/small": wanted}
