@@ -271,9 +271,8 @@ class Run:
         A model of one side has one kind, "self", and no target.
         """
         self._alone("attention is")
-        return maps(
-            self.model, self.tokenizer, source, target, lambda: self.hypotheses([source])[0][0].tokens
-        )
+        given = self.model, self.tokenizer, self._frame, source, target
+        return maps(*given, lambda: self.hypotheses([source])[0][0].tokens)
 
     def display(self, token: int) -> str:
         """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""

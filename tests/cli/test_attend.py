@@ -15,7 +15,7 @@ from polyhead import ModelConfig, build
 from polyhead.analysis.attention_maps import watch
 from polyhead.analysis.heat_map import AttentionMap, attention_text
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig
+from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."
@@ -105,19 +105,39 @@ def test_mistakes_are_told_in_one_line(
     assert not (tiny / "attention.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_a_model_of_one_side_shows_the_text_it_reads(
-    kind: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "recipe", "text", "read"),
+    [
+        ("decoder", None, SOURCE, [SOURCE]),
+        ("decoder", "file", SOURCE, [SOURCE]),
+        ("decoder", "line", SOURCE, ["</s>", SOURCE]),
+        ("encoder", None, SOURCE, ["<s>", SOURCE, "</s>"]),
+        ("encoder", None, "ein <mask> bellt .", ["<s>", "ein", "<mask>", " bellt .", "</s>"]),
+    ],
+)
+def test_a_model_of_one_side_shows_the_text_as_it_reads_it(
+    kind: str,
+    recipe: str | None,
+    text: str,
+    read: list[str],
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tokenizer = polyhead.load(tiny).tokenizer
     config = ModelConfig(
         kind=kind, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=2, max_len=24
     )
-    Run(build(config, seed=0), tokenizer, GenerationConfig()).save(tmp_path)
-    assert main(["attend", str(tmp_path), SOURCE]) == 0
+    data = {"train": ["a"], "valid": ["a"], "documents": recipe}
+    tree = {"task": "language-model", "data": data, "train": {"steps": 1}, "out": str(tmp_path)}
+    taught = None if recipe is None else Recipe.model_validate(tree)
+    Run(build(config, seed=0), tokenizer, GenerationConfig(), taught).save(tmp_path)
+    assert main(["attend", str(tmp_path), text]) == 0
     out = capsys.readouterr().out
     assert out.startswith("self-attention, layer 2 of 2, mean of 2 heads\n")
-    model, ids = polyhead.load(tmp_path).model, torch.tensor(tokenizer.encode([SOURCE]))
+    special = {"<s>": tokenizer.bos_id, "</s>": tokenizer.eos_id, "<mask>": tokenizer.mask_id}
+    pieces = [[special[piece]] if piece in special else tokenizer.encode([piece])[0] for piece in read]
+    model, ids = polyhead.load(tmp_path).model, torch.tensor([[i for piece in pieces for i in piece]])
     with torch.inference_mode(), watch(model) as passes:
         model(ids)
     (shown,) = embedded(tmp_path / "attention.html")

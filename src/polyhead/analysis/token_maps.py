@@ -10,33 +10,53 @@ from torch import Tensor, nn
 from polyhead.analysis.attention_maps import KINDS, pair_attention, self_attention
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.errors import UserError
-from polyhead.models import Model
-from polyhead.models.seq2seq import Seq2Seq
+from polyhead.generate.frame import Frame
+from polyhead.models import CausalLM, MaskedLM, Model, Seq2Seq
+from polyhead.text.masks import count_masks, encode_masked
 from polyhead.text.tokenizer import Tokenizer
 
 BEGIN, END = "▶", "■"
 
 
 def maps(
-    model: Model, tokenizer: Tokenizer, text: str, target: str | None, said: Callable[[], list[int]]
+    model: Model,
+    tokenizer: Tokenizer,
+    frame: Frame,
+    text: str,
+    target: str | None,
+    said: Callable[[], list[int]],
 ) -> dict[str, AttentionMap]:
     """Every kind of attention of a text, and of its target where the model has two sides.
 
-    ``said`` gives the model's own output, used where no target is given. What the model cannot hold is a UserError.
+    A model of one side reads the text as it does when it is used: in the ``frame`` of a language model, or between the
+    special tokens of an encoder, with masks. ``said`` gives the model's own output, used where no target is given. What the
+    model cannot hold is a UserError.
     """
-    (ids,) = tokenizer.encode([text])
-    _check_length(model, tokenizer, "text", ids)
+    most = model.config.max_len
     if not isinstance(model, Seq2Seq):
         if target is not None:
             raise UserError("this model has one side only: give one text")
+        ids = _read(model, tokenizer, frame, text)
+        _check_length("text, special tokens counted,", ids, most)
         return self_maps(model, tokenizer, ids, text)
+    (ids,) = tokenizer.encode([text])
+    _check_length("text", ids, most - tokenizer.sides.most)
     out = said() if target is None else tokenizer.encode([target])[0]
-    _check_length(model, tokenizer, "target", out)
+    _check_length("target", out, most - tokenizer.sides.most)
     return pair_maps(model, tokenizer, ids, out, text)
 
 
-def _check_length(model: Model, tokenizer: Tokenizer, name: str, tokens: list[int]) -> None:
-    most = model.config.max_len - (tokenizer.sides.most if isinstance(model, Seq2Seq) else 1)
+def _read(model: Model, tokenizer: Tokenizer, frame: Frame, text: str) -> list[int]:
+    """The tokens of a text, and of what stands around it, for a model of one side."""
+    if isinstance(model, CausalLM):
+        return frame.prompt(tokenizer.encode([text])[0])
+    masked = isinstance(model, MaskedLM) and count_masks(tokenizer, [text])[0]
+    (ids,) = encode_masked(tokenizer, [text]) if masked else tokenizer.encode([text])
+    around = tokenizer.around(1)
+    return [*around.before, *ids, *around.after]
+
+
+def _check_length(name: str, tokens: list[int], most: int) -> None:
     if len(tokens) > most:
         raise UserError(f"the {name} has {len(tokens)} tokens; this model takes {most} at most")
 
