@@ -333,3 +333,27 @@ def test_evaluation_scores_what_is_translated(saved: Path) -> None:
     evaluation = loaded.evaluate(TEXTS[:2], outputs)
     assert evaluation.outputs == outputs
     assert [score.name for score in evaluation.scores] == ["bleu", "bleu-lc", "chrf"]
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_output_at_all_is_no_wish(saved: Path, n: int) -> None:
+    with pytest.raises(UserError, match=f"n_best: {n} is out of range"):
+        ph.load(saved).translate(["ein hund"], n_best=n)
+    writer = run(kind="decoder")
+    with pytest.raises(UserError, match=f"n is {n}; wanted 1 or more"):
+        writer.generate(["ein hund"], n=n)
+    with pytest.raises(UserError, match=f"n_best: {n} is out of range"):
+        writer.generate(["ein hund"], n=n, beam_size=2)
+
+
+def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
+    for able, verb in (
+        (run(), "translate"),
+        (run(kind="decoder"), "generate"),
+        (run(kind="encoder"), "embed"),
+        (run(kind="encoder", labels=("n", "y")), "classify"),
+    ):
+        with pytest.raises(
+            UserError, match=r"wants a list of texts, got one text; write (encode|classify)\(\[text\]\)"
+        ):
+            getattr(able, verb)("ein hund")

@@ -97,8 +97,8 @@ class Run:
         such as max_new_tokens=50, temperature=0.8 and top_p=0.95. With beam_size=5 nothing is drawn: these are the
         likeliest texts that beam search finds, best first.
         """
-        said = [""] * (n or 1) * len(prompts)
-        for new in self.stream(prompts, n=n or 1, **changes):
+        said = [""] * (1 if n is None else n) * len(prompts)
+        for new in self.stream(prompts, n=1 if n is None else n, **changes):
             said[new.row] += new.text
         return said if n is None else [said[i : i + n] for i in range(0, len(said), n)]
 
@@ -213,7 +213,7 @@ class Run:
         languages also source_lang="en" and target_lang="de".
         """
         self._need("encoder-decoder")
-        found = self.hypotheses(texts, n_best=n_best or 1, **changes)
+        found = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)
         if n_best is None:
             return self.tokenizer.decode([best[0].tokens for best in found])
         return [self.tokenizer.decode([h.tokens for h in best]) for best in found]

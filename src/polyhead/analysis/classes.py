@@ -80,6 +80,8 @@ def class_log_probs(
     model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int
 ) -> tuple[NDArray[np.float64], int]:
     """log p of each class (N, L) of N texts, and how many of them were cut to the model's max_len."""
+    if isinstance(texts, str):
+        raise UserError("classify wants a list of texts, got one text; write classify([text])")
     sides = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     if len({len(side) for side in sides}) > 1:
         raise UserError("some texts are pairs and some are not: give one or the other")
