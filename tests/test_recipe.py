@@ -187,7 +187,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("train.tensorboard=maybe", "train.tensorboard: 'maybe' is not true or false"),
         (
             "train.precision=fp8",
-            "train.precision: 'fp8' is not one of auto, fp32, bf16; did you mean 'fp32'?",
+            "train.precision: 'fp8' is not one of auto, fp32, bf16, fp16; did you mean 'fp32'?",
         ),
         ("train.lr.x=3", "train.lr.x: train.lr is one value, it has no keys"),
         ("train=3", "train: 3 is not a section of keys"),

@@ -47,7 +47,9 @@ class TrainConfig(Section):
     lr_factors: dict[str, float] = Field(
         default_factory=dict, description="factors on lr for parts of the model, e.g. {classifier: 10}"
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 where it is fast")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 where it is fast, fp16 on GPUs that have only that"
+    )
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
     average: int = Field(0, ge=0, description="checkpoints averaged at the end; 0: none")
     seed: int = Field(1, ge=0, lt=2**63, description="the same seed gives the same run")

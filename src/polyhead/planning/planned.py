@@ -134,7 +134,7 @@ def _of(
     )
     sent = None
     if layout is not None:
-        layout = layout._replace(activation_bytes=2 if precision == "bf16" else 4)
+        layout = layout._replace(activation_bytes=4 if precision == "fp32" else 2)
         sent = traffic(config, largest, memory.gradients // 4, layout)
     taken = None
     if probing:

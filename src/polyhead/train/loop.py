@@ -96,8 +96,9 @@ def train(
         progress.step += 1
         torch.manual_seed(seed_of(config.seed, progress.step, ranks.rank))
         parts = [part for _ in range(config.accumulate) for part in ranks.share(task, next(stream))]
-        if not update(training, task, [task.batch(part) for part in parts], config, ranks):
-            ranks.tell(lambda: _check_skips(progress, checkpoints, report))
+        if why := update(training, task, [task.batch(part) for part in parts], config, ranks):
+            report.say(f"step {progress.step}: {why}; skipped")
+            ranks.tell(lambda: _check_skips(progress, checkpoints))
         last = progress.step == steps
         if progress.step % config.log_every == 0 or last:
             rate = {"lr": training.schedule(progress.step) * config.lr, "epoch": progress.epoch}
@@ -166,26 +167,27 @@ def _exhausted(progress: Progress, config: TrainConfig) -> bool:
 
 def update(
     training: Training, task: Task, batches: Sequence[Any], config: TrainConfig, ranks: Ranks = ALONE
-) -> bool:
-    """One step of the optimisers over some batches; False if there was nothing to learn, or nothing finite.
+) -> str:
+    """One step of the optimisers over some batches; or why there was none, as nothing was to be learned, or nothing finite.
 
     Of several ranks each has its part of the batches, or none, and all make the same step.
     """
-    model, progress = training.model, training.progress
-    device = next(model.parameters()).device
-    precision = resolve(config.precision, device)
+    model, progress, scale = training.model, training.progress, training.scale
     count = int(*ranks.sum(sum(task.count(batch) for batch in batches)))
     total = nll = 0.0
     # the gradients of the last batch are complete one by one, and travel while others are computed
     for some, summing in ((batches[:-1], nullcontext()), (batches[-1:], ranks.summing(model))):
         with summing:
             for batch in some:
-                with autocast(precision, device):
+                with autocast(training.precision, training.device):
                     loss = task.loss(model, batch)
                 if loss.count:
-                    (loss.total / count).backward()
+                    share = loss.total.float() / count
+                    (share * scale.value if scale else share).backward()
                     total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
     total, nll = ranks.sum(total, nll)
+    if scale:
+        scale.divide(model)
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
     finite = math.isfinite(total + norm)
     if count and finite:
@@ -195,11 +197,15 @@ def update(
         if training.ema:
             training.ema.update(model, progress.step)
         _count(progress, total, nll, norm, count)
-    else:
-        progress.skipped += 1
-        progress.in_a_row += not finite
     model.zero_grad(set_to_none=True)
-    return bool(count) and finite
+    if scale and count and math.isfinite(total) and scale.learn(finite):
+        progress.skipped += 1
+        return f"gradients overflow in fp16, so the loss is scaled by {scale.value:g} from now on"
+    if count and finite:
+        return ""
+    progress.skipped += 1
+    progress.in_a_row += not finite
+    return "no label counts, nothing to learn" if finite else "the loss is not finite"
 
 
 def _count(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:
@@ -209,12 +215,8 @@ def _count(progress: Progress, total: float, nll: float, norm: float, count: int
     progress.sums = Sums(s.total + total, s.nll + nll, s.norm + norm, s.count + count, s.updates + 1)
 
 
-def _check_skips(progress: Progress, checkpoints: Path, report: Reporter) -> None:
-    """Say what was skipped; a loss that stays beyond all numbers ends the run."""
-    if not progress.in_a_row:
-        report.say(f"step {progress.step}: no label counts, nothing to learn; skipped")
-        return
-    report.say(f"step {progress.step}: the loss is not finite; skipped")
+def _check_skips(progress: Progress, checkpoints: Path) -> None:
+    """A loss that stays beyond all numbers ends the run."""
     if progress.in_a_row >= MOST_SKIPPED:
         raise _diverged(f"the loss was not finite for {MOST_SKIPPED} updates in a row", progress, checkpoints)
 

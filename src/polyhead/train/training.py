@@ -16,6 +16,7 @@ from polyhead.train import checkpoint
 from polyhead.train.ema import Ema, mean, put
 from polyhead.train.learned import prepare, scale_rates
 from polyhead.train.optim import set_rates
+from polyhead.train.precision import LossScale, resolve
 from polyhead.train.progress import Progress
 from polyhead.train.schedule import Schedule
 from polyhead.train.snapshot import flatten_optimizer, unflatten_optimizer
@@ -33,6 +34,9 @@ class Training:
         scale_rates(model, self.optimizers, config.lr_factors)
         self.schedule: Schedule = SCHEDULE.build(config.schedule, d_model, steps)
         self.ema = Ema(model, config.ema) if config.ema else None
+        self.device = next(model.parameters()).device
+        self.precision = resolve(config.precision, self.device)
+        self.scale = LossScale() if self.precision == "fp16" else None
         set_rates(self.optimizers, 1.0)
 
     def finite(self) -> bool:
@@ -48,6 +52,8 @@ class Training:
             state["optimizers"].append(described)
         if self.ema:
             tensors["ema"] = self.ema.weights
+        if self.scale:
+            state["loss_scale"] = self.scale.to_json()
         checkpoint.save(root, self.progress.step, tensors, state, extra=extra)
         self.saved_best = self.progress.best_step
 
@@ -62,6 +68,8 @@ class Training:
         if self.ema:
             expect(saved.tensors["ema"], wanted, saved.path)
             self.ema.load(saved.tensors["ema"])
+        if self.scale and "loss_scale" in saved.state:  # before, it may have been another format
+            self.scale.load(saved.state["loss_scale"])
         self.progress = Progress.from_json(saved.state["progress"])
         self.saved_best = self.progress.best_step
 

@@ -41,7 +41,7 @@ def training_memory(
     load: Load,
     optimizer: Choice,
     *,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     ema: bool = False,
     prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> Memory:
@@ -85,7 +85,7 @@ def _activations(model: nn.Module, config: ModelConfig, load: Load, precision: s
     try:
         with (
             Saved(model.train()) as saved,
-            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+            torch.autocast("cpu", torch.bfloat16, enabled=precision != "fp32"),  # fp16 is as large
         ):
             features_of(model, given(config, load))  # type: ignore[arg-type]
     except Exception:  # a part may be anybody's code; the plan says that this is not known
@@ -106,9 +106,9 @@ def _loss(model: nn.Module, config: ModelConfig, load: Load, precision: str) -> 
     """Cross-entropy takes its gradients in the forward pass (nn/loss.py): of what the head reads, and of its weights if they learn."""
     if config.labels or not config.head:
         return 0
-    C, V, width = config.d_model, config.vocab_size, 2 if precision == "bf16" else 4
+    C, V, width = config.d_model, config.vocab_size, 4 if precision == "fp32" else 2
     chunk = min(CHUNK, load.labels)
     own = C if model.get_parameter("head.weight").requires_grad else 0
     kept = load.labels * (C * width + 8) + V * (own + config.head_bias) * 4
-    rounded = 2 if precision == "bf16" else 0  # what the products are given
+    rounded = 0 if precision == "fp32" else 2  # what the products are given
     return kept + chunk * V * (4 + 4 + rounded)  # scores and probabilities of a chunk
