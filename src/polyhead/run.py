@@ -176,14 +176,14 @@ class Run:
         progress: Callable[[int], None] | None = None,
         source_lang: str | None = None,
         target_lang: str | None = None,
+        prefix: Sequence[str] | None = None,
         **changes: Any,
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
 
-        ``changes`` are fields of GenerationConfig. A model of many languages translates from and into those that its
-        files say, if they are not given.
+        ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``.
         """
-        if self.config.kind == "decoder":
+        if self.config.kind == "decoder" and prefix is None:
             config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
             model, most, end = self._need("decoder"), self.config.max_len, self.tokenizer.eos_id
             found = continued(model, self._read(texts), config, eos_id=end, max_len=most)
@@ -197,6 +197,7 @@ class Run:
             forbidden=[self.tokenizer.id_of(token) for token in config.forbidden],
             max_len=self.config.max_len,
             truncate=truncate,
+            prefix=None if prefix is None else self.tokenizer.encode(prefix),
         )
         return in_order(found, len(texts), progress)
 
@@ -209,8 +210,8 @@ class Run:
     ) -> list[str] | list[list[str]]:
         """The best translation of each text, or the ``n_best`` of each.
 
-        ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; for a model of many
-        languages also source_lang="en" and target_lang="de".
+        ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; ``prefix``, how each
+        translation must begin; for a model of many languages also source_lang="en" and target_lang="de".
         """
         self._need("encoder-decoder")
         found = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)

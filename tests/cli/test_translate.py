@@ -77,6 +77,39 @@ def test_n_best_gives_as_many_lines_for_each_with_falling_scores(
         assert all(score < 0 for score in scores)
 
 
+def test_each_translation_begins_as_it_must(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same as in the library, however lines are chunked; nothing is nothing, and a blank line stays blank."""
+    begins = [["", "ab", "the cat", "b a"][i % 4] for i in range(len(LINES))]
+    file = tmp_path / "begins.txt"
+    file.write_text("".join(f"{line}\n" for line in begins))
+    run = polyhead.load(tiny)
+    kept = [i for i, line in enumerate(LINES) if line.strip()]
+    wanted = run.translate([LINES[i] for i in kept], prefix=[begins[i] for i in kept], beam_size=2)
+    assert all(text.startswith(begins[i].strip()) for i, text in zip(kept, wanted, strict=True))
+    assert wanted != run.translate([LINES[i] for i in kept], beam_size=2)
+    for chunk in (512, 2):
+        found = translated(capsys, tiny, source, "--prefix", file, "--beam-size", "2", "--chunk", str(chunk))
+        assert [found[i] for i in kept] == [" ".join(text.splitlines()) for text in wanted]
+        assert all(found[i] == "" for i in range(len(LINES)) if i not in kept)
+
+
+def test_prefixes_are_one_for_each_line(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "begins.txt"
+    for lines, said in (
+        (len(LINES) - 1, f"begins.txt ends before line {len(LINES)} of the text"),
+        (len(LINES) + 1, f"begins.txt has more lines than the text, which has {len(LINES)}"),
+    ):
+        file.write_text(lines * "a\n")
+        assert main(["translate", str(tiny), str(source), "--prefix", str(file), "--chunk", "2"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["translate", str(tiny), "-", "--prefix", "-"]) == 2
+    assert "--prefix: standard input is the text already" in capsys.readouterr().err
+
+
 def test_standard_input_gzip_and_named_pipes_are_read(
     tiny: Path,
     source: Path,

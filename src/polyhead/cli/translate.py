@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +49,9 @@ def run(
         int | None,
         typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
     ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="FILE", help="how each translation must begin, line by line")
+    ] = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="put the score and a tab before each translation")
     ] = False,
@@ -82,6 +86,9 @@ def run(
     }
     changes = {name: value for name, value in typed.items() if value is not None}
     lines = read_lines(source)
+    begins = None if prefix is None else read_lines(prefix)
+    if source == prefix == "-":
+        raise UserError("--prefix: standard input is the text already; name a file")
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
 
@@ -93,12 +100,20 @@ def run(
     for texts in chunks(lines, chunk_size(source, chunk)):
         if not truncate:
             refuse_long(translator, texts, first=done + 1)
+        if begins is not None:
+            changes["prefix"] = list(islice(begins, len(texts)))
+            if len(changes["prefix"]) < len(texts):
+                raise UserError(
+                    f"--prefix: {prefix} ends before line {done + len(changes['prefix']) + 1} of the text"
+                )
         for score, text in translations(translator, texts, n_best, changes):
             print(text if score is None or not scores else f"{score:.4f}\t{text}")
         print(end="", flush=True)
         done += len(texts)
         counter.add(len(texts))
     counter.close()
+    if begins is not None and next(begins, None) is not None:
+        raise UserError(f"--prefix: {prefix} has more lines than the text, which has {done:,}")
 
 
 def translations(
@@ -106,6 +121,8 @@ def translations(
 ) -> Iterator[tuple[float | None, str]]:
     """(score, translation), ``n_best`` of them for each text; a blank text gives as many blanks without a score."""
     kept = [i for i, text in enumerate(texts) if text.strip()]
+    if "prefix" in changes:
+        changes = changes | {"prefix": [changes["prefix"][i] for i in kept]}
     found = run.hypotheses([texts[i] for i in kept], n_best=n_best, **changes)
     answers = dict(zip(kept, found, strict=True))
     for i in range(len(texts)):
