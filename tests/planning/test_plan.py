@@ -231,8 +231,8 @@ def test_a_plan_is_json_and_lines(home: Path) -> None:
     assert "note:" not in text
 
 
-def test_adapters_cost_what_they_cost(home: Path) -> None:
-    """An update takes no gradient of weights, and what learns is what the recipe's own training lets learn."""
+def begun_with(home: Path) -> None:
+    """A run "first" and a recipe "tuned.yaml" that begins with it."""
     tokenizer = train_tokenizer((home / "t.en").read_text().splitlines(), Choice("bpe"), 300)
     config = ModelConfig(
         kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_layers=2, n_heads=2, max_len=32
@@ -242,6 +242,11 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
         "task: language-model\nstart: first\ndata: {train: t.en, valid_share: 0.1, max_len: 16}\n"
         "train: {steps: 3, max_tokens: 256, precision: fp32}\n"
     )
+
+
+def test_adapters_cost_what_they_cost(home: Path) -> None:
+    """An update takes no gradient of weights, and what learns is what the recipe's own training lets learn."""
+    begun_with(home)
     whole, part = (
         plan(load_recipe("tuned.yaml", changes), context=8, decode_rows=(1,), seconds=0.1)
         for changes in ([], ["train.adapt={rank: 4, parts: [attn]}"])
@@ -258,15 +263,7 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
 
 @pytest.mark.parametrize("there", [True, False], ids=["text", "no text"])
 def test_weights_that_do_not_fit_are_told_before_training_would(home: Path, there: bool) -> None:
-    tokenizer = train_tokenizer((home / "t.en").read_text().splitlines(), Choice("bpe"), 300)
-    config = ModelConfig(
-        kind="decoder", vocab_size=tokenizer.vocab_size, d_model=16, n_layers=2, n_heads=2, max_len=32
-    )
-    Run(build(config, 1), tokenizer, GenerationConfig()).save(home / "first")
-    Path("tuned.yaml").write_text(
-        "task: language-model\nstart: first\ndata: {train: t.en, valid_share: 0.1, max_len: 16}\n"
-        "train: {steps: 3, max_tokens: 256, precision: fp32}\n"
-    )
+    begun_with(home)
     if not there:
         Path("t.en").unlink()
     assert plan(load_recipe("tuned.yaml"), probe=False).memory.total
