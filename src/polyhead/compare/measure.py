@@ -131,11 +131,11 @@ def loss_and_ppl(nll: float, tokens: int) -> dict[str, float]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held where it trained: of an accelerator's memory, else of the machine's."""
+    """The most bytes that this process has held where it trained: of a GPU's memory, else of the machine's."""
     import resource
 
-    if device.type != "cpu" and torch.accelerator.is_available():
-        return torch.accelerator.max_memory_allocated(device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     try:
         # getrusage would count what the parent held when this process was made
         lines = Path("/proc/self/status").read_text().splitlines()
