@@ -19,6 +19,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -261,8 +262,12 @@ Mistake = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]
 
 async def faulty(place: SplitResult, name: str, mistake: Mistake, ends: Counter[str]) -> None:
     """A fault, and whether it ended as it should."""
-    # a small buffer, so that who does not read is noticed
-    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**10)
+    # small buffers, here and in the system, so that who does not read is noticed
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (place.hostname, place.port))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=2**10)
     try:
         async with asyncio.timeout(CUT):
             good = await mistake(reader, writer)
