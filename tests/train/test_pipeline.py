@@ -102,6 +102,15 @@ def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Pa
     assert "| weights | checkpoint 120 |" in card
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_told(corpus: Path) -> None:
+    """That of the default schedule has 4,000 steps."""
+    told = "the warm-up ({} steps) is more than half of the 9 steps: train.lr comes late or never; train.schedule.warmup sets it"
+    for schedule, lines in (("inverse_sqrt", [told.format("4,000")]), ({"name": "cosine", "warmup": 4}, [])):
+        notes = Notes()
+        run_training(small_recipe(corpus, f"warm-{len(lines)}", steps=9, schedule=schedule), report=notes)
+        assert [line for line in notes.said if "warm-up" in line] == lines
+
+
 def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
     """The signal itself, between two steps of a run in this process."""
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from polyhead.registry import SCHEDULE, Choice
+from polyhead.train.schedule import late
 
 STEPS = [1, 2, 7, 10, 11, 40, 79, 80, 81, 99, 100]
 
@@ -59,3 +60,15 @@ def test_every_schedule_is_finite_and_positive_from_the_first_step(name: str) ->
             0 <= factor(step) <= 1 and math.isfinite(factor(step)) for step in range(1, min(steps, 50) + 1)
         )
         assert factor(1) > 0 or steps == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULE.names())
+def test_a_warm_up_of_most_of_a_training_is_told(name: str) -> None:
+    """Also where nothing is said of it: half of the way its rate is not yet the peak, or just is."""
+    for options in ({}, {"warmup": 30}):
+        factor = SCHEDULE.build(Choice(name, **options), 64, 10**6)
+        peak = max(range(1, 10_000), key=lambda step: (factor(step), -step))
+        told = late(Choice(name, **options), max(1, 2 * peak - 1))
+        if options or SCHEDULE.options(name)["warmup"][1]:
+            assert told == f"the warm-up ({peak:,} steps) is more than half of the {2 * peak - 1:,} steps"
+        assert late(Choice(name, **options), 2 * peak) == ""

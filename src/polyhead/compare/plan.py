@@ -21,6 +21,7 @@ from polyhead.compare.axes import Axis, Design, grid, one_at_a_time
 from polyhead.compare.budget import Budget
 from polyhead.errors import UserError, explain
 from polyhead.recipe import Recipe
+from polyhead.train.schedule import late
 
 if TYPE_CHECKING:
     from polyhead.compare.tasks.base import Compared
@@ -167,10 +168,7 @@ def warning(recipe: Recipe, budget: Budget) -> str:
         if budget.kind == "recipe"
         else None
     )
-    warmup = recipe.train.schedule.options.get("warmup")
-    if steps and isinstance(warmup, int) and 2 * warmup > steps:
-        return f"the warm-up ({warmup:,} steps) is more than half of the {steps:,} steps"
-    return ""
+    return late(recipe.train.schedule, steps) if steps else ""
 
 
 def schedule_of(recipe: Recipe, steps: int) -> Recipe:

@@ -28,7 +28,7 @@ def plan_rows(length: int, width: int, rows: int, *, seed: int, epoch: int) -> l
     """The first tokens of every row of an epoch, ``rows`` to a batch, in random order.
 
     Rows of ``width`` tokens and the one after lie side by side, from a random place in the first row on, so that
-    every epoch cuts the text elsewhere, and each token is seen once.
+    every epoch cuts the text elsewhere, and no token is seen twice; rows that fill no batch are left to another epoch.
     """
     n = (length - 1) // width
     if n < 2:

@@ -40,6 +40,7 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.schedule import late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, open_start, resolved
@@ -118,6 +119,8 @@ def run_training(
                 run.save_description(out)
             together = f" on {ranks.world} processes" if ranks.world > 1 else ""
             told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
+            if said := late(recipe.train.schedule, steps):
+                told.say(f"{said}: train.lr comes late or never; train.schedule.warmup sets it")
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from polyhead.ranges import Count, Share
-from polyhead.registry import SCHEDULE
+from polyhead.registry import SCHEDULE, Choice
 
 Schedule = Callable[[int], float]
 
@@ -104,3 +104,12 @@ def wsd(
 
 def _warm(step: int, warmup: Count) -> float:
     return min(1.0, step / warmup) if warmup else 1.0
+
+
+def late(choice: Choice, steps: int) -> str:
+    """What is to be said of a schedule whose warm-up takes most of a training; nothing of another."""
+    usual = SCHEDULE.options(choice.name).get("warmup", (int, 0))[1]
+    warmup = choice.options.get("warmup", usual)
+    if not isinstance(warmup, int) or 2 * warmup <= steps:
+        return ""
+    return f"the warm-up ({warmup:,} steps) is more than half of the {steps:,} steps"
