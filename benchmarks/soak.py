@@ -306,10 +306,10 @@ async def leaves_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 async def stops_reading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Nothing of half a megabyte is read for longer than the service waits; it must be cut off by then."""
+    """Nothing of a megabyte is read for longer than the service waits; it must be cut off by then."""
     body = {"prompt": "ba", "max_tokens": LONG, "n": 8, "logprobs": 5, "seed": 1, "stream": True}
     writer.write(request("/v1/completions", body))
-    await asyncio.sleep(CUT / 2)
+    await asyncio.sleep(0.75 * CUT)
     while piece := await reader.read(2**16):
         if b"[DONE]" in piece:
             return False
