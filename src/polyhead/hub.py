@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from polyhead.errors import UserError, nearest
+from polyhead.errors import UserError, at, nearest
 
 NAME = r"[\w][\w.-]*/[\w][\w.-]*"
 PREFIX = "hf://"
@@ -39,10 +39,8 @@ def files_of(name: str) -> list[Path]:
             "data/train-*.parquet"
         )
     owner, revision, path = found.groups()
-    try:
+    with at(f"the data set {owner!r} cannot be had from the hub"):
         folder = snapshot(owner, [path], dataset=True, revision=revision)
-    except UserError as error:
-        raise UserError(f"the data set {owner!r} cannot be had from the hub: {error}") from None
     paths = sorted(file for file in folder.glob(path) if file.is_file())
     if not paths:
         there = _names(owner, revision) or [

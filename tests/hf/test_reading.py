@@ -247,6 +247,12 @@ def test_how_decoding_cannot_draw_is_told(gpt2: Path, caplog: pytest.LogCaptureF
     ]
 
 
+def ran(script: str, environment: dict[str, str], place: Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own, since huggingface_hub reads its settings once."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=place)
+
+
 def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_path: Path) -> None:
     """A cache as huggingface_hub keeps it: links from a snapshot to blobs."""
     repository = tmp_path / "hub/models--owner--small"
@@ -265,14 +271,7 @@ def test_a_name_on_the_hub_is_found_in_the_cache_and_told_where_it_is_not(tmp_pa
         "try: ph.load('owner/large')\n"
         "except polyhead.errors.UserError as error: print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment,
-        cwd=tmp_path,
-    )
+    done = ran(script, environment, tmp_path)
     assert done.stdout.splitlines() == [
         "1",
         "no directory 'owner/large' here, and from the hub it cannot be had: HF_HUB_OFFLINE is set, and it is not in the "
@@ -510,14 +509,8 @@ def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
         "    try: ph.load(f'owner/{name}')\n"
         "    except polyhead.errors.UserError as error: print(str(error).partition('cannot be had: ')[2])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={name: value for name, value in environment.items() if name != "HF_HUB_OFFLINE"},
-        cwd=tmp_path,
-    )
+    environment.pop("HF_HUB_OFFLINE", None)
+    done = ran(script, environment, tmp_path)
     server.shutdown()
     server.server_close()
     chat, none, gated, broken = done.stdout.splitlines()

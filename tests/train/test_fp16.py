@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.conftest import Notes, Toy, equal, toy_model, toy_training
-from tests.train.test_loop import Catch
+from tests.train.conftest import Toy, equal, toy_model
+from tests.train.test_loop import Catch, run
+from tests.train.test_loop import config as usual
 from torch import nn
 
 from polyhead import ModelConfig, build
 from polyhead.errors import UserError
 from polyhead.nn.loss import Loss, cross_entropy
 from polyhead.recipe import TrainConfig
-from polyhead.train import checkpoint
-from polyhead.train.loop import Outcome, train, update
+from polyhead.train.loop import update
 from polyhead.train.precision import LossScale
 from polyhead.train.training import Training
 
@@ -24,20 +24,7 @@ pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 def config(**changes: Any) -> TrainConfig:
-    usual = {"steps": 12, "lr": 0.01, "precision": "fp16", "schedule": {"name": "noam", "warmup": 4}, "log_every": 1,
-             "eval_every": 100, "save_every": 100}  # fmt: skip
-    return TrainConfig.model_validate(usual | changes)
-
-
-def run(
-    root: Path, settings: TrainConfig, stop_at: int | None = None, resume: bool = False
-) -> tuple[Training, Outcome, Notes]:
-    training, notes = toy_training(settings), Notes()
-    saved = checkpoint.newest(root) if resume else None
-    if saved:
-        training.restore(saved)
-    outcome = train(training, Toy(), settings, root, notes, lambda: training.progress.step == stop_at)
-    return training, outcome, notes
+    return usual(**{"precision": "fp16"} | changes)
 
 
 class Words:
@@ -124,7 +111,7 @@ def test_gradients_that_overflow_are_left_out_until_they_do_not(
 ) -> None:
     """However often: they are no sign of a loss that is lost."""
     monkeypatch.setattr(LossScale, "FIRST", 2.0**34)
-    training, outcome, notes = run(tmp_path, config(steps=40))
+    training, outcome, notes = run(tmp_path, Toy(), config(steps=40))
     assert training.scale is not None
     told = [line.partition(": ")[2] for line in notes.said]
     assert len(told) > 12 and (outcome.how, training.progress.skipped) == ("done", len(told))
@@ -139,7 +126,7 @@ def test_gradients_that_overflow_are_left_out_until_they_do_not(
 @pytest.mark.acceptance("A7")
 def test_a_loss_that_stays_infinite_ends_the_run_in_fp16_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
-        run(tmp_path, config(steps=60, lr=1e20, schedule="constant"))
+        run(tmp_path, Toy(), config(steps=60, lr=1e20, schedule="constant"))
 
 
 @pytest.mark.acceptance("B11")
@@ -149,19 +136,19 @@ def test_a_run_that_is_stopped_at_any_step_has_its_scale_again(
     monkeypatch.setattr(LossScale, "FIRST", 2.0**30)
     monkeypatch.setattr(LossScale, "AFTER", 5)
     settings = config(steps=30, ema=0.8)
-    whole, _, _ = run(tmp_path / "whole", settings)
+    whole, _, _ = run(tmp_path / "whole", Toy(), settings)
     assert whole.scale is not None and whole.progress.skipped > 10
     for k in range(1, 30, 3):
-        run(tmp_path / str(k), settings, stop_at=k)
-        again, _, _ = run(tmp_path / str(k), settings, resume=True)
+        run(tmp_path / str(k), Toy(), settings, stop_at=k)
+        again, _, _ = run(tmp_path / str(k), Toy(), settings, resume=True)
         assert again.scale is not None
         assert again.scale.to_json() == whole.scale.to_json()
         assert equal(again, whole), k
 
 
 def test_a_run_may_go_on_in_another_format(tmp_path: Path) -> None:
-    run(tmp_path, config(precision="fp32"), stop_at=4)
-    training, outcome, _ = run(tmp_path, config(), resume=True)
+    run(tmp_path, Toy(), config(precision="fp32"), stop_at=4)
+    training, outcome, _ = run(tmp_path, Toy(), config(), resume=True)
     assert outcome.how == "done" and training.scale is not None and training.scale.good > 3
-    run(tmp_path / "b", config(), stop_at=4)
-    assert run(tmp_path / "b", config(precision="fp32"), resume=True)[0].scale is None
+    run(tmp_path / "b", Toy(), config(), stop_at=4)
+    assert run(tmp_path / "b", Toy(), config(precision="fp32"), resume=True)[0].scale is None

@@ -182,7 +182,7 @@ def update(
                 with autocast(training.precision, training.device):
                     loss = task.loss(model, batch)
                 if loss.count:
-                    share = loss.total.float() / count
+                    share = loss.total.float() / count  # in fp16 it would overflow with its scale
                     (share * scale.value if scale else share).backward()
                     total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
     total, nll = ranks.sum(total, nll)
