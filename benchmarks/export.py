@@ -33,7 +33,8 @@ from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.greedy import greedy
 from polyhead.models import CausalLM, Seq2Seq, build
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 Outputs = Callable[[], list[list[int]]]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

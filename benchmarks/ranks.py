@@ -32,7 +32,8 @@ from polyhead.fast.memory import tune_memory
 from polyhead.models import build, preset
 from polyhead.recipe import TrainConfig
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.loop import update
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve

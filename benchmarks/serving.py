@@ -35,7 +35,7 @@ from polyhead import Choice, ModelConfig, build, load
 from polyhead.fast.memory import tune_memory
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 MODELS = {
     "tiny": {"d_model": 128, "n_heads": 4, "n_layers": 2, "d_ff": 512},

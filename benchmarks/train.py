@@ -27,7 +27,8 @@ from polyhead.fast.memory import tune_memory
 from polyhead.models import Seq2Seq, build, preset
 from polyhead.nn.loss import IGNORED, cross_entropy
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 SMOOTHING = 0.1
 

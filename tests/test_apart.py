@@ -90,7 +90,7 @@ def served(run, *requests):
 MAKES = r"""
 from polyhead.run import Run
 from polyhead.recipe import GenerationConfig
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 does("train", "dogs.yaml")
 tokenizer = train_tokenizer(["a dog barks ."] * 9, ph.Choice("bpe"), 280)
 config = ph.ModelConfig(kind="encoder", labels=("bad", "good"), pooling=ph.Choice("mean"), head=False, vocab_size=tokenizer.vocab_size, d_model=16, n_heads=2, n_layers=1, max_len=32)

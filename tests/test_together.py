@@ -18,7 +18,7 @@ from polyhead.data.text import open_text
 from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.together import together
 
 TEXTS = [

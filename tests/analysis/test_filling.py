@@ -15,8 +15,9 @@ from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import TOKENIZER, Choice
 from polyhead.run import Run
+from polyhead.text.learn import train_tokenizer
 from polyhead.text.masks import encode_masked
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 TEXTS = ["the dog sat on the mat", "a cat runs; it is tired.", "the dogs run home, tired", "你好 世界"] * 10
 

@@ -18,7 +18,7 @@ from polyhead.errors import UserError
 from polyhead.generate.frame import frame
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 LINES = ["anna and bert", "carl", "", "dora and emil and anna"]
 

@@ -19,7 +19,7 @@ from polyhead.cli import main
 from polyhead.loading import load
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "User: Assistant: System:"]
 

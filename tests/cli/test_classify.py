@@ -14,7 +14,7 @@ from polyhead.analysis.class_metrics import class_measures
 from polyhead.cli import main
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "zwei hunde bellen", "katze", "ja", "nein", "ein rotes haus"]
 

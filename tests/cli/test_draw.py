@@ -19,7 +19,7 @@ from polyhead.analysis.projection import pca
 from polyhead.cli import main
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 GERMAN = [
     "ein hund bellt .",

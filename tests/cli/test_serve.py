@@ -24,7 +24,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 LONG = {
     "prompt": "dogs",

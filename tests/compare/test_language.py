@@ -25,7 +25,8 @@ from polyhead.loading import load
 from polyhead.models import CausalLM, build
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporters
 from polyhead.train.tasks.language import LanguageModel
 

@@ -20,7 +20,8 @@ from polyhead.errors import UserError
 from polyhead.models import Seq2Seq, build
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporters
 from polyhead.train.tasks.translation import Translation, corpus_of
 

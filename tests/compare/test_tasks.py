@@ -24,7 +24,7 @@ from polyhead.models import build
 from polyhead.recipe import load_recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train.reporting import Reporters
 
 SIZES = "model: {d_model: 16, n_layers: 1, n_heads: 2, d_ff: 32, max_len: 24, position: learned}\n"

@@ -4,7 +4,8 @@ from typing import Protocol
 import pytest
 
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 
 class Write(Protocol):

@@ -15,7 +15,8 @@ from polyhead.data.corpus import open_corpus
 from polyhead.data.store import PairStore
 from polyhead.nn.loss import IGNORED
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 Write = Callable[[str, bytes | str], Path]
 Rows = list[list[int]]

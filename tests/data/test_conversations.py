@@ -15,7 +15,8 @@ from polyhead.errors import UserError
 from polyhead.registry import CHAT
 from polyhead.text.chat.base import Message
 from polyhead.text.chat.tokens import ends, tokens, written
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK, TELL = (

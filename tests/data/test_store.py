@@ -19,7 +19,8 @@ from polyhead.data.corpus import Corpus, open_corpus
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 Write = Callable[[str, bytes | str], Path]
 SOURCES = ["one", "", "three 你好", "x" * 40, "five"]
@@ -88,7 +89,7 @@ def test_a_huge_line_needs_little_memory(write: Write, tmp_path: Path) -> None:
         from polyhead.data.corpus import open_corpus
         from polyhead.data.store import PairStore
         from polyhead.registry import Choice
-        from polyhead.text.tokenizer import train_tokenizer
+        from polyhead.text.learn import train_tokenizer
         tokenizer = train_tokenizer(["short kurz"], Choice("byte"), 261)
         size = int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1]) * 1024
         resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20), size + (100 << 20)))

@@ -18,7 +18,7 @@ from polyhead.compare.files import read_json, write_json
 from polyhead.compare.tasks.base import COMPARED, compared
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train.distill import Distilled
 from polyhead.train.pipeline import run_training
 

@@ -16,7 +16,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 TEXTS = ["the king of the sea", "a dog barks at two red dogs", "two kings went to sea and one came back"]
 VOCABULARY = 290

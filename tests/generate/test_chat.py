@@ -14,7 +14,8 @@ from polyhead.registry import CHAT
 from polyhead.run import Run
 from polyhead.text.chat.base import Message
 from polyhead.text.chat.tokens import ends, written
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello 犬"}]
 

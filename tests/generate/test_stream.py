@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from polyhead.errors import UserError
 from polyhead.generate.stream import TAIL, TextStream
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 TEXTS = ["the dog's bone — 你好，世界! ", "a\nb  c\tnaïve 🙂👍🏽 ", "Ünïcödé wörds, and more words. "] * 20
 KINDS = ["byte", "bpe", "char", "unigram", {"name": "unigram", "byte_fallback": True}, "wordpiece"]

@@ -25,7 +25,7 @@ from polyhead.hf.reading import open_model
 from polyhead.hf.writing import fitting
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 MLM, CLASSES, BARE = "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModel"
 

@@ -27,7 +27,7 @@ from polyhead.nn.loss import IGNORED
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 PAD, BOS, EOS, LANGUAGE = 0, 1, 2, 4  # <mask> plays a language
 

@@ -19,7 +19,8 @@ from polyhead.errors import UserError
 from polyhead.hf.writing import fitting
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 LIKE_GPT2 = {
     "kind": "decoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "norm_first": True,

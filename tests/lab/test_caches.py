@@ -24,7 +24,7 @@ from polyhead.lab.subject import Rows, Subject, rows
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 ONE = Fraction(1)
 TEXT = (

@@ -18,7 +18,7 @@ from polyhead.lab.subject import Subject
 from polyhead.lab.waste import when_full, while_growing
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 LENGTHS = [3, 8, 1, 5, 12, 7, 4, 9]
 TEXTS = ["a dog barks at the cat .", "the cat looks at a dog .", "two dogs bark ."]

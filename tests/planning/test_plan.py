@@ -23,7 +23,7 @@ from polyhead.planning.report import lines, scaled
 from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train.distill import distilled, open_teachers
 from polyhead.train.loop import total_steps
 from polyhead.train.reporting import Reporters

@@ -17,7 +17,7 @@ from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.sections import DistillSection
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "max_len": 256}
 TRAIN = {"epochs": 1, "max_tokens": 1024, "precision": "fp32"}

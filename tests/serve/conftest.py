@@ -22,7 +22,7 @@ from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.server import Server, address, listen
 from polyhead.serve.service import Service
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
 KINDS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from polyhead.serve.keys import Keys
 from polyhead.serve.likelihood import of_chat
 from polyhead.serve.limits import Limits
 from polyhead.serve.service import Service
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 
 TALK = [
     {"role": "system", "content": "two dogs"},

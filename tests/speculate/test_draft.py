@@ -16,7 +16,8 @@ from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.speculate import draft
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 TEXTS = ["a dog barks .", "two dogs bark .", "the cat sees a dog .", "two cats see the dogs ."]
 PROMPTS = ["a dog", "two cats see two cats", "the"]

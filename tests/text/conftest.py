@@ -4,7 +4,8 @@ from functools import cache
 import pytest
 
 from polyhead.registry import Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 ENGLISH = [
     "A man in a red shirt walks the dog.",

@@ -18,7 +18,8 @@ from polyhead.registry import CHAT, Choice
 from polyhead.text.chat.base import Message, Piece
 from polyhead.text.chat.recognise import recognise, template_of
 from polyhead.text.chat.tokens import ends, tokens, written
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 _data = runpy.run_path(str(Path(__file__).with_name("published_chats.py")))
 PUBLISHED, OTHERS = _data["PUBLISHED"], _data["OTHERS"]

@@ -9,7 +9,8 @@ import pytest
 import transformers
 
 from polyhead.registry import TOKENIZER, Choice
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 NAMES = TOKENIZER.names()
 

@@ -17,8 +17,9 @@ from tokenizers import models
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
 from polyhead.text.files import MAX_FILE
+from polyhead.text.learn import train_tokenizer
 from polyhead.text.specials import SPECIALS
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 NAMES = TOKENIZER.names()
 LOSSLESS = train_tokenizer(["a small corpus of words, 你好"] * 3, Choice("bpe"), 280)
@@ -139,7 +140,7 @@ def test_char_keeps_the_most_frequent_characters() -> None:
 SCRIPT = """
 import json, sys
 from polyhead.registry import Choice, TOKENIZER
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 texts = json.load(sys.stdin)
 print(json.dumps({name: train_tokenizer(texts, Choice(name), 400).sha256 for name in TOKENIZER.names()}))
 """

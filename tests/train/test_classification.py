@@ -21,7 +21,8 @@ from polyhead.models import Classifier
 from polyhead.nn.loss import classification
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.pipeline import run_training
 from polyhead.train.tasks.classification import Classification, labelled_of
 

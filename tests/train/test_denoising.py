@@ -17,7 +17,8 @@ import polyhead as ph
 from polyhead.data.collate import Batch
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.pipeline import run_training
 from polyhead.train.tasks.denoising import Denoising
 

@@ -19,7 +19,8 @@ from polyhead.models import MaskedLM
 from polyhead.nn.head import Head
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.pipeline import run_training
 from polyhead.train.tasks.masked import MaskedLanguage
 

@@ -16,7 +16,7 @@ from polyhead.models import build
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train.learned import scale_rates
 from polyhead.train.loop import update
 from polyhead.train.pipeline import run_training

@@ -16,7 +16,7 @@ from polyhead.loading import load
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train.reporting import duration
 from polyhead.train.start import resolved
 

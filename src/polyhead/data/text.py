@@ -11,7 +11,7 @@ from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.corpus import blank
 from polyhead.data.files import check_file, is_text, spans
 from polyhead.errors import UserError
-from polyhead.text.tokenizer import MAX_TRAINING_CHARACTERS
+from polyhead.text.learn import MAX_TRAINING_CHARACTERS
 
 Documents = Literal["file", "line", "blank"]
 Table = Literal["tsv", "jsonl"]

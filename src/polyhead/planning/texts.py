@@ -12,7 +12,7 @@ from polyhead.planning.unseen import Tokens, open_with_classes, tokens_of_whole
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train.distill import distilled, open_teachers
 from polyhead.train.tasks.base import RunTask, TaskPart
 

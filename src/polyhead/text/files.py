@@ -14,6 +14,7 @@ from tokenizers import models
 from polyhead.errors import UserError
 from polyhead.text.specials import DECODERS, INSTEAD, ROLES
 
+FILE, TARGET = "tokenizer.json", "target_tokenizer.json"
 MAX_FILE = 64 * 1024 * 1024  # bytes; larger ones are refused, not parsed
 ROUNDS = 2  # of writing and reading, after which no number of a million was found to change
 
@@ -36,6 +37,18 @@ def read(path: Path) -> str:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parsed(path: Path) -> tuple[tokenizers.Tokenizer, str]:
+    """The tokenizer of a file, and its text; a missing or damaged file is a UserError of one line."""
+    content = read(path)
+    try:
+        return tokenizers.Tokenizer.from_str(content), content
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust parser is no Exception
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be read as a tokenizer: {reason}") from None
 
 
 def read_roles(path: Path) -> dict[str, str]:

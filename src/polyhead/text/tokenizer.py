@@ -5,35 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
-from polyhead.registry import TOKENIZER, Choice
-from polyhead.text.files import read, read_roles, replace, settled, written
+from polyhead.text.files import FILE, TARGET, parsed, read_roles, replace, settled, written
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
-from polyhead.text.sides import Sides
+from polyhead.text.sides import TARGET_LANGUAGE, Sides, between
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
 from polyhead.text.spoken import Spoken, spoken
-
-MAX_TRAINING_CHARACTERS = 20_000
-# of one text; what follows teaches the vocabulary nothing and may be garbage
 
 
 class Tokenizer:
     """A vocabulary with its rules. Special tokens are roles: a text that spells one is only text."""
 
     def __init__(
-        self, inner: tokenizers.Tokenizer, roles: Mapping[str, str] = ROLES, content: str = ""
+        self,
+        inner: tokenizers.Tokenizer,
+        roles: Mapping[str, str] = ROLES,
+        content: str = "",
+        target: Tokenizer | None = None,
     ) -> None:
         inner.no_padding()
         inner.no_truncation()
-        self._inner, self._roles = settled(inner, content), dict(roles)
+        self._inner, self._roles, self._target = settled(inner, content), dict(roles), target
         self._inner.encode_special_tokens = True  # "</s>" typed by a user is text, never control
         self._ids = {role: self._role_id(role, token) for role, token in self._roles.items()}
         if {"pad_token", "eos_token"} <= set(self._ids) and self.pad_id == self.eos_id:
@@ -41,6 +39,11 @@ class Tokenizer:
                 f"tokenizer: pad_token and eos_token are both {self._roles['eos_token']!r}; "
                 "they must differ, or the end of a sentence is never learned"
             )
+
+    @property
+    def target(self) -> Tokenizer:
+        """The one for translations: two languages of one vocabulary may each be cut in a way of their own."""
+        return self._target or self
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts to ids, without any special token."""
@@ -114,13 +117,21 @@ class Tokenizer:
             return self
         return Tokenizer(with_rules(self._inner, before, after), self._roles)
 
+    def between(self, source: str | None, target: str | None) -> Tokenizer:
+        """The same with two of its languages as those of its rules, for texts of this pair."""
+        sides = between(self, source, target)
+        roles = {**self._roles, "decoder_start_token": self.tokens([sides.start])[0]}
+        if sides.forced:
+            roles["forced_bos_token"] = self.tokens(sides.opening)[0]
+        return Tokenizer(with_rules(self._inner, sides.before, sides.after), roles, target=self._target)
+
     @cached_property
     def sides(self) -> Sides:
         """What stands around the two texts of an encoder-decoder.
 
         Around a source it is what the rules of the file put there, its end where they put nothing. The decoder starts
         with the role for that, or as any text begins, or with padding; its opening is the token that it is forced to
-        say first, such as a language, or else what the rules put before a text.
+        say first, such as a language, or else what the rules put before a text, a word to the encoder alone left out.
         """
         around, start, forced = (
             self._ruled[0],
@@ -130,8 +141,13 @@ class Tokenizer:
         if start is None:
             start = self.bos_id if {"bos_token", "cls_token"} & set(self._ids) else self._id("pad_token")
         after = around.after if around.before or around.after else [self.eos_id]
-        opening = tuple(around.before) if forced is None else (forced,)
-        return Sides(tuple(around.before), tuple(after), start, opening, forced is not None, self.eos_id)
+        names = zip(around.before, self.tokens(around.before), strict=True)
+        opening = (
+            [i for i, name in names if not TARGET_LANGUAGE.fullmatch(name)] if forced is None else [forced]
+        )
+        return Sides(
+            tuple(around.before), tuple(after), start, tuple(opening), forced is not None, self.eos_id
+        )
 
     @cached_property
     def _ruled(self) -> tuple[Around, Around]:
@@ -205,13 +221,20 @@ class Tokenizer:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the tokenizer.json that ``save`` writes: two tokenizers with the same one are the same."""
-        return hashlib.sha256(written(self._inner).encode()).hexdigest()
+        """SHA-256 of what ``save`` writes: two tokenizers with the same one are the same."""
+        return hashlib.sha256("".join(self._files.values()).encode()).hexdigest()
+
+    @property
+    def _files(self) -> dict[str, str]:
+        """What ``save`` writes, by the names of the files."""
+        both = {FILE: self, TARGET: self._target} if self._target else {FILE: self}
+        return {name: written(one._inner) for name, one in both.items()}
 
     def save(self, directory: str | os.PathLike[str], segments: bool = False, template: str = "") -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
 
         ``segments`` tells them that the model wants to know which text a token is of, ``template`` how it converses.
+        What cuts translations in another way is target_tokenizer.json, beside them.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -227,7 +250,9 @@ class Tokenizer:
             config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         if template:
             config["chat_template"] = template
-        replace(directory / "tokenizer.json", written(self._inner).encode())
+        (directory / TARGET).unlink(missing_ok=True)
+        for name, content in self._files.items():
+            replace(directory / name, content.encode())
         replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
     @classmethod
@@ -237,18 +262,13 @@ class Tokenizer:
         Its tokenizer_config.json says which token plays which role, if they are not given.
         """
         directory = Path(directory)
-        content = read(directory / "tokenizer.json")
-        try:
-            inner = tokenizers.Tokenizer.from_str(content)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of the Rust parser is no Exception
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"{directory / 'tokenizer.json'} cannot be read as a tokenizer: {reason}"
-            ) from None
-        roles = read_roles(directory / "tokenizer_config.json") if roles is None else roles
-        return cls(inner, roles, content)
+
+        def one(name: str, target: Tokenizer | None = None) -> Tokenizer:
+            inner, content = parsed(directory / name)
+            given = read_roles(directory / "tokenizer_config.json") if roles is None else roles
+            return cls(inner, given, content, target)
+
+        return one(FILE, one(TARGET) if (directory / TARGET).is_file() else None)
 
     def _role_id(self, role: str, token: str) -> int:
         found = self._inner.token_to_id(token)
@@ -261,34 +281,6 @@ class Tokenizer:
         if found is None:
             raise UserError(f"this tokenizer has no {role}; name one in its tokenizer_config.json")
         return found
-
-
-def train_tokenizer(texts: Iterable[str], choice: Choice, vocab_size: int, sentinels: int = 0) -> Tokenizer:
-    """Learn a vocabulary from raw text with the chosen part; the same texts give the same bytes.
-
-    Its last ``sentinels`` tokens stand for spans that are left out of a text; they count in vocab_size.
-    """
-    choice = TOKENIZER.check(choice)
-    read = [0]
-
-    def counted() -> Iterator[str]:
-        for text in texts:
-            if has_lone_surrogate(text):
-                raise UserError(f"text {read[0]} holds half of a surrogate pair, which is not Unicode text")
-            read[0] += bool(text)
-            yield text[:MAX_TRAINING_CHARACTERS]
-
-    inner = TOKENIZER.build(choice, counted(), vocab_size - sentinels)
-    inner.add_special_tokens(
-        [AddedToken(sentinel(n), special=True, normalized=False) for n in range(sentinels)]
-    )
-    if not read[0]:
-        raise UserError("no text to train a tokenizer on: the training corpus is empty")
-    eos = ROLES["eos_token"]
-    inner.post_processor = TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, inner.token_to_id(eos))]
-    )
-    return Tokenizer(inner)
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -21,7 +21,8 @@ from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.run_files import read_config
-from polyhead.text.tokenizer import Tokenizer, train_tokenizer
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.files import replace_file
