@@ -197,7 +197,7 @@ class Run:
             forbidden=[self.tokenizer.id_of(token) for token in config.forbidden],
             max_len=self.config.max_len,
             truncate=truncate,
-            prefix=None if prefix is None else self.tokenizer.encode(prefix),
+            prefix=None if prefix is None else self.tokenizer.target.encode(prefix),
         )
         return in_order(found, len(texts), progress)
 

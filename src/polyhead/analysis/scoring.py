@@ -32,7 +32,7 @@ def score_pairs(
     model: Seq2Seq, t: Tokenizer, sources: Sequence[str], targets: Sequence[str], batch_tokens: int
 ) -> list[PairScore]:
     """log p(target | source) of each pair, teacher forced."""
-    pairs = list(zip(t.encode(sources), t.encode(targets), strict=True))
+    pairs = list(zip(t.encode(sources), t.target.encode(targets), strict=True))
     sides = t.sides
     around = len(sides.before) + len(sides.after), len(sides.opening) + 1
     lengths = [

@@ -41,7 +41,7 @@ def maps(
         return self_maps(model, tokenizer, ids, text)
     (ids,) = tokenizer.encode([text])
     _check_length("text", ids, most - tokenizer.sides.most)
-    out = said() if target is None else tokenizer.encode([target])[0]
+    out = said() if target is None else tokenizer.target.encode([target])[0]
     _check_length("target", out, most - tokenizer.sides.most)
     return pair_maps(model, tokenizer, ids, out, text)
 

@@ -139,8 +139,8 @@ def counts(run: Run) -> list[Tensor] | None:
         return None
     size = run.tokenizer.vocab_size
     return [
-        torch.bincount(torch.tensor([i for line in run.tokenizer.encode(side) for i in line]), minlength=size)
-        for side in texts
+        torch.bincount(torch.tensor([i for line in tokenizer.encode(side) for i in line]), minlength=size)
+        for tokenizer, side in zip((run.tokenizer, run.tokenizer.target), texts, strict=False)
     ]
 
 

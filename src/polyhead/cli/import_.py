@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli.options import SourceLang, TargetLang
+from polyhead.errors import UserError
 from polyhead.places import new_directory
 
 
@@ -18,6 +20,8 @@ def run(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the new run")],
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
 ) -> None:
     """Make a run directory of a published checkpoint: its config, weights (fp32), tokenizer and settings of decoding.
 
@@ -29,12 +33,20 @@ def run(
     \b
     polyhead import openai-community/gpt2 runs/gpt2
     polyhead generate runs/gpt2 "The king of"
+    polyhead import Helsinki-NLP/opus-mt-en-ROMANCE runs/en-fr --target-lang fr
     """
     new_directory(out, "the new run")
     from polyhead.loading import load
+    from polyhead.run import Run
     from polyhead.train.files import whole_directory
 
     made = load(directory, device="cpu")
+    if source_lang or target_lang:
+        if made.config.kind != "encoder-decoder":
+            raise UserError(
+                f"--source-lang and --target-lang are for translators; {directory} is of kind {made.config.kind!r}"
+            )
+        made = Run(made.model, made.tokenizer.between(source_lang, target_lang), made.generation)
     with whole_directory(out) as place:
         made.save(place, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
     parameters = sum(p.numel() for p in made.model.parameters())

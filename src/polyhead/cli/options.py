@@ -30,6 +30,10 @@ NoRepeat = Annotated[
         "--no-repeat-ngram-size", help="so many tokens in a row never come twice", show_default=AS_TRAINED
     ),
 ]
+SourceLang = Annotated[
+    str | None, typer.Option(help="of models of many languages, e.g. en or en_XX", show_default=AS_TRAINED)
+]
+TargetLang = Annotated[str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)]
 CacheName = Annotated[
     str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, NoRepeat, With
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, NoRepeat, SourceLang, TargetLang, With
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 
@@ -36,13 +36,8 @@ def run(
     early_stopping: Annotated[
         str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
     ] = None,
-    source_lang: Annotated[
-        str | None,
-        typer.Option(help="of models of many languages, e.g. en or en_XX", show_default=AS_TRAINED),
-    ] = None,
-    target_lang: Annotated[
-        str | None, typer.Option(help="the same of the output", show_default=AS_TRAINED)
-    ] = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
     batch_tokens: Annotated[

@@ -99,7 +99,7 @@ def _write(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, 
             encoded = zip(
                 chunk,
                 tokenizer.encode([pair.source for pair in chunk]),
-                tokenizer.encode([pair.target for pair in chunk]),
+                tokenizer.target.encode([pair.target for pair in chunk]),
                 strict=True,
             )
             rows = [row for row in encoded if _fits(*row, max_len, report)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead.config import ModelConfig
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row
 from polyhead.registry import Choice, Registry
+from polyhead.text.tokenizer import Tokenizer
+
+Made = Callable[[Mapping[str, str]], Tokenizer]  # the tokenizer in which tokens play these roles
 
 
 class Family(NamedTuple):
@@ -28,6 +32,7 @@ class Family(NamedTuple):
     own: Mapping[str, tuple[Row, ...]] = {}  # rows that one of our models alone has, beside the table
     renamed: Mapping[str, str] = {}  # how names in old files end -> how they end today
     specials: Mapping[str, str] = {}  # which token plays which role where no file of the tokenizer says
+    vocabulary: Callable[[Path], Made] | None = None  # its tokenizer from files other than tokenizer.json
 
     def rows(self, model: str) -> tuple[Row, ...]:
         """The table of one of our models."""

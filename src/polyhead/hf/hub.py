@@ -9,7 +9,7 @@ from polyhead.errors import at
 from polyhead.hf.chat import TEMPLATE
 from polyhead.hub import NAME, snapshot
 
-FILES = ["*.json", TEMPLATE, "model.safetensors", "model-*.safetensors"]
+FILES = ["*.json", TEMPLATE, "*.spm", "sentencepiece.bpe.model", "model.safetensors", "model-*.safetensors"]
 
 
 def is_name(text: str) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.hf.bart import LM_HEAD, SHARED, SOURCE, TABLE, TARGET, common, fixed, said
-from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.given import Given
+from polyhead.hf.spm import cutting, read_numbers, read_pieces
+from polyhead.text.sides import TARGET_LANGUAGE
+from polyhead.text.specials import SPECIALS, UNK
+from polyhead.text.tokenizer import Tokenizer
 
 
 def read(given: Given) -> dict[str, Any]:
@@ -32,6 +37,19 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def vocabulary(directory: Path) -> Made:
+    """One file of pieces cuts sources and another one translations, and vocab.json numbers the tokens of both.
+
+    Models of several target languages have a token for each, ``>>fra<<``, which begins a source.
+    """
+    ids = read_numbers(directory)
+    specials = [token for token in ids if token in SPECIALS or TARGET_LANGUAGE.fullmatch(token)]
+    source, target = (
+        cutting(read_pieces(directory, name), ids, specials) for name in ("source.spm", "target.spm")
+    )
+    return lambda roles: Tokenizer(source, roles, target=Tokenizer(target, roles))
+
+
 BUFFERS = r"model\.(en|de)coder\.embed_positions\.weight"  # sinusoids of older files
 MARIAN = FAMILY.register("marian")(
     Family(
@@ -42,5 +60,7 @@ MARIAN = FAMILY.register("marian")(
         "model.",
         BUFFERS,
         {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED},
+        specials={"eos_token": "</s>", "pad_token": "<pad>", "unk_token": UNK},
+        vocabulary=vocabulary,
     )
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyhead.errors import UserError, show
-from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import inside, read_json
-from polyhead.text.files import roles_of
+from polyhead.text.files import FILE, TARGET, roles_of
 from polyhead.text.specials import DECODERS
 from polyhead.text.tokenizer import Tokenizer
 
@@ -17,22 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str, Any]) -> Tokenizer:
-    """tokenizer.json as it is, with the roles that tokenizer_config.json, special_tokens_map.json or ids give.
+    """tokenizer.json as it is, or what the family has in its place, with the roles that tokenizer_config.json, special_tokens_map.json or ids give.
 
     A role that no file gives stays without a token. Where padding is the end token it is no role of its own: positions
     say what is padding. Where decoding ends with several tokens, one of them is the end here, and a warning says so.
     """
-    if inside(directory, "tokenizer.json") is None:
-        there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
-        raise UserError(
-            f"{directory} has no tokenizer.json (there: {there}); AutoTokenizer of transformers writes one with "
-            "save_pretrained, but for Marian and M2M100, whose tokenizers have no such form there"
-        )
+    family: Family = FAMILY.get(config["model_type"])
+    made = _made(directory, family)
     roles: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         roles |= roles_of(read_json(directory, name) or {})
-    vocabulary = Tokenizer.load(directory, {})
-    family: Family = FAMILY.get(config["model_type"])
+    vocabulary = made({})
     known = vocabulary.tokens(vocabulary.special_ids)
     roles = {role: token for role, token in family.specials.items() if token in known} | roles
     for role in ("bos_token", "eos_token", "pad_token"):
@@ -51,7 +47,19 @@ def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str
         )
     if roles.get("pad_token") == roles.get("eos_token"):
         roles.pop("pad_token", None)
-    return Tokenizer.load(directory, roles)
+    return made(roles)
+
+
+def _made(directory: Path, family: Family) -> Made:
+    if inside(directory, FILE) is not None:
+        inside(directory, TARGET)
+        return partial(Tokenizer.load, directory)
+    if family.vocabulary is not None:
+        return family.vocabulary(directory)
+    there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
+    raise UserError(
+        f"{directory} has no tokenizer.json (there: {there}); AutoTokenizer of transformers writes one with save_pretrained"
+    )
 
 
 def _ids(config: dict[str, Any], key: str) -> list[int]:

@@ -109,7 +109,7 @@ def translations(
         )
         for policy in chosen
     }
-    ids = {name: given.run.tokenizer.encode(texts) for name, texts in outputs.items()}
+    ids = {name: given.run.tokenizer.target.encode(texts) for name, texts in outputs.items()}
     plain = chosen[0].name
     lang = given.run.recipe.data.target_lang if given.run.recipe else ""
     references = given.references[some] or outputs[plain]

@@ -67,7 +67,7 @@ def paging(bench: Bench) -> Result:
 def row_lengths(given: Subject) -> list[int]:
     """How many tokens a decoder holds at the end of each line or target: those of the text, and the begin."""
     texts = given.references or given.lines()
-    found = [min(len(ids) + 1, given.run.config.max_len) for ids in given.run.tokenizer.encode(texts)]
+    found = [min(len(ids) + 1, given.run.config.max_len) for ids in given.run.tokenizer.target.encode(texts)]
     if not found:
         raise UserError("the text has no line that is not blank")
     return found

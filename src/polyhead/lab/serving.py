@@ -68,7 +68,7 @@ def wishes(given: Subject, n: int, most: int) -> list[Wish]:
             tokenizer.sides,
             given.references[:n] or run.translate(given.texts[:n], beam_size=1, truncate=True),
         )
-        pairs = zip(tokenizer.encode(given.texts[:n]), tokenizer.encode(targets), strict=True)
+        pairs = zip(tokenizer.encode(given.texts[:n]), tokenizer.target.encode(targets), strict=True)
         return [
             Wish([sides.start], min(len(b) + 1, most - 1), sides.source(a[: most - sides.most]))
             for a, b in pairs

@@ -182,7 +182,7 @@ def pairs(given: Subject, n: int, width: int) -> Rows:
     tokenizer, sources = given.run.tokenizer, given.texts[:n]
     targets = given.references[:n] or given.run.translate(sources, beam_size=1, truncate=True)
     room = width - tokenizer.sides.most
-    sides = zip(tokenizer.encode(sources), tokenizer.encode(targets), strict=True)
+    sides = zip(tokenizer.encode(sources), tokenizer.target.encode(targets), strict=True)
     kept = [(a, b) for a, b in sides if max(len(a), len(b)) <= room]
     if len(kept) < 2:
         raise UserError(f"the text has {len(kept)} pairs of at most {room} tokens a side; wanted 2 at least")

@@ -166,7 +166,7 @@ def _bounded(service: Service, texts: Sequence[Any]) -> list[Any]:
     tokenizer, most = service.run.tokenizer, service.run.config.max_len
     sides = [(text,) if isinstance(text, str) else text for text in texts]
     for number, side in enumerate(sides):
-        longest = max(map(len, tokenizer.encode(side)))
+        longest = max(map(len, tokenizer.encode(side[:1]) + tokenizer.target.encode(side[1:])))
         if longest > most:
             raise Refusal(
                 400,

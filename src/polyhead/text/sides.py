@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,6 +11,9 @@ from polyhead.text.specials import DECODERS
 
 if TYPE_CHECKING:
     from polyhead.text.tokenizer import Tokenizer
+
+
+TARGET_LANGUAGE = re.compile(">>.+<<")  # how tokens of OPUS-MT are spelled
 
 
 class Sides(NamedTuple):
@@ -56,6 +60,8 @@ def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sid
     """
     sides, roles = tokenizer.sides, {i for role, i in tokenizer.ids.items() if role not in DECODERS}
     languages = {i: tokenizer.tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
+    if any(map(TARGET_LANGUAGE.fullmatch, languages.values())):
+        return _told(sides, languages, source, target)
     if source is not None:
         i, there = _language(source, languages), languages.keys() & {*sides.before, *sides.after}
         before, after = (
@@ -72,15 +78,31 @@ def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sid
     return sides
 
 
+def _told(sides: Sides, languages: dict[int, str], source: str | None, target: str | None) -> Sides:
+    """The sides of a model whose encoder is told the language to translate to, before the text (OPUS-MT)."""
+    if source is not None:
+        raise UserError(f"source language {source!r}: this model is told the language of the target alone")
+    if target is not None:
+        around = [i for i in sides.before if i not in languages]
+        return sides._replace(before=(_language(target, languages), *around))
+    if len(languages) > 1 and languages.keys().isdisjoint(sides.before):
+        names = ", ".join(sorted(token[2:-2] for token in languages.values()))
+        raise UserError(
+            f"this model translates to several languages; name the target's (--target-lang, also of import), one of {names}"
+        )
+    return sides
+
+
 def _language(name: str, languages: dict[int, str]) -> int:
-    """The token of a language: de, __de__ or one that goes on as de_DE does."""
-    exact = [i for i, token in languages.items() if token in (name, f"__{name}__")]
-    found = exact or [i for i, token in languages.items() if token.startswith(f"{name}_")]
+    """The token of a language: de, __de__, >>de<<, or one that goes on as de_DE does."""
+    names = {i: token.strip("_<>") for i, token in languages.items()}
+    exact = [i for i, token in languages.items() if name in (token, names[i])]
+    found = exact or [i for i, bare in names.items() if bare.startswith(f"{name}_")]
     if len(found) != 1:
         what = (
             f"{len(found)} languages of this model begin with it"
             if found
             else "no token of this model names it"
         )
-        raise UserError(f"language {name!r}: {what}{nearest(name, languages.values())}")
+        raise UserError(f"language {name!r}: {what}{nearest(name, names.values())}")
     return found[0]

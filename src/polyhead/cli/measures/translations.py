@@ -48,7 +48,7 @@ def measure(
 
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
     """The line of the perplexity, over the pairs that the model can hold whole."""
-    sides = zip(run.tokenizer.encode(sources), run.tokenizer.encode(references), strict=True)
+    sides = zip(run.tokenizer.encode(sources), run.tokenizer.target.encode(references), strict=True)
     most = run.config.max_len - run.tokenizer.sides.most
     fits = [max(map(len, pair)) <= most for pair in sides]
     kept = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]

@@ -21,6 +21,7 @@ from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
+from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
@@ -175,6 +176,7 @@ def corpus_of(recipe: Recipe, split: str) -> Corpus:
 
 def _check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """What translations would be refused for when all is learned is refused before."""
+    between(tokenizer, None, None)
     with at("generation.forbidden"):
         for token in recipe.generation.forbidden:
             tokenizer.id_of(token)

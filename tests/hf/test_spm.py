@@ -1,0 +1,309 @@
+"""Vocabularies of SentencePiece, against the library itself and the tokenizers of the reference implementation."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+import transformers
+from tests.hf.conftest import VOCABULARY
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.hf.spm import cutting, read_pieces
+from polyhead.run import Run
+from polyhead.text.tokenizer import Tokenizer
+
+DOCS = Path(__file__).parents[2] / "docs"
+UNUSUAL = [
+    "", " ", "a  b", "\ta\n b ", "ﬁne ① ½", "☃☃ x ☃", "e\u0301te\u0301", "▁ ▁a", "1\u00a02", "ÀÉ ß", "🙂🙃 hi", "x\u200by",
+    "<unk> </s> <pad> <<a>>", ">>fra<< the", "__de__ the", "．，", "\u202eabc", "the" * 300,
+]  # fmt: skip
+
+
+def lines(name: str, n: int = 400) -> list[str]:
+    """Lines of text. Rows of dashes can be cut in several ways, equally likely; special tokens are only text here."""
+    text = (DOCS / name).read_text(encoding="utf-8").split("\n")
+    return [line for line in text if line.strip(" -|") and "<unk>" not in line][:n]
+
+
+def learnt(directory: Path, name: str, text: list[str], **settings: Any) -> Any:
+    """A model of the library's own trainer."""
+    settings = {"vocab_size": VOCABULARY, "model_type": "unigram", "hard_vocab_limit": False, **settings}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text), model_prefix=str(directory / name), minloglevel=2, **settings
+    )
+    (directory / f"{name}.model").rename(directory / f"{name}.spm")
+    return sentencepiece.SentencePieceProcessor(model_file=str(directory / f"{name}.spm"))
+
+
+def numbered(model: Any) -> dict[str, int]:
+    return {model.id_to_piece(i): i for i in range(len(model))}
+
+
+SETTINGS = [
+    {},
+    {"add_dummy_prefix": False},
+    {"remove_extra_whitespaces": False},
+    {"split_by_whitespace": False},
+    {"normalization_rule_name": "identity"},
+    {"normalization_rule_name": "nfkc_cf"},
+    {"character_coverage": 0.98},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_texts_are_cut_as_by_the_library(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    model = learnt(tmp_path, "m", lines("guide.md"), model_type=kind, **settings)
+    made = cutting(read_pieces(tmp_path, "m.spm"), numbered(model), ["<unk>", "<s>", "</s>"])
+    made.encode_special_tokens = True
+    for text in [*lines("architecture.md"), *lines("guide.zh-CN.md", 100), *UNUSUAL]:
+        wanted = model.encode(text)
+        assert made.encode(text, add_special_tokens=False).ids == wanted, text
+        if model.unk_id() not in wanted:
+            assert made.decode(wanted) == model.decode(wanted)
+
+
+def test_what_a_user_defined_comes_first_in_unigram_models_and_is_not_there_in_others(tmp_path: Path) -> None:
+    symbols = ["og b", "☃", "zqz"]
+    model = learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=symbols)
+    made = cutting(read_pieces(tmp_path, "m.spm"), numbered(model), ["<unk>"])
+    for text in ["a dog barks", "☃☃", "zqzqz the dog", "dog b"]:
+        assert made.encode(text, add_special_tokens=False).ids == model.encode(text), text
+    learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=symbols, model_type="bpe")
+    with pytest.raises(UserError, match="a bpe model with pieces defined by its user"):
+        read_pieces(tmp_path, "m.spm")
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A directory as the reference writes it, of a model with two target languages, and what the reference makes of it."""
+    directory = tmp_path_factory.mktemp("marian")
+    sides = [
+        learnt(directory, name, lines(text), vocab_size=1200)
+        for name, text in (("source", "guide.md"), ("target", "guide.zh-CN.md"))
+    ]
+    pieces = sorted({piece for side in sides for piece in list(numbered(side))[3:]})
+    tokens = ["</s>", "<unk>", *pieces, ">>fra<<", ">>cmn_Hans<<", "<pad>"]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    tokenizer = transformers.MarianTokenizer(
+        *(str(directory / name) for name in ("source.spm", "target.spm", "vocab.json"))
+    )
+    pad = len(tokens) - 1
+    return directory, tokenizer, saved(directory, tokenizer, transformers.MarianMTModel, transformers.MarianConfig(
+        **SIZES, vocab_size=len(tokens), pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0, bos_token_id=0,
+        forced_eos_token_id=None, bad_words_ids=[[pad]],
+    ))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def m2m100(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """The same of a model of a hundred languages, whose pieces were merged."""
+    directory = tmp_path_factory.mktemp("m2m100")
+    pieces = list(numbered(learnt(directory, "one", lines("guide.md"), model_type="bpe")))[3:]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+    (directory / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (directory / "one.spm").rename(directory / "sentencepiece.bpe.model")
+    tokenizer = transformers.M2M100Tokenizer(
+        str(directory / "vocab.json"), str(directory / "sentencepiece.bpe.model")
+    )
+    config = transformers.M2M100Config(**SIZES, vocab_size=len(tokens) + 100 + 8)
+    return directory, tokenizer, saved(directory, tokenizer, transformers.M2M100ForConditionalGeneration, config)  # fmt: skip
+
+
+SIZES = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64, "num_beams": 1, "init_std": 0.4,
+    "max_length": 20,
+}  # fmt: skip
+
+
+def saved(directory: Path, tokenizer: Any, of: Any, config: Any) -> Any:
+    torch.manual_seed(0)
+    model = of(config).eval()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    assert not (directory / "tokenizer.json").exists()
+    return model
+
+
+def cut(rows: list[list[int]], end: int) -> list[list[int]]:
+    """Tokens up to the end."""
+    return [row[: row.index(end)] if end in row else row for row in rows]
+
+
+SOURCES = [
+    "Polyhead trains translators on your own text.",
+    "the dog ☃",
+    "Each verb has a help of its own: ask it.",
+]
+
+
+def test_marian_is_read_with_its_two_ways_of_cutting(marian: tuple[Path, Any, Any]) -> None:
+    directory, theirs, _ = marian
+    ours = ph.load(directory).tokenizer
+    english, chinese = lines("architecture.md"), lines("guide.zh-CN.md")
+    assert ours.encode(english) == [ids[:-1] for ids in theirs(english).input_ids]
+    assert ours.target.encode(chinese) == [ids[:-1] for ids in theirs(text_target=chinese).input_ids]
+    assert ours.target.encode(chinese) != ours.encode(chinese)
+    assert ours.decode(ours.encode(english)) == theirs.batch_decode(
+        ours.encode(english), skip_special_tokens=True
+    )
+    assert ours.special_ids == [0, 1, *range(ours.vocab_size - 3, ours.vocab_size)]
+
+
+@pytest.mark.parametrize("language", ["fra", "cmn"])
+def test_marian_is_told_the_language_of_the_target(language: str, marian: tuple[Path, Any, Any]) -> None:
+    directory, tokenizer, model = marian
+    told = [f">>{'fra' if language == 'fra' else 'cmn_Hans'}<< {text}" for text in SOURCES]
+    wanted = model.generate(**tokenizer(told, return_tensors="pt", padding=True)).tolist()
+    found = ph.load(directory).hypotheses(SOURCES, n_best=1, target_lang=language)
+    assert [best[0].tokens[:19] for best in found] == cut([row[1:20] for row in wanted], 0)
+
+
+def test_a_pair_of_languages_is_chosen_at_import(
+    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run then needs no language, can be gone on from, keeps both ways of cutting, and still obeys another one."""
+    directory, tokenizer, _ = marian
+    assert main(["import", str(directory), str(tmp_path / "run"), "--target-lang", "fra"]) == 0
+    run, whole = ph.load(tmp_path / "run"), ph.load(directory)
+    assert run.translate(SOURCES) == whole.translate(SOURCES, target_lang="fra")
+    assert run.translate(SOURCES, target_lang="cmn") == whole.translate(SOURCES, target_lang="cmn")
+    assert run.tokenizer.sides.source([5]) == [*tokenizer(">>fra<<").input_ids[:1], 5, 0]
+    chinese = lines("guide.zh-CN.md", 50)
+    assert run.tokenizer.target.encode(chinese) == whole.tokenizer.target.encode(chinese)
+    assert run.tokenizer.sha256 == ph.load(tmp_path / "run").tokenizer.sha256 != whole.tokenizer.sha256
+    capsys.readouterr()
+    assert main(["import", str(directory), str(tmp_path / "b"), "--source-lang", "fra"]) == 2
+    assert "told the language of the target alone" in capsys.readouterr().err
+
+
+def test_scores_are_of_what_cuts_targets(marian: tuple[Path, Any, Any]) -> None:
+    directory, tokenizer, model = marian
+    chinese = lines("guide.zh-CN.md", 4)
+    chinese = [line[:30] for line in chinese[1:]]
+    given = tokenizer([f">>fra<< {text}" for text in SOURCES], text_target=chinese)
+    run = ph.load(directory)
+    run = Run(run.model, run.tokenizer.between(None, "fra"), run.generation)
+    for number, score in enumerate(run.score(SOURCES, chinese)):
+        with torch.no_grad():
+            loss = model(
+                torch.tensor([given.input_ids[number]]), labels=torch.tensor([given["labels"][number]])
+            ).loss
+        assert score.tokens == len(given["labels"][number])
+        assert score.log_prob == pytest.approx(-float(loss) * score.tokens, rel=1e-4)
+
+
+def test_several_languages_and_none_named_is_told(marian: tuple[Path, Any, Any]) -> None:
+    run = ph.load(marian[0])
+    with pytest.raises(UserError, match=r"several languages; name the target's .* one of cmn_Hans, fra"):
+        run.translate(SOURCES)
+    with pytest.raises(UserError, match="no token of this model names it; did you mean 'fra'"):
+        run.translate(SOURCES, target_lang="frr")
+
+
+def test_m2m100_is_read_and_translates_between_its_languages(m2m100: tuple[Path, Any, Any]) -> None:
+    directory, tokenizer, model = m2m100
+    run, english = ph.load(directory), lines("architecture.md")
+    assert run.tokenizer.encode(english) == [ids[1:-1] for ids in tokenizer(english).input_ids]
+    assert run.tokenizer.sides.source([7]) == [tokenizer.get_lang_id("en"), 7, 2]
+    tokenizer.src_lang = "zu"
+    given = tokenizer(SOURCES, return_tensors="pt", padding=True)
+    wanted = model.generate(**given, forced_bos_token_id=tokenizer.get_lang_id("de")).tolist()
+    found = run.hypotheses(SOURCES, n_best=1, source_lang="zu", target_lang="de")
+    assert [best[0].tokens[:18] for best in found] == cut([row[2:20] for row in wanted], 2)
+
+
+def edited(name: str, **keys: Any) -> Callable[[Path], Any]:
+    def write(directory: Path) -> None:
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    return write
+
+
+MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda d: (d / "target.spm").unlink(), "{0} has no target.spm"),
+    (lambda d: (d / "vocab.json").unlink(), "{0} has neither tokenizer.json nor vocab.json"),
+    (edited("vocab.json", new=True), "{0}/vocab.json must number tokens from 0 on, <unk> among them"),
+    (edited("vocab.json", new=[1]), "{0}/vocab.json must number tokens from 0 on, <unk> among them"),
+    (lambda d: (d / "vocab.json").write_text('{"a": 0}'), "{0}/vocab.json must number tokens from 0 on, <unk> among them"),
+    (lambda d: (d / "source.spm").write_bytes(b""), "{0}/source.spm: it is damaged, or no SentencePiece model"),
+    (lambda d: (d / "source.spm").write_text("pieces"), "{0}/source.spm: it is damaged, or no SentencePiece model"),
+    (lambda d: learnt(d, "source", lines("guide.md"), model_type="word"), "{0}/source.spm: a model of kind word; wanted unigram or bpe"),
+    (lambda d: learnt(d, "target", lines("guide.md"), byte_fallback=True, vocab_size=800), "{0}/target.spm: a model with byte_fallback"),
+    (lambda d: learnt(d, "target", lines("guide.md"), treat_whitespace_as_suffix=True), "{0}/target.spm: a model with treat_whitespace"),
+    (lambda d: ((d / "target.spm").unlink(), (d / "target.spm").symlink_to(DOCS / "guide.md")), "{0}/target.spm is a link out of"),
+]  # fmt: skip
+
+
+@pytest.mark.acceptance("F6", "F10")
+@pytest.mark.parametrize(("spoil", "message"), MISTAKES)
+def test_what_is_wrong_is_named(
+    spoil: Callable[[Path], Any], message: str, marian: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    directory = tmp_path / "m"
+    shutil.copytree(marian[0], directory)
+    spoil(directory)
+    with pytest.raises(UserError) as error:
+        ph.load(directory)
+    assert str(error.value).startswith(message.replace("{0}", str(directory)))
+
+
+def test_damaged_files_are_read_or_refused_but_nothing_else(tmp_path: Path) -> None:
+    model = learnt(tmp_path, "m", lines("guide.md", 100))
+    whole, ids, draw = (tmp_path / "m.spm").read_bytes(), numbered(model), random.Random(0)
+    for _ in range(150):
+        data = bytearray(whole[: draw.choice([len(whole), len(whole), draw.randrange(len(whole))])])
+        for _ in range(draw.randrange(4)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        (tmp_path / "m.spm").write_bytes(data)
+        try:
+            cutting(read_pieces(tmp_path, "m.spm"), ids, ["<unk>"]).encode("the dog ☃")
+        except UserError:
+            continue
+
+
+def test_languages_of_m2m100_are_checked(m2m100: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    for keys, message in [
+        ({"language_codes": "m2m"}, "language_codes is 'm2m', wanted one of m2m100, wmt21"),
+        ({"language_codes": ["en"]}, "language_codes is ['en'], wanted"),
+        ({"src_lang": "eng"}, "src_lang is 'eng', wanted one of af am"),
+    ]:
+        directory = tmp_path / str(len(message))
+        shutil.copytree(m2m100[0], directory)
+        edited("tokenizer_config.json", **keys)(directory)
+        with pytest.raises(UserError, match=r"tokenizer_config.json: ") as error:
+            ph.load(directory)
+        assert message in str(error.value)
+
+
+def test_what_cuts_targets_goes_with_the_files(marian: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    both, text = ph.load(marian[0]).tokenizer, lines("guide.zh-CN.md", 30)
+    both.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.sha256 == both.sha256
+    assert again.target.encode(text) == both.target.encode(text)
+    both.target.save(tmp_path)  # alone it cuts both sides, and nothing is left of the other
+    alone = Tokenizer.load(tmp_path)
+    assert alone.target is alone
+    assert alone.sha256 == both.target.sha256 != both.sha256
+
+
+def test_characters_that_one_side_alone_knows_are_looked_up_as_there(marian: tuple[Path, Any, Any]) -> None:
+    """A character of the vocabulary that is no piece of this side is its token; words made of such are never one."""
+    directory, theirs, _ = marian
+    ours, texts = ph.load(directory).tokenizer, ["a 安 b", "the 型 dog", "x 的"]
+    assert ours.encode(texts) == [ids[:-1] for ids in theirs(texts).input_ids]
+    assert not any(ours.unk_id in ids for ids in ours.encode(texts))
+    assert ours.unk_id in ours.encode(["a 囧 b"])[0]
