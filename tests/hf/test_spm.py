@@ -14,12 +14,17 @@ import sentencepiece
 import torch
 import transformers
 from tests.hf.conftest import VOCABULARY
+from tokenizers import Tokenizer as Inner
+from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.data.corpus import open_corpus
+from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.hf.spm import cutting, read_pieces
 from polyhead.run import Run
+from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -307,3 +312,74 @@ def test_characters_that_one_side_alone_knows_are_looked_up_as_there(marian: tup
     assert ours.encode(texts) == [ids[:-1] for ids in theirs(texts).input_ids]
     assert not any(ours.unk_id in ids for ids in ours.encode(texts))
     assert ours.unk_id in ours.encode(["a 囧 b"])[0]
+
+
+def test_pairs_are_stored_begun_and_mapped_by_what_cuts_each_side(
+    marian: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    run, chinese = ph.load(marian[0]), lines("guide.zh-CN.md", 3)
+    sides, wanted = [tmp_path / "a.en", tmp_path / "a.zh"], run.tokenizer.target.encode(chinese)
+    for path, texts in zip(sides, (SOURCES, chinese), strict=True):
+        path.write_text("\n".join(texts) + "\n")
+    store = PairStore.open_or_build(open_corpus(sides), run.tokenizer, tmp_path / "cache", max_len=500)
+    assert [store.target(i).tolist() for i in range(3)] == wanted
+    assert [store.source(i).tolist() for i in range(3)] == run.tokenizer.encode(SOURCES)
+    begun = run.hypotheses(SOURCES, n_best=1, target_lang="cmn", prefix=[text[:3] for text in chinese])
+    for best, text in zip(begun, chinese, strict=True):
+        ids = run.tokenizer.target.encode([text[:3]])[0]
+        assert best[0].tokens[: len(ids)] == ids
+    _, drawn, _ = run.attention(SOURCES[1], chinese[1])
+    assert drawn[: len(wanted[1])] == run.tokenizer.tokens(wanted[1])
+    assert store.target(1).tolist() != run.tokenizer.encode(chinese)[1]
+
+
+def test_a_model_of_several_languages_is_not_taught_before_one_is_chosen(
+    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.en", "a.zh"):
+        (tmp_path / name).write_text("the dog\n" * 5)
+    data = (
+        "{" + ", ".join(f"{split}: [{tmp_path}/a.en, {tmp_path}/a.zh]" for split in ("train", "valid")) + "}"
+    )
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"task: translation\nstart: {marian[0]}\ndata: {data}\ntrain: {{steps: 1}}\nout: {tmp_path}/run\n"
+    )
+    assert main(["train", str(recipe)]) == 2
+    assert "this model translates to several languages" in capsys.readouterr().err
+    assert main(["import", str(marian[0]), str(tmp_path / "one"), "--target-lang", "fra"]) == 0
+    assert main(["train", str(recipe), f"start={tmp_path}/one"]) == 0
+    kept = [ph.load(tmp_path / name).tokenizer for name in ("one", "run")]
+    assert kept[0].sha256 == kept[1].sha256
+    assert kept[1].sides == kept[0].sides
+
+
+def test_a_pair_of_m2m100_is_chosen_at_import(m2m100: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    whole, pair = ph.load(m2m100[0]), tmp_path / "pair"
+    assert main(["import", str(m2m100[0]), str(pair), "--source-lang", "zu", "--target-lang", "de"]) == 0
+    run = ph.load(pair)
+    assert run.tokenizer.sides == between(whole.tokenizer, "zu", "de") != whole.tokenizer.sides
+    assert run.translate(SOURCES) == whole.translate(SOURCES, source_lang="zu", target_lang="de")
+
+
+def test_a_pair_is_kept_where_the_decoder_starts_with_the_language(m2m100: tuple[Path, Any, Any]) -> None:
+    """As that of mBART does, whose sources end with theirs."""
+    inner = Inner.from_str(ph.load(m2m100[0]).tokenizer.rules)
+    names = ("</s>", "__en__")
+    inner.post_processor = TemplateProcessing(
+        single="$A </s> __en__", special_tokens=[(name, inner.token_to_id(name)) for name in names]
+    )
+    whole = Tokenizer(inner, {"eos_token": "</s>", "decoder_start_token": "__en__"})
+    pair = whole.between("zu", "de").sides
+    assert pair == between(whole, "zu", "de") != whole.sides
+    assert pair.after == (2, inner.token_to_id("__zu__"))
+    assert pair.start == inner.token_to_id("__de__")
+
+
+def test_tokenizers_that_differ_in_how_targets_are_cut_are_not_the_same(
+    marian: tuple[Path, Any, Any],
+) -> None:
+    both = ph.load(marian[0]).tokenizer
+    source = Inner.from_str(both.rules)
+    assert Tokenizer(source, {}, target=both.target).sha256 == both.sha256
+    assert Tokenizer(source, {}, target=Tokenizer(source, {})).sha256 != both.sha256
