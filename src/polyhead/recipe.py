@@ -18,6 +18,7 @@ from polyhead.presets import PRESETS
 from polyhead.registry import CACHE, CHAT, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
 
+Pooling = Literal["mean", "first", "max", "own"]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
 
 
@@ -133,6 +134,11 @@ class GenerationConfig(Section):
     chat: Choice | None = Field(
         None, description="language models: how conversations are written; none are held if not given"
     )
+
+    pooling: Pooling = Field(
+        "mean", description="encoders: how embed makes one vector of a text, mean, first, max or own"
+    )
+    normalize: bool = Field(False, description="encoders: whether such a vector has the length 1")
 
     @field_validator("cache", "speculate", "chat")
     @classmethod

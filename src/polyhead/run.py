@@ -26,7 +26,7 @@ from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import continued, in_order, search
 from polyhead.generate.service import TextEngine
-from polyhead.generate.settings import DRAWN, SEARCHED, UNSEARCHED, changed
+from polyhead.generate.settings import changed
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest_continuations
 from polyhead.models import Model
@@ -115,13 +115,13 @@ class Run:
         model, most = self._need("decoder"), self.config.max_len
         stop = [stop] if isinstance(stop, str) else stop
         if "beam_size" not in changes:
-            config = changed(self.generation, changes, SEARCHED, "drawn text")
+            config = changed(self.generation, changes, "drawn text")
             read, guesses = self._read(prompts), self._proposer(config.speculate)
             rest: dict[str, Any] = {"max_len": most, "n": n, "seed": seed, "stop": stop, "proposer": guesses}
             return continuations(model, self.tokenizer, config, read, **rest)
         if "n_best" in changes:
             raise UserError("n says how many continuations there are, not n_best")
-        config = changed(self.generation, changes | {"n_best": n}, UNSEARCHED, "the likeliest texts")
+        config = changed(self.generation, changes | {"n_best": n}, "the likeliest texts")
         return likeliest_continuations(
             model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop
         )
@@ -184,11 +184,11 @@ class Run:
         ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``.
         """
         if self.config.kind == "decoder" and prefix is None:
-            config = changed(self.generation, changes, UNSEARCHED, "the likeliest texts")
+            config = changed(self.generation, changes, "the likeliest texts")
             model, most, end = self._need("decoder"), self.config.max_len, self.tokenizer.eos_id
             found = continued(model, self._read(texts), config, eos_id=end, max_len=most)
             return in_order(found, len(texts), progress)
-        config = changed(self.generation, changes, DRAWN, "translations")
+        config = changed(self.generation, changes, "translations")
         found = search(
             self._need("encoder-decoder"),
             self.tokenizer.encode(texts),
@@ -246,11 +246,11 @@ class Run:
         """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""
         return fill_mask(self._need("encoder"), self.tokenizer, texts, top)
 
-    def embed(self, texts: Sequence[str], pooling: str = "mean") -> Tensor:
-        """One vector for each text (N, C): the "mean", "first" or "max" of its tokens' vectors, or the model's "own"."""
+    def embed(self, texts: Sequence[str], **changes: Any) -> Tensor:
+        """One vector for each text (N, C), as ``pooling`` ("mean", "first", "max" or "own") and ``normalize`` say."""
         self._alone("vectors are")
         model = self._need("classifier" if self.config.labels else "encoder")
-        return embed(model, self.tokenizer, texts, pooling)
+        return embed(model, self.tokenizer, texts, changed(self.generation, changes, "vectors of texts"))
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""

@@ -109,7 +109,7 @@ def test_special_tokens_and_spare_rows_are_not_offered() -> None:
 @pytest.mark.parametrize("pooling", ["mean", "first", "max"])
 def test_vectors_are_those_of_a_text_alone(run: Run, pooling: str) -> None:
     t, texts = run.tokenizer, ["the dog", "a cat runs; it is tired.", "", "the dog sat " * 20]
-    found = run.embed(texts, pooling)
+    found = run.embed(texts, pooling=pooling)
     assert found.shape == (4, 16) and found.dtype == torch.float32
     for ids, vector in zip(t.encode(texts), found, strict=True):
         row = torch.tensor([[t.bos_id, *ids[:38], t.eos_id]])
@@ -123,14 +123,14 @@ def test_a_pooling_of_its_own() -> None:
     classifier = made(labels=("a", "b"), pooling="first")
     texts = ["the dog", "a cat runs"]
     t = classifier.tokenizer
-    for ids, vector in zip(t.encode(texts), classifier.embed(texts, "own"), strict=True):
+    for ids, vector in zip(t.encode(texts), classifier.embed(texts, pooling="own"), strict=True):
         row = torch.tensor([[t.bos_id, *ids, t.eos_id]])
         with torch.no_grad():
             model = classifier.model
             wanted = torch.tanh(model.pooler.proj(model.encoder(row)[:, 0]))[0]
         torch.testing.assert_close(vector, wanted, atol=1e-5, rtol=1e-4)
     vectors = made(head=False, pooling="mean")
-    torch.testing.assert_close(vectors.embed(texts, "own"), vectors.embed(texts))
+    torch.testing.assert_close(vectors.embed(texts, pooling="own"), vectors.embed(texts))
 
 
 def test_mistakes_are_told(run: Run) -> None:
@@ -140,12 +140,14 @@ def test_mistakes_are_told(run: Run) -> None:
         run.fill_mask(["<mask>"], top=0)
     with pytest.raises(UserError, match="text 1 has more tokens than this model takes \\(40"):
         run.fill_mask(["<mask>" + " the dog" * 30])
-    with pytest.raises(UserError, match="unknown pooling 'means'; did you mean 'mean'"):
-        run.embed(["a"], "means")
+    with pytest.raises(
+        UserError, match="pooling: 'means' is not one of mean, first, max, own; did you mean 'mean'"
+    ):
+        run.embed(["a"], pooling="means")
     with pytest.raises(
         UserError, match="this model has no pooling of its own; choose one of mean, first, max"
     ):
-        run.embed(["a"], "own")
+        run.embed(["a"], pooling="own")
     with pytest.raises(UserError, match="this encoder scores no tokens"):
         made(head=False).fill_mask(["<mask>"])
     with pytest.raises(UserError, match="this takes an encoder, and the run is a language model"):
@@ -206,7 +208,7 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
     assert "metrics.jsonl is what is read here" in capsys.readouterr().err
     assert main(["embed", str(place), str(file), "--like", "the dog", "--pooling", "first"]) == 0
     found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    a, b = run.embed(texts, "first").numpy()
+    a, b = run.embed(texts, pooling="first").numpy()
     assert [text for _, text in found] == texts
     assert [float(near) for near, _ in found] == pytest.approx(
         [1.0, a @ b / np.linalg.norm(a) / np.linalg.norm(b)], abs=1e-3
@@ -221,7 +223,7 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
             ["--output", "x.npy", "--like", "a"],
             "--like prints how like the texts are; without it --output writes their vectors",
         ),
-        (["--pooling", "average"], "unknown pooling 'average'; known: first, max, mean, own"),
+        (["--pooling", "average"], "pooling: 'average' is not one of mean, first, max, own"),
     ],
 )
 def test_mistakes_in_the_shell(

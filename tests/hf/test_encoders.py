@@ -302,7 +302,7 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
         with torch.no_grad():
             wanted = theirs.base_model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         torch.testing.assert_close(run.embed(texts)[row], wanted.mean(0), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(run.embed(texts, "first")[row], wanted[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(texts, pooling="first")[row], wanted[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

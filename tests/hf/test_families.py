@@ -202,7 +202,7 @@ def test_beams_find_the_texts_and_scores_of_the_reference(case: Case, beams: int
     for penalty, ngram in ((1.0, 0), (-0.5, 0), (1.0, 2)):
         changes = {"beam_size": beams, "n_best": beams, "max_new_tokens": 9, "length_penalty": penalty}
         changes["no_repeat_ngram_size"] = ngram
-        config = changed(run.generation, changes, frozenset(), "texts")
+        config = changed(run.generation, changes, "the likeliest texts")
         found = in_order(continued(run.model, prompts, config, eos_id=end, max_len=32), len(prompts))
         for prompt, ours in zip(prompts, found, strict=True):
             wanted = theirs.generate(

@@ -21,7 +21,7 @@ LONG = "dogs bark " * 60
 def test_embeddings(services, pooling):
     for kind in ("encoder", "classifier"):
         live = services[kind]
-        wanted = live.run.embed(TEXTS, pooling).numpy()
+        wanted = live.run.embed(TEXTS, pooling=pooling).numpy()
         answer = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
         assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
         np.testing.assert_allclose([one["embedding"] for one in answer["data"]], wanted, atol=1e-6)

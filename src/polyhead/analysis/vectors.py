@@ -9,9 +9,10 @@ from torch import Tensor
 
 from polyhead.analysis.reading import read
 from polyhead.data.framed import framed
-from polyhead.errors import UserError, unknown
+from polyhead.errors import UserError
 from polyhead.models import Classifier, Embedder, MaskedLM
 from polyhead.nn.pooling import first_token, largest_token, mean_token
+from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
 
 Pool = Callable[[Tensor, Tensor | None], Tensor]
@@ -23,7 +24,7 @@ def embed(
     model: MaskedLM | Classifier | Embedder,
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    pooling: str = "mean",
+    config: GenerationConfig,
     batch_tokens: int = 4096,
 ) -> Tensor:
     """(N, C) float32: the mean vector of each text's tokens, the first, the largest of each feature, or the model's own.
@@ -31,18 +32,14 @@ def embed(
     Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3). Texts longer than the model's max_len are cut.
     ``pooling`` "own" is what the model was trained with, map and all.
     """
-    pool = POOLS.get(pooling)
-    if pooling == "own":
-        pool = getattr(model, "pooler", None)
-        if pool is None:
-            raise UserError(f"this model has no pooling of its own; choose one of {', '.join(POOLS)}")
+    pool = POOLS.get(config.pooling) or getattr(model, "pooler", None)
     if pool is None:
-        raise unknown("pooling", pooling, (*POOLS, "own"))
+        raise UserError(f"this model has no pooling of its own; choose one of {', '.join(POOLS)}")
     rows = [framed([ids], tokenizer, model.config.max_len) for ids in tokenizer.encode(texts)]
     out = torch.zeros(len(rows), model.config.d_model)
     for numbers, vectors, pos in read(model, rows, tokenizer, batch_tokens):
         out[numbers] = pool(vectors, pos).float().cpu()
-    return out
+    return torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import typer
 
 from polyhead.cli.classify import is_file
 from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
-from polyhead.cli.options import Device, Dtype
+from polyhead.cli.options import AS_TRAINED, Device, Dtype
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files, with_directory, write_lines
 
@@ -25,8 +25,14 @@ def run(
         ),
     ] = "-",
     pooling: Annotated[
-        str, typer.Option(help="mean, first or max of the tokens' vectors, or the model's own")
-    ] = "mean",
+        str | None,
+        typer.Option(
+            help="mean, first or max of the tokens' vectors, or the model's own", show_default=AS_TRAINED
+        ),
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option(help="make the length of each vector 1", show_default=AS_TRAINED)
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -63,12 +69,14 @@ def run(
     from polyhead.analysis.vectors import cosine
     from polyhead.loading import load
 
+    wished = {"pooling": pooling, "normalize": normalize}
+    changes = {key: value for key, value in wished.items() if value is not None}
     loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter()
     # a run that cannot is told before the first line comes
-    other = loaded.embed([] if like is None else [like], pooling)
+    other = loaded.embed([] if like is None else [like], **changes)
     kept: list[tuple[str, list[float]]] = []
     for texts in chunks(given, chunk_size(source, chunk)):
-        vectors = loaded.embed(texts, pooling)
+        vectors = loaded.embed(texts, **changes)
         if like is not None:
             for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
                 print(f"{near:.4f}\t{one_line(text)}")

@@ -87,6 +87,9 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
         write_json(place / "config.json", content.config)
         if content.generation:
             write_json(place / "generation_config.json", content.generation)
+        for name, value in content.beside.items():
+            (place / name).parent.mkdir(exist_ok=True)
+            write_json(place / name, value)
         save_tokenizer(made, place)
         for name, tensors in parts.items():
             replace_file(place / name, weights_file(tensors, {"format": "pt"}))

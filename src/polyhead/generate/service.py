@@ -15,7 +15,7 @@ from polyhead.generate.frame import Frame
 from polyhead.generate.request import Request, Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, limit
-from polyhead.generate.settings import DRAWN, LENGTHS, SEARCHED, UNSEARCHED, changed, sampling_of
+from polyhead.generate.settings import DRAWN, changed, sampling_of
 from polyhead.generate.stream import TextStream
 from polyhead.generate.text import Said
 from polyhead.recipe import GenerationConfig
@@ -211,15 +211,15 @@ class TextEngine:
         stops, translates = [stop] if isinstance(stop, str) else list(stop), self.frame is None
         if translates:
             drawn = bool(DRAWN - {"max_new_tokens"} & set(changes))
-            without, what = (SEARCHED - LENGTHS, "drawn translations") if drawn else (DRAWN, "translations")
+            what = "drawn translations" if drawn else "translations"
         else:
             drawn = "beam_size" not in changes
-            without, what = (SEARCHED, "drawn text") if drawn else (UNSEARCHED, "the likeliest texts")
+            what = "drawn text" if drawn else "the likeliest texts"
         if top and (translates or not drawn):
             raise UserError(
                 "the likeliest tokens of a place are told of drawn text of a language model alone"
             )
-        config = changed(self.config, changes if drawn else changes | {"n_best": n}, without, what)
+        config = changed(self.config, changes if drawn else changes | {"n_best": n}, what)
         ids = self.tokens(text) if isinstance(text, str) else list(text)
         if translates:
             return self._translate(

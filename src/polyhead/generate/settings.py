@@ -14,22 +14,24 @@ from polyhead.recipe import GenerationConfig
 DRAWN = frozenset(
     ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
 )
-BOTH = frozenset(["cache", "batch_tokens", "chat", "no_repeat_ngram_size"])
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH
-"""Keys of generation that shape what a language model says, and those that shape translations."""
+BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
+POOLED = frozenset(["pooling", "normalize"])
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
-"""Keys that say how long a translation may be."""
-UNSEARCHED = DRAWN - {"max_new_tokens"} | LENGTHS
-"""Keys without effect on the likeliest continuations, which a language model finds by beam search."""
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat"}
+EFFECTIVE = {
+    "drawn text": DRAWN | BOTH,
+    "drawn translations": DRAWN | BOTH | LENGTHS,
+    "the likeliest texts": SEARCHED - LENGTHS | BOTH | {"max_new_tokens"},
+    "translations": SEARCHED | BOTH,
+    "vectors of texts": POOLED,
+}
+"""Keys of generation that have an effect on what is made."""
 
 
-def changed(
-    config: GenerationConfig, changes: dict[str, Any], without: frozenset[str], what: str
-) -> GenerationConfig:
-    """The config with changes, of which none may be ``without`` effect on ``what`` is made."""
-    without |= {"chat"}
-    for name in sorted(without & set(changes)):
-        effective = ", ".join(sorted(set(GenerationConfig.model_fields) - without))
+def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> GenerationConfig:
+    """The config with changes, all of which must have an effect on ``what`` is made."""
+    for name in sorted(set(GenerationConfig.model_fields) & set(changes) - EFFECTIVE[what]):
+        effective = ", ".join(sorted(EFFECTIVE[what]))
         raise UserError(f"{name} has no effect on {what}; these have: {effective}")
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)

@@ -53,18 +53,23 @@ def inside(directory: Path, name: str) -> Path | None:
 
 def read_json(directory: Path, name: str, most: int = MAX_CONFIG) -> dict[str, Any] | None:
     """The object in a file, or None where there is no such file."""
+    value = read_value(directory, name, most)
+    if value is not None and not isinstance(value, dict):
+        raise UserError(f"{directory / name} must hold an object")
+    return value
+
+
+def read_value(directory: Path, name: str, most: int = MAX_CONFIG) -> Any:
+    """What a file of JSON holds, or None where there is no such file."""
     path = inside(directory, name)
     if path is None:
         return None
     if (size := path.stat().st_size) > most:
         raise UserError(f"{directory / name} has {size:,} bytes; at most {most:,} are read")
     try:
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / name} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{directory / name} must hold an object")
-    return value
 
 
 def entries(directory: Path) -> dict[str, Entry]:

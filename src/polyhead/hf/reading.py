@@ -18,6 +18,7 @@ from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import DTYPES, Entry, entries, read_json
 from polyhead.hf.given import Given
+from polyhead.hf.sentences import embedding_of
 from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
 from polyhead.models.build import Model, model_class
@@ -66,6 +67,8 @@ def open_checkpoint(directory: Path) -> Opened:
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
+    if model.config.kind == "encoder":
+        return Opened(model, tokenizer, GenerationConfig(**embedding_of(directory)))
     settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory)})
     return Opened(model, tokenizer, settings)
 

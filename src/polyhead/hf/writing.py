@@ -12,6 +12,7 @@ from polyhead.errors import UserError, show, unknown
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.reading import read_config
+from polyhead.hf.sentences import modules
 from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
@@ -47,6 +48,7 @@ class Published(NamedTuple):
     config: dict[str, Any]
     generation: dict[str, Any]
     tensors: dict[str, Tensor]
+    beside: dict[str, Any]  # other files of JSON, by name
 
 
 def published(
@@ -85,6 +87,7 @@ def published(
             name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()
             for name, tensor in tensors.items()
         },
+        modules(generation, model.config.d_model, model.config.max_len) if bare else {},
     )
 
 

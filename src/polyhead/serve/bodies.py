@@ -128,7 +128,12 @@ class EmbeddingBody(Body):
         "float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)"
     )
     dimensions: int = number(1, 1, about="if given, the width that the model has; others it cannot make")
-    pooling: str = Field("mean", description="mean, first, max, or own: what the model was trained with")
+    pooling: str | None = Field(
+        None, description="mean, first, max, or own: what the model was trained with; the run's if not given"
+    )
+    normalize: bool | None = Field(
+        None, description="make the length of each vector 1; as the run does if not given"
+    )
     truncate: bool = Field(
         False, description="read the beginning of a text that is too long, instead of refusing it"
     )

@@ -38,11 +38,17 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
             "dimensions",
         )
 
+    wished = {"pooling": body.pooling, "normalize": body.normalize}
+    changes = {key: value for key, value in wished.items() if value is not None}
+
     def embed(items: list[Any]) -> Any:
-        return run.embed([text for text, _ in items], body.pooling)
+        return run.embed([text for text, _ in items], **changes)
 
     items, vectors = await service.compute(
-        ("embed", body.pooling), lambda: _measured(service, body.input, body.truncate), embed, body.input
+        ("embed", *changes.items()),
+        lambda: _measured(service, body.input, body.truncate),
+        embed,
+        body.input,
     )
     whole = vectors.numpy()  # type: ignore[attr-defined]
     if not np.isfinite(whole).all():
