@@ -93,7 +93,7 @@ def filled(attention: nn.Module, head_dim: int, past: int, n: int) -> Cache:
     state = attention.state
     cpu = torch.device("cpu")
     cache = make_cache(
-        None, CacheShape(1, N_HEADS, head_dim, head_dim, torch.float32, cpu, state), 1, past + n
+        None, CacheShape(1, N_HEADS, head_dim, head_dim, torch.float32, cpu, (state,)), 1, past + n
     )
     pos = torch.arange(past)[None]
     cache.begin([0], pos)

@@ -59,12 +59,13 @@ class Shape(NamedTuple):
 
 
 class LayerParts(Checked):
-    """What a layer has in place of the attention and positions of the others."""
+    """What a layer has in place of the block, attention and positions of the others."""
 
+    block: Choice | None = None
     attention: Choice | None = None
     position: Choice | None = None
 
-    @field_validator("attention", "position")
+    @field_validator("*")
     @classmethod
     def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
         return None if choice is None else PARTS[str(info.field_name)].check(choice)
@@ -105,7 +106,7 @@ class ModelSection(Checked):
     position: Choice = Choice("sinusoidal")
     pattern: tuple[LayerParts, ...] = Field(
         (),
-        description="attention and position of layers in turn: layer i has entry i, and again from the first",
+        description="block, attention and position of layers in turn: layer i has entry i, and again from the first",
     )
     norm: Choice = Choice("layernorm")
     norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
@@ -196,43 +197,58 @@ class ModelSection(Checked):
         """Build one layer of each kind without memory, so that parts that do not go together say so now."""
         import torch
 
-        own = (self.block, self.kind == "decoder", False)
-        crossing = [(self.decoder_block or self.block, True, True)] if self.kind == "encoder-decoder" else []
-        used = False
+        sides = [(self.kind == "decoder", False), *([(True, True)] if self.kind == "encoder-decoder" else [])]
+        turns, used, blocks = self.pattern or (LayerParts(),), False, dict[str, None]()
+        idle = {
+            (i, name) for i, parts in enumerate(turns) for name, choice in parts if choice and name != "block"
+        }
         with torch.device("meta"):
-            for choice, causal, cross in (own, *crossing):
-                shape = self.shape(causal)
-                position = POSITION.build(self.position, shape)
-                block = BLOCK.build(choice, self, shape, position, cross)
-                used |= position.acts_on in ("nothing", "embeddings") or position in block.modules()
-                turns = []
-                for i, parts in enumerate(self.pattern):
-                    turned = self.position_of(i, position, causal)
-                    if turned is not position and turned.acts_on == "embeddings":
-                        assert parts.position is not None
+            for causal, cross in sides:
+                common = POSITION.build(self.position, self.shape(causal))
+                for i, parts in enumerate(turns):
+                    position, block = self.position_of(i, common, causal), self.at(i).block_of(cross).name
+                    layer = self.at(i).layer(position, causal, cross)
+                    acts = position.acts_on in ("nothing", "embeddings") or position in layer.modules()
+                    if parts.position is None:
+                        blocks[block], used = None, used or acts
+                    elif position.acts_on == "embeddings":
                         raise UserError(
                             f"position {parts.position.name!r} in pattern acts on the embeddings, which no layer has alone"
                         )
-                    turns.append(BLOCK.build(choice, self.at(i), shape, turned, cross))
-                kept = {turn.state for turn in turns[: self.decoder_layers if cross else self.n_layers]}
-                if causal and len(kept) > 1:
-                    raise UserError(
-                        "pattern: layers of a decoder remember alike, keys and values or states of one shape, for no cache holds "
-                        f"both: give all one kind of attention{' with decoder_attention' if cross else ''}"
-                    )
+                    attends = hasattr(layer, "attn") or (cross and self.cross_attention is None)
+                    idle -= {
+                        (i, name) for name, of_use in (("position", acts), ("attention", attends)) if of_use
+                    }
+                    if self.embedding_norm == "first" and i == 0 and not hasattr(layer, "attn_residual"):
+                        raise UserError(
+                            f"embedding_norm=first takes the place of a norm before attention; block {block!r} has none: give true or false"
+                        )
             if self.pooling is not None:
                 POOLING.build(self.pooling, self)
-        if not used:
-            blocks = " and ".join(dict.fromkeys(choice.name for choice, _, _ in (own, *crossing)))
+        for i, name in sorted(idle):
             raise UserError(
-                f"position {self.position.name!r} acts on self-attention, and blocks {blocks} have none: "
+                f"pattern: {name} {getattr(turns[i], name).name!r} is of no use to block {self.at(i).block.name!r}, "
+                "which has no self-attention: leave it out"
+            )
+        if blocks and not used:
+            raise UserError(
+                f"position {self.position.name!r} acts on self-attention, and blocks {' and '.join(blocks)} have none: "
                 "use none, or one that is added to the embeddings, such as sinusoidal or learned"
             )
 
     def at(self, layer: int) -> Self:
-        """The config that a layer is built from: with the attention of its turn in the pattern."""
+        """The config that a layer is built from: with the block and attention of its turn in the pattern."""
         parts = self.pattern[layer % len(self.pattern)] if self.pattern else LayerParts()
-        return self.model_copy(update={"attention": parts.attention}) if parts.attention else self
+        own = {"block": parts.block, "attention": parts.attention}
+        return self.model_copy(update={name: choice for name, choice in own.items() if choice is not None})
+
+    def block_of(self, cross: bool) -> Choice:
+        """The block of a layer of the decoder of an encoder-decoder (cross), or of another stack."""
+        return self.decoder_block if cross and self.decoder_block else self.block
+
+    def layer(self, position: Any, causal: bool, cross: bool) -> Any:
+        """A layer of a stack, from the config that ``at`` gives."""
+        return BLOCK.build(self.block_of(cross), self, self.shape(causal), position, cross)
 
     def position_of(self, layer: int, common: Any, causal: bool) -> Any:
         """The position scheme of a layer: that of its turn in the pattern, else the common one."""
@@ -242,15 +258,8 @@ class ModelSection(Checked):
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""
         assert self.head_dim is not None and self.v_head_dim is not None
-        return Shape(
-            self.d_model,
-            self.n_heads,
-            self.kv_heads,
-            self.head_dim,
-            self.v_head_dim,
-            self.max_len,
-            causal,
-        )
+        widths = self.head_dim, self.v_head_dim
+        return Shape(self.d_model, self.n_heads, self.kv_heads, *widths, self.max_len, causal)
 
     @property
     def decoder_layers(self) -> int:

@@ -58,9 +58,11 @@ def test_without_a_file_the_first_step_is_brought_to_its_own_best_subspace_head_
         torch.testing.assert_close(kv.k[1, :, 2], wanted[1, :, 0])
 
 
+@pytest.mark.parametrize("turns", [[], [{"attention": "linear"}, {}]], ids=["alike", "hybrid"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_a_file_holds_the_principal_directions_of_a_text(kind, tmp_path):
-    model = build(ModelConfig(vocab_size=19, kind=kind, position="rope", **SIZES), seed=1).eval()
+def test_a_file_holds_the_principal_directions_of_a_text(kind, turns, tmp_path):
+    sizes = SIZES | {"pattern": turns, "n_layers": 4 if turns else 2}
+    model = build(ModelConfig(vocab_size=19, kind=kind, position="rope", **sizes), seed=1).eval()
     torch.manual_seed(2)
     tokens, pos = torch.randint(3, 19, (11, 7)), torch.arange(7).expand(11, -1).clone()
     pos[3, 4:] = -1
@@ -71,14 +73,18 @@ def test_a_file_holds_the_principal_directions_of_a_text(kind, tmp_path):
     with torch.no_grad():
         cache.begin(range(11), pos)
         model.decode(tokens, pos, cache, model.encode(*source) if source else None)
-    for layer, bases in zip(cache.layers, found, strict=True):
+    keyed = [cache.layers[i] for i in ((1, 3) if turns else (0, 1))]
+    for layer, bases in zip(keyed, found, strict=True):
         for x, P in ((layer.k, bases.k), (layer.v, bases.v)):
             assert P.shape == (2, 4, 3)
             for head in range(2):
                 seen = x[:, head, :7][pos >= 0]
                 brought = (seen @ P[head] @ P[head].T).double().numpy()
                 np.testing.assert_allclose(brought, nearest(seen, 3), atol=1e-4)
-    again = read_bases(path, model.cache_shape, (2, 3))
+    small = make_cache(Choice("low_rank", rank=3, projection=str(path)), model.cache_shape, 1, 7)
+    held = [small.layers[i].bases for i in ((1, 3) if turns else (0, 1))]
+    assert all(torch.equal(a.k, b.k) for a, b in zip(held, found, strict=True))
+    again = read_bases(path, model.cache_shape.of(range(2)), (2, 3))
     assert all(
         torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v) for a, b in zip(again, found, strict=True)
     )

@@ -332,7 +332,7 @@ def test_a_model_that_keeps_a_state_is_refused_with_the_reason():
     with pytest.raises(
         UserError, match="keeps a state of constant size, which has no tokens to page: use cache 'state'"
     ):
-        CACHE.build(Choice("paged"), SHAPE._replace(state=((2, 3),)), 1, 8)
+        CACHE.build(Choice("paged"), SHAPE._replace(states=(((2, 3),),) * 2), 1, 8)
 
 
 def test_positions_that_leave_a_gap_are_a_bug():

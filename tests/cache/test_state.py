@@ -16,7 +16,7 @@ SIZES = ((2, 3), (4,))
 
 
 def shape(state=SIZES, layers=2, dtype=torch.float32):
-    return CacheShape(layers, 1, 1, 1, dtype, torch.device("cpu"), state)
+    return CacheShape(layers, 1, 1, 1, dtype, torch.device("cpu"), (state,) * layers)
 
 
 class Sums:
@@ -172,7 +172,8 @@ def test_a_state_of_another_shape_is_a_bug():
 def test_the_cache_that_fits_is_made_and_one_that_does_not_says_which_does():
     assert isinstance(make_cache(None, shape(), 1, 9), StateCache)
     with pytest.raises(
-        UserError, match="cache 'state' keeps a state, this model keeps keys and values: use cache 'static'"
+        UserError,
+        match="cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
     ):
         CACHE.build(Choice("state"), shape(state=None), 1, 9)
     with pytest.raises(

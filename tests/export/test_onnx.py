@@ -217,6 +217,13 @@ def test_a_graph_names_no_file_of_this_machine(language: Exported) -> None:
         ({"decoder_block": "lstm"}, "decoder_block 'lstm' cannot be written to ONNX: it reads one token after the"),
         ({"decoder_attention": "linear"}, "attention 'linear' cannot be written to ONNX: it keeps a state"),
         ({"cross_attention": "linear"}, "cross_attention 'linear' cannot be written to ONNX: it reads sums"),
+        ({"kind": "decoder", "n_layers": 2, "pattern": [{}, {"attention": "linear"}]}, "attention 'linear' cannot be written to ONNX: it"),
+        ({"kind": "decoder", "n_layers": 2, "pattern": [{}, {"block": "conv"}]}, "block 'conv' cannot be written to ONNX: it keeps a"),
+        ({"kind": "encoder", "n_layers": 2, "pattern": [{}, {"block": "lstm"}]}, "block 'lstm' cannot be written to ONNX: it reads one"),
+        (
+            {"n_layers": 2, "decoder_attention": "softmax", "pattern": [{}, {"attention": "linear"}]},
+            "cross_attention 'linear' cannot be written to ONNX: it reads sums",
+        ),
         ({"feed_forward": "experts"}, "feed_forward 'experts' cannot be written to ONNX: it deals out tokens"),
     ],
 )  # fmt: skip

@@ -201,6 +201,7 @@ def test_other_caches_are_led_through_the_layers(cache, calls):
         {"position": "shaw"},
         {"attention": {"name": "softmax", "tie": "kv"}},
         {"attention": "linear"},
+        {"n_layers": 4, "pattern": [{"attention": "linear"}, {}, {"block": "gru"}]},
         {"block": "conv"},
         {"feed_forward": "experts"},
         {"feed_forward": "conv1x1"},

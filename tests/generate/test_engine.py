@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from polyhead.cache.state import StateCache
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.generate.beam import Beaming, Beams, Wish, beam_search
@@ -24,6 +25,16 @@ DESIGNS = {
     "alibi": {"position": "alibi"},
     "linear": {"attention": "linear"},
     "lstm": {"block": "lstm", "position": "none"},
+    "hybrid": {
+        "position": "rope",
+        "n_layers": 4,
+        "pattern": [
+            {"attention": "linear"},
+            {},
+            {"block": "gru"},
+            {"attention": {"name": "softmax", "window": 5}},
+        ],
+    },
 }
 GREEDY, WARM = (
     Sampling(temperature=0.0),
@@ -32,19 +43,21 @@ GREEDY, WARM = (
 PAGED = Choice("paged", block=4)
 
 
-TOGETHER = {"both": ("rope", "alibi"), "with a state": ("rope", "lstm")}
+TOGETHER = {
+    "both": ("rope", "alibi"),
+    "with a state": ("lstm", "rope"),
+    "hybrids": ("hybrid", "hybrid"),
+}
 
 
 def make(kind="decoder", design="rope", seed=3, **sizes):
     if design in TOGETHER:
         first, other = TOGETHER[design]
         return Ensemble(
-            [make(kind, first), make(kind, other, seed=5, d_model=24, n_heads=2, n_layers=1)]
+            [make(kind, first), make(kind, other, seed=5, d_model=24, n_heads=2, n_layers=2)]
         ).eval()
-    sizes = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN} | sizes
-    model = build(
-        ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **sizes, **DESIGNS[design]), seed=seed
-    )
+    own = {"d_model": 16, "n_heads": 4, "n_layers": 2, "d_ff": 24, "max_len": MAX_LEN} | DESIGNS[design]
+    model = build(ModelConfig(kind=kind, vocab_size=V, tie_embeddings="none", **own | sizes), seed=seed)
     torch.manual_seed(4)
     with torch.no_grad():
         for p in model.parameters():
@@ -133,6 +146,10 @@ def run(engine, asked, per_step=2):
         ("both", PAGED),
         ("both", Choice("h2o", budget=64)),
         ("with a state", None),
+        ("with a state", PAGED),
+        ("hybrid", Choice("growing")),
+        ("hybrid", Choice("h2o", budget=64)),
+        ("hybrids", PAGED),
     ],
     ids=str,
 )
@@ -148,7 +165,11 @@ def test_whoever_comes_and_goes_says_what_it_says_alone(kind, design, cache, det
 
 @pytest.mark.acceptance("C1")
 @pytest.mark.parametrize(
-    ("design", "blocks"), [("rope", 30), ("rope", 40), ("rope", 60), ("both", 30), ("both", 60)]
+    ("design", "blocks"),
+    [
+        *(("rope", 30), ("rope", 40), ("rope", 60), ("both", 30), ("both", 60)),
+        *(("hybrid", 30), ("hybrid", 60), ("with a state", 30), ("hybrids", 40)),
+    ],
 )
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_who_gives_way_where_pages_run_out_says_the_same_later(kind, design, blocks):
@@ -158,8 +179,8 @@ def test_who_gives_way_where_pages_run_out_says_the_same_later(kind, design, blo
         assert tokens(request) == one.alone(model)
     assert engine.preemptions > 0
     caches = [batch.cache for batch in engine.batches]
-    parts = [part for cache in caches for part in getattr(cache, "parts", [cache])]
-    assert all(nothing_is_held(part.table) for part in parts)
+    parts = [part for cache in caches for part in getattr(cache, "leaves", [cache])]
+    assert all(nothing_is_held(part.table) for part in parts if not isinstance(part, StateCache))
 
 
 def nothing_is_held(table):

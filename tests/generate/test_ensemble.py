@@ -13,6 +13,7 @@ from torch import Tensor
 from polyhead import Choice, ModelConfig, build
 from polyhead.cache.joint import JointCache
 from polyhead.cache.make import make_cache
+from polyhead.cache.pages import NoRoom
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
 from polyhead.models import Ensemble
@@ -110,6 +111,28 @@ def test_there_is_room_for_what_all_have_room_for() -> None:
     held.release(1)
     held.release(0)
     assert held.room() == 32 and held.layers[-1] is held.parts[1].layers[-1]
+
+
+@pytest.mark.parametrize("small", [0, 1], ids=["first", "second"])
+@torch.no_grad()
+def test_where_one_has_no_room_no_state_has_gone_on(small: int) -> None:
+    """A step that was refused is begun again with fewer rows, as an engine does."""
+    config = ModelConfig(kind="decoder", vocab_size=V, pattern=[{"attention": "linear"}, {}], **SHAPES[0])
+    members = [build(config, seed=seed).eval() for seed in (1, 2)]
+    both = Ensemble(members)
+    held = JointCache([
+        make_cache(Choice("paged", block=2, blocks=4 if i == small else 9), one.cache_shape, 2, 8)
+        for i, one in enumerate(members)
+    ])  # fmt: skip
+    tokens, pos = torch.randint(V, (2, 8)), torch.arange(8)
+    held.begin([0, 1], pos[:4].expand(2, -1))
+    first = both.decode(tokens[:, :4], pos[:4].expand(2, -1), held, None)
+    with pytest.raises(NoRoom):
+        held.begin([0, 1], pos[4:6].expand(2, -1))
+    held.select([1])
+    held.begin([0], pos[None, 4:6])
+    second = both.decode(tokens[1:, 4:6], pos[None, 4:6], held, None)
+    close(torch.cat([first[1:], second], 1), mean(members, tokens[1:, :6]))
 
 
 class Mean:

@@ -14,8 +14,12 @@ LENGTHS = [3, 9, 1, 12, 5, 9]
 
 
 @pytest.fixture(
-    params=[{}, {"position": "rope", "n_kv_heads": 2, "norm": "rmsnorm", "norm_first": True}],
-    ids=["paper", "modern"],
+    params=[
+        {},
+        {"position": "rope", "n_kv_heads": 2, "norm": "rmsnorm", "norm_first": True},
+        {"position": "rope", "n_layers": 4, "pattern": [{"attention": "linear"}, {}, {"block": "lstm"}]},
+    ],
+    ids=["paper", "modern", "hybrid"],
 )
 def model(request):
     torch.manual_seed(7)
@@ -23,11 +27,10 @@ def model(request):
         vocab_size=40,
         d_model=32,
         n_heads=4,
-        n_layers=2,
         d_ff=48,
         max_len=32,
         tie_embeddings="none",
-        **request.param,
+        **{"n_layers": 2} | request.param,
     )
     model = Seq2Seq(config).eval()
     with torch.no_grad():

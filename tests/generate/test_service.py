@@ -41,9 +41,15 @@ def translator():
     return make("encoder-decoder")
 
 
+HYBRID = {"n_layers": 3, "pattern": [{"attention": "linear"}, {}, {"block": "gru"}]}
+
+
+@pytest.mark.parametrize("changes", [{}, HYBRID], ids=["alike", "hybrid"])
 @pytest.mark.parametrize("cache", [None, "static", {"name": "paged", "block": 2, "blocks": 200}])
-def test_a_language_model_says_what_it_says_alone(speaker, cache):
+def test_a_language_model_says_what_it_says_alone(cache, changes):
+    speaker = make("decoder", **changes)
     engine = speaker.engine(cache=cache, rows=9, chunk=5)
+    assert engine.engine.cache.name == ("static" if cache == "static" else "paged")
     ways = [
         {"temperature": 0.0},
         {"seed": 3},

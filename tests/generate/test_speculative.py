@@ -470,10 +470,14 @@ def test_caches_that_give_nothing_back_are_refused(model, name):
 
 
 def test_states_are_refused_in_the_model_and_in_the_draft(model):
-    linear = make(7, attention="linear")
-    for big, proposer in ((linear, Lookup(None)), (model, drafted(linear))):
-        with pytest.raises(UserError, match="and the state that this model keeps cannot give back"):
+    linear, hybrid = make(7, attention="linear"), make(7, pattern=[{}, {"attention": "linear"}])
+    said = "and the state that this model keeps cannot give back what it read; no cache changes that$"
+    for big, proposer in ((linear, Lookup(None)), (model, drafted(linear)), (model, drafted(hybrid))):
+        with pytest.raises(UserError, match=said):
             say_all(big, PROMPTS, proposer)
+    for cache in (None, Choice("static"), Choice("h2o")):
+        with pytest.raises(UserError, match=said):
+            say_all(hybrid, PROMPTS, Lookup(None), cache=cache)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,17 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 }
 """Options that change what a part does and are worth the laws of their own."""
 
+HYBRIDS: list[list[dict[str, Any]]] = [
+    [{"attention": {"name": "linear"}}, {}],
+    [{}, {"block": {"name": "lstm"}}, {"block": {"name": "gru"}}],
+    [
+        {"attention": {"name": "softmax", "window": 2}},
+        {"attention": {"name": "linear"}},
+        {"block": {"name": "conv"}},
+    ],
+]
+"""Layers in turn that keep keys and values, and such that keep a state."""
+
 HEADS = {"mha": 4, "gqa": 2, "mqa": 1}
 VOCAB = 19
 
@@ -102,6 +113,12 @@ def cases() -> dict[str, dict[str, Any]]:
         {"decoder_attention": a, "cross_attention": c, "position": {"name": "none"}}
         for a, c in zip(choices(ATTENTION), reversed(choices(ATTENTION)), strict=True)
     ]
+    found += [
+        {"pattern": turns, "n_layers": 4, "n_kv_heads": heads, "position": {"name": position}}
+        for turns, heads, position in zip(
+            HYBRIDS, HEADS.values(), ("rope", "none", "sinusoidal"), strict=True
+        )
+    ]
     return {"-".join(map(say, case.values())): case for case in found}
 
 
@@ -124,6 +141,8 @@ def possible(case: dict[str, Any]) -> bool:
 def say(value: Any) -> str:
     if isinstance(value, dict):
         return "_".join([value["name"], *(f"{k}={v}" for k, v in value.items() if k != "name")])
+    if isinstance(value, list):
+        return "+".join(say(next(iter(turn.values()), "own")) for turn in value)
     if isinstance(value, bool):
         return "pre" if value else "post"
     return str(value)

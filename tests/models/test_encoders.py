@@ -127,10 +127,15 @@ SQUARED = {"name": "linear", "feature_map": "square"}
         {"kind": "encoder-decoder", "pattern": HYBRID, "decoder_attention": "softmax"},
         {"kind": "decoder", "n_layers": 1, "pattern": HYBRID},
         {"kind": "decoder", "attention": "linear", "pattern": [{}, {"attention": "linear"}]},
+        {"kind": "decoder", "pattern": HYBRID},
+        {"kind": "decoder", "pattern": [HYBRID[0], {"attention": SQUARED}]},
+        {"kind": "decoder", "pattern": [{"block": "lstm"}, {"block": "gru"}], "position": "none"},
+        {"kind": "encoder-decoder", "pattern": HYBRID},
+        {"kind": "encoder-decoder", "pattern": [{"block": "conv"}, {}], "decoder_block": "transformer"},
     ],
     ids=str,
 )
-def test_layers_in_turn_may_differ_where_nothing_is_remembered_or_all_remember_alike(changes):
+def test_layers_in_turn_may_differ_in_what_they_remember(changes):
     model = build(ModelConfig(**{**SIZES, **changes}), seed=1).eval()
     if model.config.kind == "encoder":
         assert [type(layer.attn).__name__ for layer in model.encoder.stack.layers][:2] == [
@@ -155,11 +160,22 @@ def test_layers_in_turn_may_differ_where_nothing_is_remembered_or_all_remember_a
     [
         ({"pattern": [{"position": "learned"}]}, "acts on the embeddings"),
         ({"pattern": [{"attention": "sofmax"}]}, "softmax"),
-        ({"kind": "decoder", "pattern": HYBRID}, "no cache holds both: give all one kind of attention$"),
-        ({"kind": "decoder", "pattern": [HYBRID[0], {"attention": SQUARED}]}, "no cache holds both"),
+        ({"pattern": [{"block": "lstn"}]}, r"pattern\[0\].block: unknown block 'lstn'; did you mean 'lstm'"),
         (
-            {"kind": "encoder-decoder", "pattern": HYBRID},
-            "give all one kind of attention with decoder_attention",
+            {"kind": "decoder", "pattern": [{"block": "lstm", "attention": "linear"}, {}]},
+            "pattern: attention 'linear' is of no use to block 'lstm', which has no self-attention: leave it out",
+        ),
+        (
+            {"pattern": [{}, {"block": "conv", "position": "rope"}]},
+            "pattern: position 'rope' is of no use to block 'conv', which has no self-attention: leave it out",
+        ),
+        (
+            {"kind": "decoder", "position": "rope", "pattern": [{"block": "lstm"}, {"position": "alibi"}]},
+            "position 'rope' acts on self-attention, and blocks lstm have none",
+        ),
+        (
+            {"block": "lstm", "position": "none", "norm_first": True, "embedding_norm": "first"},
+            "takes the place of a norm before attention; block 'lstm' has none: give true or false",
         ),
         ({"embedding_norm": "first"}, "norm_first=true"),
         ({"kind": "decoder", "head": False}, "head=false"),

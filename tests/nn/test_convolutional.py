@@ -81,7 +81,7 @@ def test_whole_rows_equal_the_convolution_of_torch():
 def test_the_cache_keeps_the_last_tokens_of_each_row():
     layer = block(4, cross=True).float()
     model = build(ModelConfig(**SIZES, decoder_block={"name": "conv", "kernel": 4}))
-    assert layer.state == model.cache_shape.state == ((3, C),)
+    assert layer.state == model.cache_shape.states[0] == ((3, C),)
     memory = layer.remember(torch.randn(3, 5, C), None)
     cache = make_cache(None, model.cache_shape, 3, 8)
     x, pos = torch.randn(3, 4, C), torch.tensor([[0, 1, 2, 3], [-1, 0, -1, 1], [-1, -1, -1, -1]])

@@ -108,7 +108,7 @@ def equal(a, b, atol=1e-10):
 
 def state_cache(a, n_rows, layers=1):
     weight = a.k_proj.weight
-    shape = CacheShape(layers, 0, 0, 0, weight.dtype, weight.device, a.state)
+    shape = CacheShape(layers, 0, 0, 0, weight.dtype, weight.device, (a.state,) * layers)
     return StateCache(shape, n_rows, 99)
 
 

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from polyhead.nn.kv import KV, Watcher, Window
 
+StateShape = tuple[tuple[int, ...], ...]
+"""What a row of a layer keeps instead of keys and values: the shapes of a constant number of numbers."""
+
 
 class CacheShape(NamedTuple):
     """What a model's keys and values look like; with rows and a length it makes a cache."""
@@ -24,14 +27,30 @@ class CacheShape(NamedTuple):
     v_dim: int
     dtype: torch.dtype
     device: torch.device
-    state: tuple[tuple[int, ...], ...] | None = None
-    """What a row of a layer keeps instead of keys and values, if it does: a constant number of numbers."""
+    states: tuple[StateShape | None, ...] = ()
+    """What each layer keeps instead of keys and values, if it does; empty: none does."""
     windows: tuple[Window | None, ...] = ()
     """How far back each layer's queries see, where the model says so; empty: as far as there is anything."""
     distances: bool = False
     """Whether scores depend on how far query and slot are apart (alibi, t5, shaw)."""
     beside: tuple[CacheShape, ...] = ()
     """Those of other models that decode together with this one, each into a cache of its own."""
+
+    @property
+    def members(self) -> tuple[CacheShape, ...]:
+        """What each of the models that decode together wants of a cache."""
+        return self._replace(beside=()), *self.beside
+
+    @property
+    def keyed(self) -> list[int]:
+        """The layers that keep keys and values; the others keep a state."""
+        return [i for i in range(self.n_layers) if not self.states or self.states[i] is None]
+
+    def of(self, layers: Sequence[int]) -> CacheShape:
+        """That of some of the layers."""
+        states = tuple(self.states[i] for i in layers if self.states)
+        windows = tuple(self.windows[i] for i in layers if self.windows)
+        return self._replace(n_layers=len(layers), states=states, windows=windows)
 
     @property
     def token_bytes(self) -> int:

@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
+from polyhead.cache.make import make_cache
 from polyhead.cache.static import StaticCache, StaticLayer
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher
-from polyhead.registry import CACHE
+from polyhead.registry import CACHE, Choice
 
 ROWS = 8  # rows of a text that are read together
 
@@ -58,7 +59,7 @@ class LowRankCache:
         projection: str | None = None,
         chunk: int = 8,
     ) -> None:
-        if shape.state is not None:
+        if any(shape.states):
             raise UserError(
                 "cache 'low_rank' keeps keys and values, this model keeps a state: use cache 'state'"
             )
@@ -157,7 +158,7 @@ def fit_low_rank(
     encoder-decoder also needs its ``source``, tokens (N, S) and their positions or None. A file serves any smaller rank.
     """
     shape: CacheShape = model.cache_shape
-    if shape.state is not None:
+    if not shape.keyed:
         raise UserError("this model keeps a state: it has no keys and values to project")
     if pos is None:
         pos = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
@@ -171,10 +172,11 @@ def fit_low_rank(
         memory = (
             None if source is None else model.encode(*(x if x is None else x[i : i + ROWS] for x in source))
         )
-        cache = StaticCache(shape, len(some), tokens.size(1))
+        cache = make_cache(Choice("static"), shape, len(some), tokens.size(1))
         cache.begin(range(len(some)), at)
         model.decode(some, at, cache, memory)
-        seen = [[moment(x) for x in (layer.k, layer.v)] for layer in cache.layers]  # slots of no token are 0
+        held: list[Any] = [cache.layers[i] for i in shape.keyed]
+        seen = [[moment(x) for x in (layer.k, layer.v)] for layer in held]  # slots of no token are 0
         sums = (
             [[a + b for a, b in zip(*both, strict=True)] for both in zip(sums, seen, strict=True)]
             if sums

@@ -52,7 +52,7 @@ class PagedCache:
         expected: int | None = None,
         blocks: int | None = None,
     ) -> None:
-        if shape.state is not None:
+        if any(shape.states):
             raise UserError(
                 "cache 'paged' keeps keys and values in pages; this model keeps a state of constant size, which has no "
                 "tokens to page: use cache 'state'"

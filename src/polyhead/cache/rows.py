@@ -70,7 +70,7 @@ class RowCache(ABC):
     kept: ClassVar[dict[str, int]] = {}  # tensors with rows that all layers share
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
-        if shape.state is not None:
+        if any(shape.states):
             raise UserError(
                 f"cache {self.name!r} keeps keys and values, this model keeps a state: use cache 'state'"
             )

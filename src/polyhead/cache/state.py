@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.cache.base import CacheShape, Memory
+from polyhead.cache.base import CacheShape, Memory, StateShape
 from polyhead.errors import UserError
 from polyhead.nn.kv import KV, Watcher
 from polyhead.registry import CACHE
@@ -22,19 +22,19 @@ class StateCache:
     ends.
 
     Paper: Katharopoulos et al., 2020, sec. 3.4
-    When: always, for a model that keeps a state: linear attention, recurrent layers
+    When: always, for layers that keep a state: linear attention, recurrent ones; beside keys and values nobody need choose it
     Recipe: generation: {cache: state}
     """
 
     lossless, rewinds, grain = True, False, 1
 
     def __init__(self, shape: CacheShape, n_rows: int, max_len: int) -> None:
-        if shape.state is None:
+        if shape.keyed:
             raise UserError(
-                "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'"
+                "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'"
             )
         self.lengths, self.device = [0] * n_rows, shape.device
-        self.layers = [StateLayer(shape, n_rows) for _ in range(shape.n_layers)]
+        self.layers = [StateLayer(shape, state, n_rows) for state in shape.states if state]
         self.peak = self.nbytes
 
     @property
@@ -96,10 +96,9 @@ class StateCache:
 class StateLayer:
     """The state of one layer, (row, ...), in fp32 at least, for sums over a long past; 0 before the first token."""
 
-    def __init__(self, shape: CacheShape, n_rows: int) -> None:
-        assert shape.state is not None
+    def __init__(self, shape: CacheShape, state: StateShape, n_rows: int) -> None:
         wide = torch.promote_types(shape.dtype, torch.float32)
-        self.held = [torch.zeros(n_rows, *size, dtype=wide, device=shape.device) for size in shape.state]
+        self.held = [torch.zeros(n_rows, *size, dtype=wide, device=shape.device) for size in state]
         self.rows: Tensor | None = None  # the rows of this step; None: all, in order
         self.watcher: Watcher | None = None
 

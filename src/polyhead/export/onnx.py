@@ -19,6 +19,7 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch.utils._pytree import tree_leaves
 
+from polyhead.config import ModelConfig
 from polyhead.errors import UserError, unknown
 from polyhead.export.graphs import ALL, Graph, Sizes, graphs
 from polyhead.models import CausalLM, Model, Seq2Seq
@@ -69,35 +70,37 @@ def check(model: Model, dtype: str) -> None:
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     config = model.config
-    for field in ("block", "decoder_block", "feed_forward"):
-        choice = getattr(config, field)
-        if choice is not None and choice.name in UNWRITTEN:
-            raise UserError(f"{field} {choice.name!r} cannot be written to ONNX: {UNWRITTEN[choice.name]}")
+    for layer in map(config.at, range(max(config.n_layers, config.decoder_layers))):
+        for field in ("block", "decoder_block", "feed_forward"):
+            choice = getattr(layer, field)
+            if choice is not None and choice.name in UNWRITTEN:
+                raise UserError(
+                    f"{field} {choice.name!r} cannot be written to ONNX: {UNWRITTEN[choice.name]}"
+                )
     if config.kind == "encoder":
         return
     assert isinstance(model, Seq2Seq | CausalLM)
-    if model.cache_shape.state is not None:
+    folding = [i for i, state in enumerate(model.cache_shape.states) if state]
+    if folding:
         raise UserError(
-            f"{_keeping(model)} cannot be written to ONNX: it keeps a state, and a decoder is given keys and values there"
+            f"{_keeping(config.at(folding[0]))} cannot be written to ONNX: it keeps a state, and a decoder is given keys and values there"
         )
-    cross = config.cross_attention or config.attention
-    if isinstance(model, Seq2Seq) and cross.name == "linear":
+    layers = map(config.at, range(config.decoder_layers))
+    if isinstance(model, Seq2Seq) and any(
+        (layer.cross_attention or layer.attention).name == "linear" for layer in layers
+    ):
         raise UserError(
             "cross_attention 'linear' cannot be written to ONNX: it reads sums, and a decoder is given keys and values there"
         )
 
 
-def _keeping(model: Model) -> str:
-    """The part of a decoder that keeps a state."""
-    config, crossing = model.config, isinstance(model, Seq2Seq)
-    name, block = (
-        ("decoder_block", config.decoder_block)
-        if crossing and config.decoder_block
-        else ("block", config.block)
-    )
+def _keeping(layer: ModelConfig) -> str:
+    """The part of a decoder's layer that keeps a state."""
+    crossing = layer.kind == "encoder-decoder"
+    block = layer.block_of(crossing)
     if block.name not in ("transformer", "parallel"):
-        return f"{name} {block.name!r}"
-    own = (config.decoder_attention if crossing else None) or config.attention
+        return f"{'decoder_block' if crossing and layer.decoder_block else 'block'} {block.name!r}"
+    own = (layer.decoder_attention if crossing else None) or layer.attention
     return f"attention {own.name!r}"
 
 

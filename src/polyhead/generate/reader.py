@@ -30,14 +30,11 @@ class Reader:
         self.cache = make_cache(cache, model.cache_shape, n, min(longest, max_len or longest))
         if not self.cache.rewinds:
             able = ", ".join(name for name in CACHE.names() if CACHE.get(name).rewinds)
-            what = (
-                f"cache {cache.name!r}"
-                if cache and model.cache_shape.state is None
-                else "the state that this model keeps"
-            )
+            folds = any(any(one.states) for one in model.cache_shape.members)
+            what = "the state that this model keeps" if folds or not cache else f"cache {cache.name!r}"
             raise UserError(
                 f"speculative decoding takes back what was guessed wrong, and {what} cannot give back what it read; "
-                f"caches that can: {able}"
+                + ("no cache changes that" if folds else f"caches that can: {able}")
             )
         self.since = [0] * n  # the first token that is still seen
         self.held = [0] * n  # how many tokens from there on the cache holds

@@ -163,8 +163,7 @@ class TextEngine:
         self.tokenizer, self.config, self.frame, self.max_len = tokenizer, config, frame, max_len
         options = {"rows": 256, "chunk": 512} | options
         choice = options.pop("cache", None) or config.cache
-        shape = model.cache_shape
-        if choice is None and all(one.state is None for one in (shape, *shape.beside)):
+        if choice is None and any(one.keyed for one in model.cache_shape.members):
             choice = Choice("paged")
         self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)
         # a rule is kept as long as a request follows it: settings come from outside, and there is no end of them

@@ -69,7 +69,7 @@ def caches(bench: Bench) -> Result:
 def fitted(model: Any, fit: Rows, path: Path) -> Path | None:
     """The directions of keys and values over the texts that are not measured, or none for a model without them."""
     shape = model.cache_shape
-    if shape.state is not None:
+    if not shape.keyed:
         return None
     source = None if fit.source is None else (fit.source, fit.source_pos)
     rank = min(max(shape.head_dim, shape.v_dim), int((fit.pos >= 0).sum()))

@@ -33,7 +33,7 @@ class Policy(NamedTuple):
 
 def policies(shape: CacheShape, length: int, projection: Path | None) -> tuple[list[Policy], dict[str, str]]:
     """Those that serve this model with texts of ``length`` tokens, and why others do not; the plain one comes first."""
-    if shape.state is not None:
+    if not shape.keyed:
         return [Policy("state", Fraction(1), Choice("state"))], {}
     group = 32 if length >= 128 else max(2, length // 8 * 2)
     found = [

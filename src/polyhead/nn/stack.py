@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from polyhead.cache.base import Cache, CacheShape
+from polyhead.cache.base import Cache, CacheShape, StateShape
 from polyhead.config import ModelConfig
 from polyhead.nn.kv import Memory
 from polyhead.nn.position.base import Position
-from polyhead.registry import BLOCK, NORM, Choice
+from polyhead.registry import NORM, Choice
 
 
 class Stack(nn.Module):
@@ -41,24 +41,23 @@ class Stack(nn.Module):
     def cache_shape(self, config: ModelConfig, like: Tensor) -> CacheShape:
         """What a cache must hold for these layers; ``like`` says in which precision and where."""
         shape = config.shape(causal=True)
-        state: tuple[tuple[int, ...], ...] | None = self.layers[0].state  # type: ignore[assignment]
+        states: tuple[StateShape | None, ...] = tuple(layer.state for layer in self.layers)  # type: ignore[misc]
         heads = (shape.n_kv_heads, shape.head_dim, shape.v_head_dim)
         attentions = [getattr(layer, "attn", None) for layer in self.layers]  # recurrent blocks have none
         windows = tuple(getattr(attn, "window", None) for attn in attentions)
         schemes = [getattr(attn, "position", None) for attn in attentions]
         distances = any(getattr(scheme, "acts_on", None) == "scores" for scheme in schemes)
-        return CacheShape(len(self.layers), *heads, like.dtype, like.device, state, windows, distances)
+        return CacheShape(len(self.layers), *heads, like.dtype, like.device, states, windows, distances)
 
 
 def build_stack(
     config: ModelConfig, position: Position, n_layers: int, *, causal: bool, cross: bool
 ) -> Stack:
     """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross)."""
-    choice = config.decoder_block if cross and config.decoder_block else config.block
-    shape, turns = config.shape(causal), len(config.pattern) or 1
+    turns = len(config.pattern) or 1
     # layers of one turn share theirs
     positions = [config.position_of(i, position, causal) for i in range(turns)]
-    blocks = [BLOCK.build(choice, config.at(i), shape, positions[i % turns], cross) for i in range(n_layers)]
+    blocks = [config.at(i).layer(positions[i % turns], causal, cross) for i in range(n_layers)]
     if config.embedding_norm == "first":
         blocks[0].attn_residual.norm = NORM.build(Choice("none"), config.d_model)
     return Stack(blocks, NORM.build(config.norm, config.d_model) if config.norm_first else None)

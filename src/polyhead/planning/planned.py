@@ -225,7 +225,7 @@ def _decoding(
     context = context or subject.context
     source = context if config.kind == "encoder-decoder" else 0
     shape = cost_of_decoding.cache_shape(config)
-    chosen = subject.cache or Choice("static" if shape.state is None else "state")
+    chosen = subject.cache or Choice("static" if shape.keyed else "state")
     others = [Choice(name) for name in CACHE.names() if name != chosen.name]
     caches = [
         cost_of_decoding.held(choice, shape, max(rows, default=1), context) for choice in (chosen, *others)
@@ -237,7 +237,7 @@ def _decoding(
         kept = cost_of_decoding.source_bytes(config, source) if source else 0
     except Unknown:
         token, kept = None, 0
-    heads = cost_of_decoding.by_heads(config) if shape.state is None else {}
+    heads = cost_of_decoding.by_heads(config, len(shape.keyed)) if shape.keyed else {}
     return Decoding(
         context,
         source,

@@ -16,7 +16,17 @@ from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.models import build
 from polyhead.nn.loss import cross_entropy
-from polyhead.registry import ATTENTION, BLOCK, FEATURE_MAP, FEED_FORWARD, NORM, POOLING, POSITION, SIMILARITY
+from polyhead.registry import (
+    ATTENTION,
+    BLOCK,
+    FEATURE_MAP,
+    FEED_FORWARD,
+    NORM,
+    POOLING,
+    POSITION,
+    SIMILARITY,
+    Choice,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
@@ -47,6 +57,8 @@ PARTS: list[dict[str, Any]] = [
     {"position": {"name": "shaw", "clip": 3, "values": False}},
     {"pattern": ({"attention": "kernel"}, {"position": "shaw"})},
     {"pattern": ({"attention": {"name": "linear", "chunk": 5}}, {"attention": {"name": "linear", "chunk": 3}})},
+    {"pattern": ({"attention": "linear"}, {"block": "gru"}, {})},
+    {"attention": "linear", "pattern": ({"block": {"name": "conv", "kernel": 3}}, {"attention": "softmax"})},
     {"block": {"name": "conv", "kernel": 5}, "position": "none"},
     {"block": {"name": "lstm", "units": 12, "attention": False}, "position": "none"},
     {"block": {"name": "gru", "bidirectional": False}, "position": "none", "decoder_block": "lstm"},
@@ -155,14 +167,14 @@ def test_a_causal_row_hides_almost_half_of_its_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-@pytest.mark.parametrize("changes", [part for part in PARTS if "pattern" not in part], ids=str)
+@pytest.mark.parametrize("changes", PARTS, ids=str)
 def test_a_decoded_token_costs_what_torch_counts(kind: str, changes: dict[str, Any]) -> None:
     config, source = config_of(kind, changes), 9 if kind == "encoder-decoder" else 0
     model = build(config, 1).eval()
     shape = model.cache_shape
-    options = {} if shape.state else {"chunk": 1}
-    cache = make_cache(None, shape, 1, 12)
-    cache.chunk = options.get("chunk", 0)  # no slots to spare: they would be counted as well
+    cache = make_cache(
+        Choice("static", chunk=1) if shape.keyed else None, shape, 1, 12
+    )  # spare slots are counted
     with torch.no_grad():
         memory = model.encode(torch.zeros(1, source, dtype=torch.int64)) if source else None
         for at in (torch.arange(11), torch.tensor([11])):
@@ -173,7 +185,7 @@ def test_a_decoded_token_costs_what_torch_counts(kind: str, changes: dict[str, A
                 model.decode(tokens, pos, cache, memory)
 
             spent = flops_of(step)
-    slots = 12 if shape.state else 12 + 1  # and the one that swallows padding
+    slots = 12 + 1 if shape.keyed else 12  # and the one that swallows padding
     assert sum(work.total for work in token(config, slots, source)) == spent
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from polyhead.analysis.cost import flops
 from polyhead.analysis.cost.weightless import weightless
@@ -51,10 +53,14 @@ def cache_shape(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Cach
 
 
 def held(choice: Choice | None, shape: CacheShape, rows: int, length: int) -> Held:
-    """What a cache holds of ``rows`` rows of ``length`` tokens each: made of one row and of two, fed with zeros, and asked."""
-    named = CACHE.check(choice or Choice("static" if shape.state is None else "state"))
+    """What a cache holds of ``rows`` rows of ``length`` tokens each: made of one row and of two, fed with zeros, and asked.
+
+    The states of layers that keep no keys and values are among it.
+    """
+    named = CACHE.check(choice or Choice("static" if shape.keyed else "state"))
     half = max(1, length // 2)
     try:
+        make_cache(named, shape, 0, length)  # some layer may be refused where the first one is not
         less, one, two = (_weighed(named, shape, *size) for size in ((1, half), (1, length), (2, length)))
     except UserError as error:
         return Held(named, 0, 0.0, str(error))
@@ -62,14 +68,22 @@ def held(choice: Choice | None, shape: CacheShape, rows: int, length: int) -> He
 
 
 def _weighed(choice: Choice, shape: CacheShape, rows: int, length: int) -> int:
-    """Bytes of some rows. One layer is made and stands for the others, but where a part wants them all; of heads that
-    are large, one."""
+    """Bytes of some rows: of states without their numbers, and of keys and values."""
+    keyed = shape.keyed
+    states = shape._replace(device=torch.device("meta")).of(
+        [i for i in range(shape.n_layers) if i not in keyed]
+    )
+    beside = make_cache(None, states, rows, length).nbytes if states.n_layers else 0
+    return beside + (_weighed_keys(choice, shape.of(keyed), rows, length) if keyed else 0)
+
+
+def _weighed_keys(choice: Choice, shape: CacheShape, rows: int, length: int) -> int:
+    """One layer is made and stands for the others, but where a part wants them all; of heads that are large, one."""
     heads = 1
-    if shape.state is None and rows * length * shape.n_kv_heads * (shape.head_dim + shape.v_dim) > LARGE:
+    if rows * length * shape.n_kv_heads * (shape.head_dim + shape.v_dim) > LARGE:
         heads, shape = shape.n_kv_heads, shape._replace(n_kv_heads=1)
     try:
-        one = shape._replace(n_layers=1, windows=shape.windows[:1])
-        common, of_layer = _bytes(choice, one, rows, length)
+        common, of_layer = _bytes(choice, shape.of([0]), rows, length)
         return common + shape.n_layers * heads * of_layer
     except UserError:
         common, of_layers = _bytes(choice, shape, rows, length)
@@ -80,34 +94,28 @@ def _weighed(choice: Choice, shape: CacheShape, rows: int, length: int) -> int:
 def _bytes(choice: Choice, shape: CacheShape, rows: int, length: int) -> tuple[int, int]:
     """What the layers of a cache share, and what they hold together."""
     cache: Cache = make_cache(choice, shape, rows, length)
-    pos = torch.arange(length).expand(rows, -1)
+    pos, size = torch.arange(length).expand(rows, -1), (rows, shape.n_kv_heads, length)
     cache.begin(range(rows), pos)
-    if shape.state is None:
-        size = (rows, shape.n_kv_heads, length)
-        k, v = (torch.zeros(*size, width, dtype=shape.dtype) for width in (shape.head_dim, shape.v_dim))
-        for layer in cache.layers:
-            layer.update(KV(k, v, pos[:, None]))
+    k, v = (torch.zeros(*size, width, dtype=shape.dtype) for width in (shape.head_dim, shape.v_dim))
+    for layer in cache.layers:
+        layer.update(KV(k, v, pos[:, None]))
     of_layers = sum(layer.nbytes for layer in cache.layers)
     return cache.nbytes - of_layers, of_layers
 
 
 def source_bytes(config: ModelConfig, source: int, itemsize: int = 4) -> int:
-    """Keys and values of a source of that many tokens, which a decoding row of an encoder-decoder keeps besides its cache.
+    """What the layers of a decoder keep of a source of that many tokens, for each row and besides its cache.
 
-    With linear attention to the source they are sums of a constant size.
+    Keys and values; with linear attention to the source sums of a constant size, in a recurrent layer where it begins.
     """
-    shape = config.shape(causal=False)
-    choice = config.cross_attention or config.attention
-    width = shape.head_dim + shape.v_head_dim
-    slots = source
-    if choice.name == "linear":
-        slots, width = flops.feature_count(choice, shape.head_dim), shape.v_head_dim + 1
-    return config.decoder_layers * shape.n_kv_heads * width * slots * itemsize
+    with weightless(), torch.inference_mode():
+        memory = model_class(config)(config).eval().encode(torch.zeros(1, source, dtype=torch.int64))  # type: ignore[operator]
+        return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * itemsize
 
 
-def by_heads(config: ModelConfig, itemsize: int = 4) -> dict[int, int]:
-    """Bytes of keys and values a token by n_kv_heads: of all heads, a group of every size that divides them, one alone."""
+def by_heads(config: ModelConfig, depth: int, itemsize: int = 4) -> dict[int, int]:
+    """Bytes of keys and values a token in so many layers, by n_kv_heads: of all heads, a group of every size that divides
+    them, one alone."""
     shape = config.shape(causal=True)
-    depth = config.decoder_layers if config.kind == "encoder-decoder" else config.n_layers
     each = depth * (shape.head_dim + shape.v_head_dim) * itemsize
     return {n: n * each for n in range(shape.n_heads, 0, -1) if shape.n_heads % n == 0}

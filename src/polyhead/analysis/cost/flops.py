@@ -29,10 +29,9 @@ def token(config: ModelConfig, context: int, source: int = 0) -> list[Work]:
     """The operations of decoding one more token of a row that then has ``context``, the source read already."""
     known(NORMS, config.norm)
     crossing = config.kind == "encoder-decoder"
-    block = (config.decoder_block or config.block) if crossing else config.block
     own, across = Reach(1, 1, context, 1), Reach(1, 1, source, 0) if crossing else None
     depth = config.decoder_layers if crossing else config.n_layers
-    works = [work for i in range(depth) for work in layer(config, i, block, own, across, "")]
+    works = [work for i in range(depth) for work in layer(config, i, own, across, "")]
     works += _ends(config, Load(1, 1))
     return merged(work for work in works if work.each)
 
@@ -46,21 +45,19 @@ def stacks(config: ModelConfig, load: Load) -> list[list[list[Work]]]:
     """The works of every layer of every stack: the encoder and the decoder, or the one there is."""
     if config.kind != "encoder-decoder":
         side = _over(load.rows, load.length, load.length)
-        return [[layer(config, i, config.block, side, None, "") for i in range(config.n_layers)]]
+        return [[layer(config, i, side, None, "") for i in range(config.n_layers)]]
     there, here = _over(load.rows, load.source, load.source), _over(load.rows, load.length, load.length)
     across = _over(load.rows, load.length, load.source)
-    decoder = config.decoder_block or config.block
     return [
-        [layer(config, i, config.block, there, None, "encoder ") for i in range(config.n_layers)],
-        [layer(config, i, decoder, here, across, "decoder ") for i in range(config.decoder_layers)],
+        [layer(config, i, there, None, "encoder ") for i in range(config.n_layers)],
+        [layer(config, i, here, across, "decoder ") for i in range(config.decoder_layers)],
     ]
 
 
-def layer(
-    config: ModelConfig, i: int, block: Choice, own: Reach, across: Reach | None, side: str
-) -> list[Work]:
+def layer(config: ModelConfig, i: int, own: Reach, across: Reach | None, side: str) -> list[Work]:
     """The works of layer i: of its block, and of attention to the source where there is one."""
     causal = config.kind == "decoder" or across is not None
+    block = config.at(i).block_of(across is not None)
     works = known(BLOCKS, block)(config, i, block, own, across, config.shape(causal))
     return [work._replace(name=f"{side}{work.name}") for work in works]
 
@@ -192,7 +189,7 @@ def _conv(
     each = 4 * kernel * own.rows * own.queries * config.d_model**2
     return [
         Work("convolution", 1, each, f"{4 * kernel}BSH²"),
-        *([] if across is None else _cross(config, across)),
+        *([] if across is None else _cross(config.at(i), across)),
     ]
 
 
