@@ -114,6 +114,8 @@ def test_flops_of_a_token_are_those_of_the_closed_form() -> None:
         (("model.n_kv_heads=1",), (16 * 4, 0)),
         # (D, D) sums and D keys of each head, whatever the length
         (("model.attention=linear",), (0, 2 * (8 * 8 + 8) * 4)),
+        # keys and values in one layer, in the other h
+        (("model.n_layers=2", "model.pattern=[{block: gru}, {}]"), (2 * (8 + 8) * 4, 16 * 4)),
     ],
 )
 def test_the_cache_needs_no_memory(changes: tuple[str, ...], bytes_: tuple[float, float]) -> None:

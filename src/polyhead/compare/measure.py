@@ -155,15 +155,16 @@ def cache_bytes(run: Run, memory: Any) -> tuple[float, float] | tuple[None, None
     model, t = run.model.eval(), run.tokenizer
     if not isinstance(model, Seq2Seq | CausalLM):
         return None, None
-    length = max(1, min(64, run.config.max_len // 2))
-    held = []
+    length, shape = max(1, min(64, run.config.max_len // 2)), model.cache_shape
+    held, states = [], 0
     for n in (length, 2 * length):
-        cache = make_cache(run.generation.cache, model.cache_shape, 1, n)
+        cache = make_cache(run.generation.cache, shape, 1, n)
         pos = torch.arange(n, device=run.device)[None]
         cache.begin([0], pos)
         model.decode(torch.full_like(pos, t.bos_id), pos, cache, memory)
-        held.append(sum(layer.nbytes for layer in cache.layers))
+        held.append(sum(cache.layers[i].nbytes for i in shape.keyed))
+        states = sum(layer.nbytes for layer in cache.layers) - held[-1]
     slope = (held[1] - held[0]) / length
-    # what is left at length 0 is the state of a recurrent layer, or, where the cache keeps spare slots, less than one token
+    # what is left at length 0 is a cache of one size, or, where it keeps spare slots, less than one token
     fixed = held[0] - slope * length
-    return slope, fixed if fixed > slope else 0.0
+    return slope, states + (fixed if fixed > slope else 0.0)
