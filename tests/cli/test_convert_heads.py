@@ -11,7 +11,9 @@ from tests.train.conftest import Notes, small_recipe, unsynced, write_corpus
 
 import polyhead
 from polyhead.cli import main
-from polyhead.cli.convert_heads import new_recipe
+from polyhead.cli.convert_heads import measured, new_recipe
+from polyhead.config import ModelConfig
+from polyhead.models import build
 from polyhead.models.convert import pool_heads
 from polyhead.nn.weights import weights
 from polyhead.recipe import load_recipe
@@ -135,3 +137,23 @@ def test_a_directory_with_something_in_it_is_left_alone(
     assert main(["convert-heads", str(trained), str(trained), "--kv-heads", "2"]) == 2
     assert "is not empty; choose another place" in capsys.readouterr().err
     assert (trained / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("turns", "wanted"), [([{"attention": "linear"}, {}], "128"), ([{"block": "gru"}], None)]
+)
+def test_layers_that_keep_a_state_take_no_bytes_a_token(
+    turns: list[dict[str, str]], wanted: str | None
+) -> None:
+    config = ModelConfig(
+        kind="decoder",
+        vocab_size=9,
+        d_model=16,
+        n_heads=4,
+        n_kv_heads=2,
+        n_layers=4,
+        max_len=8,
+        pattern=turns,
+    )
+    # two layers, 4 bytes, keys and values of 2 heads of 4
+    assert measured(build(config, seed=1), None).get("cache, bytes a token") == wanted

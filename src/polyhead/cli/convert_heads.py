@@ -98,13 +98,13 @@ def measured(model: Model, task: RunTask | None) -> dict[str, str]:
     """Size and quality of a model, for people to read."""
     import torch
 
+    from polyhead.models import CausalLM, Seq2Seq
+
     found = {"parameters": f"{sum(p.numel() for p in model.parameters()):,}"}
-    c = model.config
-    if c.kind != "encoder":
-        layers = c.decoder_layers if c.kind == "encoder-decoder" else c.n_layers
-        shape = c.shape(causal=True)
+    if isinstance(model, Seq2Seq | CausalLM) and (keyed := model.cache_shape.keyed):
+        shape = model.config.shape(causal=True)
         width = shape.n_kv_heads * (shape.head_dim + shape.v_head_dim)
-        found["cache, bytes a token"] = f"{4 * layers * width:,}"
+        found["cache, bytes a token"] = f"{4 * len(keyed) * width:,}"
     if task is not None:
         with torch.inference_mode():
             quality = task.evaluate(model.eval())
