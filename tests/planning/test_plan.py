@@ -204,6 +204,25 @@ def test_decoding_is_timed_at_its_length(kind: Any) -> None:
     assert speed.tokens_per_s > 0
 
 
+def test_of_a_hybrid_the_layers_with_keys_and_values_grow() -> None:
+    turns = ({"attention": "linear"}, {}, {"block": "lstm"})
+    config = ModelConfig(
+        kind="decoder", vocab_size=40, d_model=16, n_layers=5, n_heads=2, max_len=64, pattern=turns
+    )
+    made = plan(config, probe=False, rows=2, length=32, decode_rows=(4,), context=32).decoding
+    assert made is not None
+    each = 2 * 2 * 16 * 4  # of a token in two layers: keys and values of all heads
+    assert made.heads == {2: each, 1: each / 2}
+    found = {held.cache.name: held for held in made.caches}
+    assert "state" not in found and made.caches[0].cache.name == "static"
+    states = 2 * 2 * 8 * 9 + 2 * 16  # numbers a row: sums of two layers, h and c
+    slots = 33  # and the one that swallows padding
+    assert (found["static"].nbytes, found["static"].per_token) == (
+        4 * (slots * (each + 8) + 4 * states),
+        each + 8,
+    )
+
+
 def test_what_does_not_fit_is_not_probed() -> None:
     made = plan(preset("gpt3-6.7b", 50257, n_layers=1), rows=4096, decode_rows=(1,), context=8)
     assert made.time is None
