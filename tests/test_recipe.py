@@ -231,6 +231,10 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("model.preset=[base]", "model: unknown preset ['base']; did you mean 'base'? Known: "),
         ("train.freeze=encoder", "train.freeze: 'encoder' is not a list"),
         ("data.text=[a, b, c]", "data.text: ['a', 'b', 'c'] is too long; give at most 2"),
+        (
+            "data.valid_share=0.1",
+            "data.valid_share holds out text where data.valid names none: give data.valid_share=0 or data.valid=null",
+        ),
         *(
             (
                 f"train.{kind}={{name: {name}, {option}: {value}}}",

@@ -190,6 +190,10 @@ class ModelSection(Checked):
             raise UserError(
                 f"head=false leaves vectors alone, which are of use from an encoder; this is kind={self.kind!r}"
             )
+        if self.kind != "encoder" and self.pooling is not None:
+            raise UserError(
+                f"pooling makes one vector of a text, which is an encoder's to do; this is kind={self.kind!r}: leave it out"
+            )
         self._try()
         return self
 

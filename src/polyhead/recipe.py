@@ -202,6 +202,10 @@ class Recipe(Section):
             raise UserError(
                 "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
             )
+        if self.data.valid and self.data.valid_share:
+            raise UserError(
+                "data.valid_share holds out text where data.valid names none: give data.valid_share=0 or data.valid=null"
+            )
         if self.train.adapt and not self.start:
             raise UserError(
                 "train.adapt changes trained weights a little; name some to begin with: start.run=..."

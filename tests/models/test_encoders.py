@@ -180,6 +180,8 @@ def test_layers_in_turn_may_differ_in_what_they_remember(changes):
         ({"embedding_norm": "first"}, "norm_first=true"),
         ({"kind": "decoder", "head": False}, "head=false"),
         ({"kind": "decoder", "labels": ["a"]}, "encoder"),
+        ({"kind": "decoder", "pooling": "mean"}, "pooling .* this is kind='decoder': leave it out"),
+        ({"kind": "encoder-decoder", "pooling": "first"}, "this is kind='encoder-decoder': leave it out"),
         ({"labels": ["a", "a"]}, "the same"),
         ({"labels": ["a"], "pooling": {"name": "mean", "norm": True}}, "activation"),
     ],

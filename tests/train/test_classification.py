@@ -265,9 +265,8 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
     run_training(recipe(place, "share", data=data, train={"steps": 2}), report=notes)
     assert "train: some.jsonl: 91 of 91 texts; cut 1 (first: line 101)" in notes.said
     assert "valid: some.jsonl: 10 of 10 texts" in notes.said
-    run_training(
-        recipe(place, "unknown", data={**data, "valid": "more.jsonl"}, train={"steps": 2}), report=notes
-    )
+    named = {"train": "some.jsonl", "valid": "more.jsonl", "test": None}
+    run_training(recipe(place, "unknown", data=named, train={"steps": 2}), report=notes)
     assert (
         "valid: more.jsonl: 20 of 21 texts; skipped 1 of an unknown label (first: line 21, 'goood', did you mean 'good'?)"
         in notes.said
@@ -295,7 +294,7 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
         ),
         ({"train": {"eval_bleu": True}}, "BLEU judges translations; a classifier has its accuracy"),
         (
-            {"model": {"kind": "decoder"}},
+            {"model": {"kind": "decoder", "pooling": None}},
             "task 'classification' trains a model of kind 'encoder', not 'decoder'",
         ),
         (

@@ -136,7 +136,7 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
         "many",
         documents="file",
         steps=2,
-        data={"train": ["names.txt", "more.txt"], "valid": "more.txt"},
+        data={"train": ["names.txt", "more.txt"], "valid": "more.txt", "valid_share": 0.0},
     )
     run_training(many, report=notes)
     assert any(line.startswith("train: names.txt + more.txt: 2 documents") for line in notes.said)

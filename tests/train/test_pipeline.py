@@ -24,6 +24,7 @@ from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import read_metrics
 from polyhead.train.resume import check_directory
 from polyhead.train.signals import stop_on_signal
+from polyhead.train.tasks.translation import Translation
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -381,6 +382,19 @@ def test_files_that_are_missing_are_told_before_a_directory_is_made(corpus: Path
     with pytest.raises(UserError, match=r"data.test: no file 'test.de'"):
         run_training(lacking, report=Notes())
     assert not recipe.out.exists()
+
+
+@pytest.mark.parametrize("columns", [{"source": "de"}, {"target": "en"}, {"source": 1, "target": 0}])
+def test_columns_of_files_that_have_none_are_refused(corpus: Path, columns: dict[str, Any]) -> None:
+    """Of a split in columns they are read, whatever the others are."""
+    recipe = small_recipe(corpus)
+    given = recipe.model_copy(update={"data": recipe.data.model_copy(update=columns)})
+    with pytest.raises(
+        UserError, match=r"train.de \+ train.en are .*: leave out data.source and data.target$"
+    ):
+        run_training(given, report=Notes())
+    (corpus / "test.tsv").write_text("de\ten\nein hund\ta dog\n")
+    Translation.check(given.model_copy(update={"data": given.data.model_copy(update={"test": ["test.tsv"]})}))
 
 
 @pytest.mark.acceptance("A8")

@@ -15,6 +15,7 @@ from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.collate import Batch, collate
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
+from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError, at
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
@@ -28,6 +29,7 @@ from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
 
 Measure = Callable[[Seq2Seq], dict[str, float]]
+COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
 SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
 
 
@@ -67,8 +69,11 @@ class Translation:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and holds pairs, or a UserError says what is wrong."""
-        for split in recipe.data.splits:
-            corpus_of(recipe, split)
+        found = [corpus_of(recipe, split) for split in recipe.data.splits]
+        if found[0].wanted != COLUMNS and all(corpus.format == "parallel" for corpus in found):
+            raise UserError(
+                f"{found[0].where} are a side each, without columns or keys: leave out data.source and data.target"
+            )
 
     @classmethod
     def texts(cls, recipe: Recipe) -> Iterator[str]:
