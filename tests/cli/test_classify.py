@@ -214,6 +214,35 @@ def test_a_text_may_be_longer_than_the_name_of_a_file(
     assert shell(capsys, "classify", classifier, text) == (0, wanted(classifier, text), "")
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("one.tx", "'one.tx' is read as a text, for no file is there; did you mean 'one.txt'?"),
+        ("he/she", "'he/she' is read as a text, for no file is there"),
+        ("hund", ""),
+        ("one.tx is there", ""),
+    ],
+)
+@pytest.mark.parametrize("verb", ["classify", "embed"])
+def test_a_word_that_is_like_the_name_of_a_file_is_told_to_be_a_text(
+    classifier: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    word: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_text("ja\n")
+    code, out, err = shell(capsys, verb, classifier, word)
+    assert (code, len(out.splitlines())) == (0, 1)
+    assert err == (f"polyhead: {said}\n" if said else "")
+    for name in ("./one.tx", f"{tmp_path}/one.tx"):
+        code, _, err = shell(capsys, verb, classifier, name)
+        assert code == 2 and err.endswith("did you mean 'one.txt'?\n")
+
+
 def test_a_name_that_no_file_can_have_is_a_mistake(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "ein hund bellt " * 40
     assert shell(capsys, "translate", tiny, long) == (2, "", f"polyhead: no file {long!r}\n")

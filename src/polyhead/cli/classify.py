@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
+from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text
 from polyhead.cli.options import Device, Dtype, With
 from polyhead.errors import UserError
 
@@ -41,7 +40,7 @@ def run(
     polyhead classify runs/trec questions.txt
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
-    given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+    given = lines_or_text(source)
     from polyhead.loading import load
 
     classifier = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
@@ -56,13 +55,6 @@ def run(
         print(end="", flush=True)
         counter.add(len(lines))
     counter.close()
-
-
-def is_file(source: str) -> bool:
-    """Whether a word is meant as a file: one that is there, or that looks like one; nothing, or what has blanks in it, is a text."""
-    if not source or any(c.isspace() for c in source):
-        return os.path.isfile(source)  # False too for a text that is longer than any name
-    return os.path.exists(source) or "/" in source or Path(source).suffix in (".txt", ".tsv", ".gz")
 
 
 def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:

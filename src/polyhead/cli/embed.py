@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.classify import is_file
-from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, one_line
 from polyhead.cli.options import AS_TRAINED, Device, Dtype
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files, with_directory, write_lines
@@ -65,7 +64,7 @@ def run(
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
     if output is not None:
         file_place(output, "--output", [source, *own_files(directory)])
-    given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+    given = lines_or_text(source)
     from polyhead.analysis.vectors import cosine
     from polyhead.loading import load
 

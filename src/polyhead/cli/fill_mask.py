@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.classify import is_file
-from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, one_line
 from polyhead.cli.options import Device, Dtype, With
 
 
@@ -39,7 +38,7 @@ def run(
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
-    given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+    given = lines_or_text(source)
     from polyhead.loading import load
 
     loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)

@@ -16,6 +16,8 @@ from polyhead.data.parquet import SUFFIX
 from polyhead.errors import MOST, UserError, at, nearest
 
 T = TypeVar("T")
+LONGEST_NAME = 255  # characters of a file's name
+ALIKE = 0.7  # how like a word and a file's name are for one to be meant by the other
 
 
 def read_lines(source: str) -> Iterator[str]:
@@ -38,6 +40,26 @@ def read_lines(source: str) -> Iterator[str]:
     else:  # a named pipe cannot be rewound, which looking for gzip needs
         raw = path.open("rb")
     return decoded(raw)
+
+
+def lines_or_text(source: str) -> Iterator[str]:
+    """The lines of a file or of standard input, or a text itself; that a word so like a file's name is one is told."""
+    if source == "-" or is_file(source):
+        return read_lines(source)
+    if len(source) <= LONGEST_NAME and not any(map(str.isspace, source)):
+        alike = nearest(source, os.listdir(), ALIKE)
+        if alike or "/" in source:
+            print(f"polyhead: {source!r} is read as a text, for no file is there{alike}", file=sys.stderr)
+    return iter([source])
+
+
+def is_file(source: str) -> bool:
+    """Whether a word is meant as a file: one that is there, or that looks like one; nothing, or what has blanks in it, is a text."""
+    if not source or any(map(str.isspace, source)):
+        return os.path.isfile(source)  # False too for a text that is longer than any name
+    if os.path.exists(source) or Path(source).suffix in (".txt", ".tsv", ".gz"):
+        return True
+    return "/" in source and (source[0] in "/." or os.path.isdir(os.path.dirname(source)))
 
 
 def decoded(raw: Iterable[bytes | None]) -> Iterator[str]:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.classify import is_file
-from polyhead.cli.lines import Counter, chunk_size, chunks, read_lines
+from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, read_lines
 from polyhead.cli.options import Device, With
 from polyhead.errors import UserError
 
@@ -49,7 +48,7 @@ def run(
     if target is not None:
         given: Iterator[Any] = parallel_pairs(source, target)
     else:
-        given = read_lines(source) if source == "-" or is_file(source) else iter([source])
+        given = lines_or_text(source)
     from polyhead.loading import load
 
     scorer = load([directory, *(others or [])], device=device)
