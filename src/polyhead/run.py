@@ -13,7 +13,7 @@ from torch import Tensor
 from polyhead.analysis.classes import Classified, Texts, classify
 from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.analysis.metrics import Evaluation, evaluated
+from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
 from polyhead.analysis.perplexity import Perplexity, of_text
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
@@ -97,8 +97,9 @@ class Run:
         such as max_new_tokens=50, temperature=0.8 and top_p=0.95. With beam_size=5 nothing is drawn: these are the
         likeliest texts that beam search finds, best first.
         """
+        pieces = self.stream(prompts, n=1 if n is None else n, **changes)
         said = [""] * (1 if n is None else n) * len(prompts)
-        for new in self.stream(prompts, n=1 if n is None else n, **changes):
+        for new in pieces:
             said[new.row] += new.text
         return said if n is None else [said[i : i + n] for i in range(0, len(said), n)]
 
@@ -107,7 +108,7 @@ class Run:
         prompts: Sequence[str],
         *,
         n: int = 1,
-        seed: int = 0,
+        seed: int | None = None,
         stop: str | Sequence[str] = (),
         **changes: Any,
     ) -> Iterator[Said]:
@@ -116,12 +117,13 @@ class Run:
         stop = [stop] if isinstance(stop, str) else stop
         if "beam_size" not in changes:
             config = changed(self.generation, changes, "drawn text")
-            read, guesses = self._read(prompts), self._proposer(config.speculate)
+            read, guesses, seed = self._read(prompts), self._proposer(config.speculate), seed or 0
             rest: dict[str, Any] = {"max_len": most, "n": n, "seed": seed, "stop": stop, "proposer": guesses}
             return continuations(model, self.tokenizer, config, read, **rest)
         if "n_best" in changes:
             raise UserError("n says how many continuations there are, not n_best")
-        config = changed(self.generation, changes | {"n_best": n}, "the likeliest texts")
+        changes |= {"n_best": n} if seed is None else {"n_best": n, "seed": seed}
+        config = changed(self.generation, changes, "the likeliest texts")
         return likeliest_continuations(
             model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop
         )
@@ -225,8 +227,6 @@ class Run:
         """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
         if targets is None:
             return score_texts(self._need("decoder"), self.tokenizer, self._frame, sources, batch_tokens)
-        if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
         return score_pairs(self._need("encoder-decoder"), self.tokenizer, sources, targets, batch_tokens)
 
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
@@ -254,9 +254,8 @@ class Run:
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""
-        most = self.recipe.data.max_len if self.recipe else self.config.max_len
-        model, width = self._need("decoder"), min(most, self.config.max_len)
-        return of_text(model, self.tokenizer, text, width, self.generation.batch_tokens)
+        width = min(self.recipe.data.max_len if self.recipe else self.config.max_len, self.config.max_len)
+        return of_text(self._need("decoder"), self.tokenizer, text, width, self.generation.batch_tokens)
 
     def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
         """Source tokens, target tokens and cross-attention (layers, heads, T, S); translates where no target is given.
@@ -283,6 +282,7 @@ class Run:
         self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any
     ) -> Evaluation:
         """BLEU and chrF of detokenised free-running output, and the outputs themselves."""
+        check_same_length(sources, references)
         return evaluated(self.translate(sources, truncate=True, **changes), references, lang)
 
     def save(self, directory: Path, facts: str = "") -> None:

@@ -198,7 +198,9 @@ def test_label_smoothing_is_the_tasks_own_where_none_is_given() -> None:
         )
 
 
-def test_options_without_effect_are_refused(learned: tuple[Path, Notes]) -> None:
+def test_options_without_effect_are_refused(
+    learned: tuple[Path, Notes], capsys: pytest.CaptureFixture[str]
+) -> None:
     run = ph.load(learned[0])
     with pytest.raises(
         UserError,
@@ -209,6 +211,10 @@ def test_options_without_effect_are_refused(learned: tuple[Path, Notes]) -> None
         UserError, match="top_p has no effect on the likeliest texts; these have: batch_tokens, beam_size"
     ):
         run.generate(["a"], beam_size=3, top_p=0.5)
+    with pytest.raises(UserError, match="seed has no effect on the likeliest texts"):
+        run.generate(["a"], beam_size=3, seed=0)
+    assert main(["generate", str(learned[0]), "a", "--beam-size", "3", "--seed", "0"]) == 2
+    assert capsys.readouterr().err.startswith("polyhead: seed has no effect on the likeliest texts; ")
     with pytest.raises(UserError, match="n says how many continuations there are, not n_best"):
         run.generate(["a"], beam_size=3, n_best=2)
     with pytest.raises(UserError, match=r"n_best \(4\) is more than beam_size \(3\)"):

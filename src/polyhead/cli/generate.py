@@ -50,7 +50,9 @@ def run(
         float | None, typer.Option(help="with beams: above 0 favours longer texts", show_default=AS_TRAINED)
     ] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="continuations of the prompt")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same text")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="the same seed gives the same text", show_default="0")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
     no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
@@ -84,14 +86,12 @@ def run(
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
         "beam_size": beam_size,
+        "seed": seed,
         "length_penalty": length_penalty,
         "cache": None if cache is None else parse_part(cache),
         "speculate": None if speculate is None else parse_part(speculate),
     }
-    changes = {name: value for name, value in typed.items() if value is not None} | {
-        "seed": seed,
-        "stop": stop or [],
-    }
+    changes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load

@@ -16,6 +16,7 @@ DRAWN = frozenset(
 )
 BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
 POOLED = frozenset(["pooling", "normalize"])
+KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat"}
 EFFECTIVE = {
@@ -30,7 +31,7 @@ EFFECTIVE = {
 
 def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> GenerationConfig:
     """The config with changes, all of which must have an effect on ``what`` is made."""
-    for name in sorted(set(GenerationConfig.model_fields) & set(changes) - EFFECTIVE[what]):
+    for name in sorted(KNOWN & set(changes) - EFFECTIVE[what]):
         effective = ", ".join(sorted(EFFECTIVE[what]))
         raise UserError(f"{name} has no effect on {what}; these have: {effective}")
     try:
