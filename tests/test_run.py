@@ -358,3 +358,36 @@ def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
             UserError, match=r"wants a list of texts, got one text; write (encode|classify)\(\[text\]\)"
         ):
             getattr(able, verb)("ein hund")
+
+
+def test_what_can_be_read_only_once_is_not_taken_for_no_text_at_all() -> None:
+    """A generator would be read to its end by the first who looks at it, and be empty for the next."""
+    translator, writer, reader = run(), run(kind="decoder"), run(kind="encoder")
+    classifier = run(kind="encoder", labels=("n", "y"))
+    asked: list[Callable[[Any], Any]] = [
+        translator.translate,
+        translator.hypotheses,
+        writer.generate,
+        writer.stream,
+        writer.score,
+        writer.perplexity,
+        lambda texts: translator.score(texts, TEXTS),
+        lambda texts: translator.score(TEXTS, texts),
+        lambda texts: translator.translate(TEXTS, prefix=texts),
+        lambda texts: translator.evaluate(texts, TEXTS),
+        reader.embed,
+        reader.fill_mask,
+        classifier.classify,
+    ]
+    for ask in asked:
+        with pytest.raises(
+            UserError, match=r"wants a list of texts, got generator; write \w+\(list\(texts\)\)"
+        ):
+            ask(text for text in TEXTS)
+        with pytest.raises(UserError, match=r"wants a list of texts, got int$"):
+            ask(7)
+        with pytest.raises(UserError, match="text 0 is int, wanted a string"):
+            ask([7] * len(TEXTS))
+    with pytest.raises(UserError, match="evaluate wants a list of texts, got generator"):
+        translator.evaluate(TEXTS, (text for text in TEXTS))  # type: ignore[arg-type]
+    assert writer.score(dict.fromkeys(TEXTS).keys()) == writer.score(TEXTS)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from polyhead.data.framed import collate_framed, framed
 from polyhead.data.labelled import Example
 from polyhead.errors import UserError
 from polyhead.models import Classifier
+from polyhead.text.listed import check_listed
 from polyhead.text.tokenizer import Tokenizer
 
 Texts = Sequence[str] | Sequence[tuple[str, str]]
@@ -80,9 +81,10 @@ def class_log_probs(
     model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int
 ) -> tuple[NDArray[np.float64], int]:
     """log p of each class (N, L) of N texts, and how many of them were cut to the model's max_len."""
-    if isinstance(texts, str):
-        raise UserError("classify wants a list of texts, got one text; write classify([text])")
-    sides = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    check_listed(texts, "classify")
+    sides = [
+        tuple(text) if isinstance(text, Iterable) and not isinstance(text, str) else (text,) for text in texts
+    ]
     if len({len(side) for side in sides}) > 1:
         raise UserError("some texts are pairs and some are not: give one or the other")
     encoded = [tokenizer.encode(side) for side in zip(*sides, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from polyhead.errors import UserError
+from polyhead.text.listed import check_listed
 
 # languages whose words are not separated by blanks need a tokenizer of their own, or BLEU counts whole sentences
 BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "th": "char", "my": "char", "lo": "char", "km": "char"}
@@ -43,7 +44,7 @@ def bleu(outputs: Sequence[str], references: Sequence[str], lang: str = "", lowe
     """
     from sacrebleu.metrics import BLEU
 
-    _same_length(outputs, references)
+    check_same_length(outputs, references)
     metric = BLEU(tokenize=bleu_tokenizer(lang, references), lowercase=lowercase)
     value = metric.corpus_score(list(outputs), [list(references)]).score
     return Score("bleu-lc" if lowercase else "bleu", value, str(metric.get_signature()))
@@ -53,7 +54,7 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> Score:
     """Corpus chrF2 on detokenised text (Popović, 2015)."""
     from sacrebleu.metrics import CHRF
 
-    _same_length(outputs, references)
+    check_same_length(outputs, references)
     metric = CHRF()
     return Score(
         "chrf", metric.corpus_score(list(outputs), [list(references)]).score, str(metric.get_signature())
@@ -71,7 +72,10 @@ def bleu_tokenizer(lang: str, references: Sequence[str]) -> str:
     return BLEU_TOKENIZERS.get(code, "13a")
 
 
-def _same_length(outputs: Sequence[str], references: Sequence[str]) -> None:
+def check_same_length(outputs: Sequence[str], references: Sequence[str]) -> None:
+    """There is a reference for each output, and one at least."""
+    for texts in (outputs, references):
+        check_listed(texts, "evaluate")
     if len(outputs) != len(references):
         raise UserError(f"{len(outputs)} outputs and {len(references)} references: they must be line by line")
     if not references:

@@ -32,7 +32,10 @@ def score_pairs(
     model: Seq2Seq, t: Tokenizer, sources: Sequence[str], targets: Sequence[str], batch_tokens: int
 ) -> list[PairScore]:
     """log p(target | source) of each pair, teacher forced."""
-    pairs = list(zip(t.encode(sources), t.target.encode(targets), strict=True))
+    encoded = t.encode(sources), t.target.encode(targets)
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
+    pairs = list(zip(*encoded, strict=True))
     sides = t.sides
     around = len(sides.before) + len(sides.after), len(sides.opening) + 1
     lengths = [

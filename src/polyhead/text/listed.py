@@ -1,0 +1,16 @@
+"""Texts come as a list: one text is none, and what can be read only once would be read as nothing the second time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from polyhead.errors import UserError
+
+
+def check_listed(texts: object, verb: str) -> None:
+    """Something that has a length and may be read again, or a UserError says how ``verb`` is called with what came."""
+    if isinstance(texts, str):
+        raise UserError(f"{verb} wants a list of texts, got one text; write {verb}([text])")
+    if not isinstance(texts, Collection):
+        hint = f"; write {verb}(list(texts))" if isinstance(texts, Iterable) else ""
+        raise UserError(f"{verb} wants a list of texts, got {type(texts).__name__}{hint}")
