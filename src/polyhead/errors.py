@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import reprlib
 import types
 import typing
@@ -32,7 +33,9 @@ def at(key: str) -> Iterator[None]:
 
 
 def bounded(value: Any) -> Any:
-    """The value, unless it is a whole number beyond ``MOST``."""
+    """The value, unless it is a whole number beyond ``MOST`` or no finite one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{value} is not a finite number")
     if isinstance(value, int) and abs(value) > MOST:
         raise UserError(f"{value} is out of range: should be at most {MOST}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -66,6 +67,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "head_dim must be even for rope, which turns pairs of features; here it is 3 (d_model 16, n_heads 4); "
         "the nearest head_dim is 2 or 4",
     ),
+    *(
+        (
+            {kind: {"name": name, option: value}},
+            f"{option} of {kind} '{name}': {value} is out of range: should be greater than {least}",
+        )
+        for kind, name, option, value, least in (
+            ("norm", "layernorm", "eps", -1, "or equal to 0"),
+            ("norm", "rmsnorm", "eps", -1, "or equal to 0"),
+            ("norm", "batchnorm", "eps", -1, "or equal to 0"),
+            ("position", "sinusoidal", "base", 0, "0"),
+            ("attention", "softmax", "scale", 0, "0"),
+            ("init", "normal", "std", -1, "0"),
+            ("init", "xavier", "gain", -1, "0"),
+        )
+    ),
+    (
+        {"feed_forward": {"name": "leaky_relu", "slope": math.nan}},
+        "slope of feed_forward 'leaky_relu': nan is not a finite number",
+    ),
+    ({"logit_softcap": math.inf}, "inf is not a finite number"),
 ]
 
 

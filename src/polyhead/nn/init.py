@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from polyhead.config import ModelConfig
 from polyhead.nn.head import Head
 from polyhead.nn.position.learned import Learned
+from polyhead.ranges import Above0
 from polyhead.registry import INIT
 
 
 @INIT.register("xavier")
-def xavier(model: nn.Module, config: ModelConfig, *, gain: float = 1.0) -> None:
+def xavier(model: nn.Module, config: ModelConfig, *, gain: Above0 = 1.0) -> None:
     """Uniform matrices whose bound keeps the variance of signals and gradients alike; biases 0.
 
     Embeddings are normal with variance 1/C, so that with ``model.scale_embedding`` they have variance 1. The recipe of
@@ -33,7 +34,7 @@ def xavier(model: nn.Module, config: ModelConfig, *, gain: float = 1.0) -> None:
 
 
 @INIT.register("normal")
-def normal(model: nn.Module, config: ModelConfig, *, std: float = 0.02) -> None:
+def normal(model: nn.Module, config: ModelConfig, *, std: Above0 = 0.02) -> None:
     """Normal matrices and embeddings of one small spread; biases 0.
 
     The projections that feed the residual stream (``o_proj``, ``down_proj``) are divided by √(2N) for N layers, so that

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polyhead.errors import UserError
+from polyhead.ranges import AtLeast0
 from polyhead.registry import NORM
 
 
@@ -30,7 +31,7 @@ class LayerNorm(nn.LayerNorm):
       bias: learn β
     """
 
-    def __init__(self, d_model: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(self, d_model: int, *, eps: AtLeast0 = 1e-5, bias: bool = True) -> None:
         super().__init__(d_model, eps=eps, bias=bias)
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
@@ -52,7 +53,7 @@ class RMSNorm(nn.Module):
       around_one: γ is kept as its distance from 1 and begins at 0, so weight decay pulls the factor to 1 (Gemma, 2024)
     """
 
-    def __init__(self, d_model: int, *, eps: float = 1e-6, around_one: bool = False) -> None:
+    def __init__(self, d_model: int, *, eps: AtLeast0 = 1e-6, around_one: bool = False) -> None:
         super().__init__()
         self.eps, self.around_one = eps, around_one
         self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
@@ -85,7 +86,7 @@ class BatchNorm(nn.Module):
 
     counts_tokens = True
 
-    def __init__(self, d_model: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(self, d_model: int, *, eps: AtLeast0 = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
         if not 0 < momentum <= 1:
             raise UserError(

@@ -13,6 +13,7 @@ from polyhead.nn.attention.projections import Bias, Tie, keys_values, projection
 from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
 from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
+from polyhead.ranges import Above0
 from polyhead.registry import ATTENTION
 
 
@@ -45,7 +46,7 @@ class Attention(nn.Module):
         shape: Shape,
         position: Position,
         *,
-        scale: float | None = None,
+        scale: Above0 | None = None,
         window: int | None = None,
         sink: int = 0,
         softcap: float | None = None,

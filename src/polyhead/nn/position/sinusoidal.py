@@ -10,6 +10,7 @@ from torch import Tensor
 from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.position.base import Position, beyond
+from polyhead.ranges import Above0
 from polyhead.registry import POSITION
 
 Layout = Literal["interleaved", "halves"]
@@ -39,7 +40,7 @@ class Sinusoidal(Position):
         self,
         shape: Shape,
         *,
-        base: float = 10000.0,
+        base: Above0 = 10000.0,
         layout: Layout = "interleaved",
         endpoint: bool = False,
         offset: int = 0,
