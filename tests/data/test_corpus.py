@@ -258,8 +258,9 @@ def test_there_are_forty_pathologies() -> None:
 @pytest.mark.parametrize(("files", "options", "said"), [
     ([], {}, "no files"),
     (["a.txt"], {}, "cannot tell the format of a.txt"),
-    (["a.txt", "a.tsv", "a.jsonl"], {}, "these are not: a.txt plain text, a.tsv tsv, a.jsonl jsonl; name them alike"),
-    (["a.tsv", "a.jsonl"], {}, "these are not: a.tsv tsv, a.jsonl jsonl"),
+    (["a.txt", "a.tsv", "a.jsonl"], {}, "these are not: a.txt plain text, a.tsv TSV, a.jsonl JSONL; name them alike"),
+    (["a.txt", "a.parquet"], {}, "these are not: a.txt plain text, a.parquet Parquet; name them alike"),
+    (["a.tsv", "a.jsonl"], {}, "these are not: a.tsv TSV, a.jsonl JSONL"),
     (["a.txt"], {"format": "parallel"}, "wants a source and a target file, got 1"),
     (["a.txt"], {"format": "csv"}, "unknown format 'csv'"),
     (["a.tsv"], {"target": 7}, "a.tsv has 2 columns, so there is no column 7"),
@@ -277,6 +278,7 @@ def test_a_mistake_in_the_names_is_found_before_any_work(
     files: list[str], options: dict[str, str | int], said: str, write: Write, tmp_path: Path
 ) -> None:
     write("a.txt", "words\n")
+    write("a.parquet", "words\n")
     write("a.tsv", "en\tde\n")
     write("a.jsonl", '{"en": "one", "de": "eins"}\n')
     write("list.jsonl", '["one", "eins"]\n')

@@ -51,14 +51,19 @@ def test_pairs_and_labels_that_are_numbers(write: Write) -> None:
         {"a": "one", "b": "two", "y": 1},
         {"a": "three", "b": "four", "y": True},
         {"a": "five", "b": "six", "y": 0.5},
+        {"a": "seven", "b": "eight", "y": -2.0},
+        {"a": "nine", "b": "ten", "y": ["one"]},
     ]
     path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     examples, report = read_labelled(open_labelled([path], text=["a", "b"], label="y"))
     assert examples == [
         Example(1, ("one", "two"), "1", "line 1"),
         Example(2, ("three", "four"), "true", "line 2"),
+        Example(4, ("seven", "eight"), "-2", "line 4"),
     ]
-    assert (report.broken, report.examples) == (1, {"broken": ["line 3"]})
+    allowed = "wanted text, a whole number, true or false"
+    assert report.broken == 2
+    assert report.examples["broken"] == [f"line 3, label 0.5, {allowed}", f"line 5, label ['one'], {allowed}"]
 
 
 def test_what_cannot_be_used_is_counted_and_placed(write: Write) -> None:

@@ -32,13 +32,19 @@ def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
     """What the names of files say of their format, which must be one for all."""
     kinds = [ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix) for path in paths]
     if len(set(kinds)) > 1:
-        of = {kind: path.name for path, kind in zip(paths, kinds, strict=True)}
-        said = ", ".join(f"{name} {kind or 'plain text'}" for kind, name in of.items())
+        of = {kind: path for path, kind in zip(paths, kinds, strict=True)}
+        said = ", ".join(f"{path.name} {_called(path, kind)}" for kind, path in of.items())
         raise UserError(
             f"files that are read together are of one format, and by their names these are not: {said}; "
             "name them alike, or set data.format"
         )
     return kinds[0]
+
+
+def _called(path: Path, kind: str | None) -> str:
+    if path.suffix.lower() == SUFFIX:
+        return "Parquet"
+    return "plain text" if kind is None else kind.upper()
 
 
 def check_columns(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> None:

@@ -11,7 +11,7 @@ from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.corpus import blank, count
 from polyhead.data.files import check_file
 from polyhead.data.held_out import held_out, none_held_out
-from polyhead.errors import UserError, nearest
+from polyhead.errors import UserError, nearest, show
 
 KINDS = ("blank", "overlong", "broken", "unknown")
 FEW = 20  # texts; of more than so many, not every second one may have a label of its own
@@ -99,7 +99,7 @@ class Labelled:
                 place = f"{name}line {line:,}"
                 found = row if isinstance(row, str) else _example(line, row, place)
                 if isinstance(found, str):
-                    report.note(found, place)
+                    report.note(found, place + _no_label(row))
                 elif known is not None and found.label not in known:
                     hint = nearest(found.label, known).removeprefix("; ")
                     report.note("unknown", f"{place}, {found.label!r}" + (f", {hint}" if hint else ""))
@@ -179,9 +179,23 @@ def read_labelled(
 def _example(line: int, row: tuple[Any, ...], place: str) -> Example | str:
     """The values of a line as texts and label, or the kind of trouble. A label may be a whole number or a truth value."""
     *given, label = row
-    if not all(isinstance(text, str) for text in given) or not isinstance(label, str | int):
+    if not all(isinstance(text, str) for text in given) or not _is_label(label):
         return "broken"
+    if isinstance(label, float):
+        label = int(label)
     if any(map(blank, given)):
         return "blank"
     named = str(label).lower() if isinstance(label, bool) else str(label).strip()
     return Example(line, tuple(given), named, place) if named else "broken"
+
+
+def _is_label(value: Any) -> bool:
+    """Whether it names a class. To JSON 1.0 is 1, and columns of numbers with gaps come as such."""
+    return value.is_integer() if isinstance(value, float) else isinstance(value, str | int)
+
+
+def _no_label(row: Any) -> str:
+    """What is wrong with the label of a row, if that is."""
+    if isinstance(row, str) or _is_label(row[-1]):
+        return ""
+    return f", label {show(row[-1])}, wanted text, a whole number, true or false"
