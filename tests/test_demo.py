@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from copy import deepcopy
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from polyhead import demo
 from polyhead.cli import main
 from polyhead.demo import Judged, seconds, spread
 from polyhead.recipe import load_recipe
+from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.reporting import Lines
 
@@ -164,6 +166,24 @@ def test_an_interrupted_demo_goes_on(
     assert "resumed at step 2 of 4" in told.err
     assert main(["demo", "--out", "runs/whole"]) == 0
     assert weights("runs/whole") == weights()
+
+
+def test_a_demo_interrupted_while_it_is_measured_is_measured_when_it_goes_on(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "evaluate", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        assert main(["demo"]) == 130
+    assert "The same command goes on from there." in capsys.readouterr().out
+    before, card = weights(), Path("runs/demo/README.md")
+    assert "test bleu" not in card.read_text()
+    assert main(["demo"]) == 0
+    assert "interrupted run, which goes on" in capsys.readouterr().out
+    assert "test bleu" in card.read_text() and weights() == before
+    shutil.rmtree("runs/demo/checkpoints")  # what cannot go on is used as it is
+    card.unlink()
+    assert main(["demo"]) == 0
+    assert "used again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

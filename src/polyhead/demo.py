@@ -103,8 +103,10 @@ def begun(out: Path) -> bool:
 
 
 def finished(out: Path) -> bool:
-    """Whether a trained run lies here."""
-    return (out / "model.safetensors").is_file()
+    """Whether a trained run lies here. One that was interrupted while it was measured can still go on."""
+    card = out / "README.md"
+    measured = card.is_file() and "| test " in card.read_text(encoding="utf-8")
+    return (out / "model.safetensors").is_file() and (measured or not begun(out))
 
 
 def open_recipe(source: str, target: str, out: Path) -> Recipe:
