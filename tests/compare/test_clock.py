@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from polyhead.compare import clock
-from polyhead.compare.clock import Clock, Tick, read_clock, seconds_at
+from polyhead.compare.clock import Clock, read_clock
+from polyhead.train.forecast import Tick, seconds_at
 
 ROW = {"loss": 1.0}
 

@@ -88,11 +88,22 @@ def test_a_run_that_goes_on_goes_on_counting() -> None:
     # killed, and resumed at the checkpoint of step 40
     kept = [row for row in first.rows if row["step"] <= 40]
     again = Notes()
-    second = Timed(again, kept, clock)
+    second = Timed(again, kept, 40, clock)
     clock.now += 100.0
     learn(second, clock, range(41, 101))
     assert kept + again.rows == notes.rows
     assert second.compared(100) == whole.compared(100) != ""
+
+
+def test_the_steps_between_the_last_row_and_the_checkpoint_count_as_well() -> None:
+    """Nobody wrote down what they took: they count at the mean speed of those before."""
+    clock, first, again = Hands(), Notes(), Notes()
+    learn(Timed(first, clock=clock), clock, range(1, 47))
+    second = Timed(again, first.rows, 46, clock)
+    learn(second, clock, range(47, 101))
+    assert [row["seconds"] for row in again.rows if row["split"] == "train"] == [
+        2.0 * n for n in range(50, 101, 10)
+    ]
 
 
 def test_a_step_that_became_slower_is_told() -> None:

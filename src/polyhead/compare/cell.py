@@ -16,7 +16,7 @@ import torch
 
 from polyhead.compare import files, measure
 from polyhead.compare.budget import Budget
-from polyhead.compare.clock import Clock, read_clock, seconds_at
+from polyhead.compare.clock import Clock, read_clock
 from polyhead.compare.files import read_json, write_json
 from polyhead.compare.plan import schedule_of
 from polyhead.compare.steps import steps_for
@@ -31,6 +31,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.distill import distilled, open_teachers, plain
+from polyhead.train.forecast import seconds_at
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from polyhead.train.files import replace_file
+from polyhead.train.forecast import Tick, seconds_at
 from polyhead.train.reporting import Row
-
-
-class Tick(NamedTuple):
-    """A step, and the seconds of training until it was done."""
-
-    step: int
-    seconds: float
 
 
 def read_clock(path: Path) -> list[Tick]:
@@ -26,21 +17,6 @@ def read_clock(path: Path) -> list[Tick]:
         return []
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     return [Tick(*json.loads(line)) for line in lines]
-
-
-def seconds_at(ticks: Sequence[Tick], step: int) -> float:
-    """The seconds until a step, in between of two ticks by proportion."""
-    known = [Tick(0, 0.0), *ticks]
-    after = bisect.bisect_left(known, step, key=lambda tick: tick.step)
-    if after >= len(known):  # past the last tick: at the mean speed until then
-        last = known[-1]
-        return last.seconds * step / last.step if last.step else 0.0
-    a, b = known[max(after - 1, 0)], known[after]
-    return (
-        b.seconds
-        if b.step == a.step
-        else a.seconds + (b.seconds - a.seconds) * (step - a.step) / (b.step - a.step)
-    )
 
 
 class Clock:

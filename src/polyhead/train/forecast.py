@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,16 +39,32 @@ def forecast(ticks: Sequence[Tick], steps: int) -> Forecast | None:
     return None
 
 
+def seconds_at(ticks: Sequence[Tick], step: int) -> float:
+    """The seconds until a step, in between of two ticks by proportion."""
+    known = [Tick(0, 0.0), *ticks]
+    after = bisect.bisect_left(known, step, key=lambda tick: tick.step)
+    if after >= len(known):  # past the last tick: at the mean speed until then
+        last = known[-1]
+        return last.seconds * step / last.step if last.step else 0.0
+    a, b = known[max(after - 1, 0)], known[after]
+    return (
+        b.seconds
+        if b.step == a.step
+        else a.seconds + (b.seconds - a.seconds) * (step - a.step) / (b.step - a.step)
+    )
+
+
 class Timed:
     """Reporters that are told the seconds of learning as well; a run that goes on, goes on counting.
 
-    ``before`` are the rows of metrics that are kept from the steps before.
+    ``before`` are the rows of metrics that are kept from the ``done`` steps before.
     """
 
     def __init__(
         self,
         told: Reporter,
         before: Iterable[Mapping[str, Any]] = (),
+        done: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.told, self.clock = told, clock
@@ -56,7 +73,7 @@ class Timed:
             Tick(row["step"], row["seconds"]) for row in rows if row["split"] == "train" and "seconds" in row
         ]
         self.evaluated = sum(row.get("seconds", 0.0) for row in rows if row["split"] == "valid")
-        self.seconds = self.ticks[-1].seconds if self.ticks else 0.0
+        self.seconds = seconds_at(self.ticks, done)
         self.since, self.learning = clock(), False
 
     def say(self, line: str) -> None:

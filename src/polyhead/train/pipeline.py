@@ -80,8 +80,9 @@ def run_training(
     ranks.in_turn(lambda: part.check(recipe))  # a mistake in the files is told now, not at the end
     with RunLock(out) if first else nullcontext():
         saved = everywhere(checkpoint.newest(checkpoints) if resume and first else None, ranks)
-        with reporters(recipe, saved.step if saved else 0, report) if first else Reporters() as several:
-            told = Timed(several, read_metrics(out / "metrics.jsonl") if first else ())
+        done = saved.step if saved else 0
+        with reporters(recipe, done, report) if first else Reporters() as several:
+            told = Timed(several, read_metrics(out / "metrics.jsonl") if first else (), done)
             if origin and not resume:
                 tokenizer = origin.tokenizer
             elif tokenizer is None or resume:
