@@ -28,6 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split in ("train", "valid"):
         (tmp_path / f"{split}.de").write_text("ein hund bellt .\nzwei hunde schlafen .\n" * 4)
         (tmp_path / f"{split}.en").write_text("a dog barks .\ntwo dogs are asleep .\n" * 4)
+    (tmp_path / "blank").write_text("\n\n")
     (tmp_path / "toy.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -108,6 +109,11 @@ def alive(pid: int) -> bool:
         (["toy.yaml", "--match", "flops"], "--match flops: only 'params' can be made equal"),
         (["tyo.yaml"], "tyo.yaml: no such file; did you mean 'toy.yaml'?"),
         (["toy.yaml", "data.root=nowhere"], "data.root: no directory 'nowhere'"),
+        (
+            ["toy.yaml", "data.valid=[blank, blank]"],
+            "data.valid: no usable pair in blank + blank: 0 of 2 pairs; skipped 2 blank (first: line 1)",
+        ),
+        (["toy.yaml", "data.test=[blank, blank]"], "data.test: no usable pair in blank + blank"),
         (["--cell", "nowhere"], "nowhere is no cell of a comparison: it has no cell.json"),
     ],
 )

@@ -19,6 +19,7 @@ from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.train.reporting import duration
 from polyhead.train.start import resolved
+from polyhead.train.tasks.base import TaskPart
 
 
 def begun(plan: Plan) -> Plan:
@@ -41,11 +42,22 @@ def _begun(row: Row) -> Row:
     try:
         recipe = resolved(recipe, start)
         TASK.get(recipe.task.name).check(recipe)
+        _look_into(recipe)
     except UserError as error:
         if row.is_base:
             raise
         return replace(row, recipe=None, refused=str(error))
     return replace(row, recipe=recipe)
+
+
+def _look_into(recipe: Recipe) -> None:
+    """The text that is measured has something of use in it, or a UserError says so before anything is trained."""
+    part: TaskPart = TASK.get(recipe.task.name)
+    for split in ("valid", "test"):
+        if files := getattr(recipe.data, split):
+            whole = recipe.data.model_copy(update={"train": files, "valid": files})
+            with at(f"data.{split}"):
+                next(iter(part.texts(recipe.model_copy(update={"data": whole}))), None)
 
 
 @lru_cache(maxsize=4)
