@@ -149,3 +149,27 @@ def test_a_model_of_one_side_shows_the_text_as_it_reads_it(
     assert "one side only: give one text" in capsys.readouterr().err
     assert main(["attend", str(tmp_path), SOURCE, "--kind", "cross"]) == 2
     assert "has no cross weights to show; it has: self" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("segments", [0, 2])
+def test_a_classifier_shows_the_pair_as_it_reads_it(
+    segments: int, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t = polyhead.load(tiny).tokenizer
+    sizes = {"vocab_size": t.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 2, "max_len": 24}
+    config = ModelConfig(kind="encoder", labels=("n", "y"), segments=segments, **sizes)
+    Run(build(config, seed=0), t, GenerationConfig()).save(tmp_path)
+    assert main(["attend", str(tmp_path), SOURCE, TARGET]) == 0
+    assert capsys.readouterr().out.startswith("self-attention, layer 2 of 2, mean of 2 heads\n")
+    first, second = t.encode([SOURCE, TARGET])
+    ids = torch.tensor([[t.bos_id, *first, t.eos_id, *second, t.eos_id]])
+    kinds = torch.tensor([[0] * (len(first) + 2) + [1] * (len(second) + 1)])
+    model = polyhead.load(tmp_path).model
+    with torch.inference_mode(), watch(model) as passes:
+        model(ids, None, kinds if segments else None)
+    (shown,) = embedded(tmp_path / "attention.html")
+    wanted = torch.stack([weights[0] for (weights,) in passes.values()])
+    torch.testing.assert_close(torch.tensor(shown["weights"]) / 1000, wanted, rtol=0, atol=6e-4)
+    assert len(shown["source"]) == ids.size(1)
+    assert main(["attend", str(tmp_path), SOURCE, "dog " * 40]) == 2
+    assert "the pair, special tokens counted, has" in capsys.readouterr().err

@@ -46,9 +46,12 @@ def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, 
     return {kind: torch.stack(layers) for kind, layers in found.items() if layers}
 
 
-def self_attention(model: nn.Module, tokens: Tensor) -> Tensor | None:
-    """What a model of one side looks at, (1, T) -> weights (layers, heads, T, T), or None if it has none to show."""
+def self_attention(model: nn.Module, *given: Tensor | None) -> Tensor | None:
+    """What a model of one side looks at, tokens (1, T) -> weights (layers, heads, T, T), or None if it has none to show.
+
+    Behind the tokens may come their positions and segments.
+    """
     with torch.inference_mode(), watch(model) as seen:
-        model(tokens)
+        model(*given)
     layers = [weights[0] for passes in seen.values() for weights in passes]
     return torch.stack(layers) if layers else None

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.analysis.attention_maps import KINDS, pair_attention, self_attention
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.errors import UserError
+from polyhead.data.framed import collate_framed, framed
+from polyhead.errors import MOST, UserError
 from polyhead.generate.frame import Frame
-from polyhead.models import CausalLM, MaskedLM, Model, Seq2Seq
+from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
+from polyhead.nn.place import beside
 from polyhead.text.masks import count_masks, encode_masked
 from polyhead.text.tokenizer import Tokenizer
 
@@ -29,16 +31,20 @@ def maps(
     """Every kind of attention of a text, and of its target where the model has two sides.
 
     A model of one side reads the text as it does when it is used: in the ``frame`` of a language model, or between the
-    special tokens of an encoder, with masks. ``said`` gives the model's own output, used where no target is given. What the
+    special tokens of an encoder, with masks; a classifier the two texts of a pair. ``said`` gives the model's own output, used where no target is given. What the
     model cannot hold is a UserError.
     """
     most = model.config.max_len
     if not isinstance(model, Seq2Seq):
-        if target is not None:
+        if target is not None and not isinstance(model, Classifier):
             raise UserError("this model has one side only: give one text")
+        if target is not None:
+            pair = framed(tokenizer.encode([text, target]), tokenizer, MOST)
+            _check_length("pair, special tokens counted,", pair.ids, most)
+            return self_maps(model, tokenizer, pair.ids, f"{text} | {target}", pair.second)
         ids = _read(model, tokenizer, frame, text)
         _check_length("text, special tokens counted,", ids, most)
-        return self_maps(model, tokenizer, ids, text)
+        return self_maps(model, tokenizer, ids, text, len(ids))
     (ids,) = tokenizer.encode([text])
     _check_length("text", ids, most - tokenizer.sides.most)
     out = said() if target is None else tokenizer.target.encode([target])[0]
@@ -100,9 +106,19 @@ def pair_maps(
     }
 
 
-def self_maps(model: nn.Module, tokenizer: Tokenizer, ids: list[int], title: str) -> dict[str, AttentionMap]:
-    """The one kind of a model of one side, "self": each token looks at those that it has read."""
-    weights = self_attention(model, torch.tensor([ids], device=next(model.parameters()).device))
+def self_maps(
+    model: Model,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    title: str,
+    second: int,
+) -> dict[str, AttentionMap]:
+    """The one kind of a model of one side, "self": each token looks at those that it has read.
+
+    ``second`` is where the second segment begins, for a model that tells segments apart.
+    """
+    read, _, segments = collate_framed([ids], [second], tokenizer.pad_id).called(model.config.segments)
+    weights = self_attention(model, *beside(model, (read,) if segments is None else (read, None, segments)))
     tokens = labels(tokenizer, ids)
     return {} if weights is None else {"self": AttentionMap(tokens, tokens, weights, KINDS["self"], title)}
 

@@ -23,7 +23,10 @@ def run(
     ],
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="a translation of it; else the run's own"),
+        typer.Argument(
+            metavar="TARGET",
+            help="a translation of it, else the run's own; or for a classifier the second text of a pair",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -66,7 +69,7 @@ def run(
     shown, n = maps[wanted], (len(maps[wanted].weights), len(maps[wanted].weights[0]))
     chosen = number("layer", str(n[0]) if layer is None else layer, n[0]), number("head", head, n[1])
     own = one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
-    lead = "" if "self" in maps else f"Given: {target}" if own is None else f"Translated: {own}"
+    lead = f"Translated: {own}" if own is not None else "" if target is None else f"Given: {target}"
     attention_page(written, list(maps.values()), title=source, lead=lead)
     if own is not None:
         print(f"{own}\n")
