@@ -174,6 +174,9 @@ def test_a_long_conversation_loses_its_beginning_if_that_is_wished(live):
     assert answer["choices"][0]["message"]["content"] == text
     alone = {"messages": [{"role": "user", "content": "dogs " * 300}], "truncate": True}
     assert live.ask(PATH, alone).json()["error"]["code"] == "context_length_exceeded"
+    endless = live.ask(PATH, {"messages": TALK, "max_tokens": 1000, "truncate": True}).json()["error"]
+    assert endless["code"] == "context_length_exceeded"
+    assert "room for 0: say less at once, or ask for less than max_tokens=1000" in endless["message"]
 
 
 @pytest.mark.parametrize("words", range(1, 9))

@@ -50,7 +50,7 @@ class Chat:
         first = bisect_left(starts, True, lo=1, key=lambda start: size(start) <= room)
         if first == len(starts):
             raise UserError(
-                f"the conversation has {size(starts[-1])} tokens and room for {room}: say less at once"
+                f"the conversation has {size(starts[-1])} tokens and room for {max(room, 0)}: say less at once"
             )
         return [*head, *turns[starts[first] :]]
 

@@ -104,4 +104,5 @@ def _cut(service: Service, talker: Chat, body: ChatBody) -> list[Message]:
             return talker.fitting(body.messages, most + 1 - wanted)
         except UserError as error:
             said = str(error)
-    raise Refusal(400, "context_length_exceeded", said, "messages")
+    shorter = f", or ask for less than max_tokens={body.max_tokens}" if given else ""
+    raise Refusal(400, "context_length_exceeded", said + shorter, "messages")

@@ -108,7 +108,7 @@ function bars(title, rows) {
   const box = make("div", { class: "bars" });
   if (title) box.append(make("h3", {}, title));
   for (const [name, p, about] of rows) {
-    const bar = make("div", { class: "bar", ...(about && { title: about }) }), full = make("b");
+    const bar = make("div", { class: "bar", title: about ?? name }), full = make("b");
     full.style.width = `${100 * p}%`;
     box.append(put(bar, make("span", {}, name), put(make("i"), full), make("output", {}, percent(p))));
   }
@@ -129,7 +129,8 @@ const TOOLS = {
     const own = model.generation, talk = make("div", { class: "talk answer", role: "log", "aria-label": "conversation" });
     const knobs = settings([
       { name: "system", title: "The system says", type: "text", value: "", placeholder: "nothing" },
-      { name: "max_tokens", title: "Longest answer, in tokens", min: 1, max: 1000, value: own.max_new_tokens },
+      // what is asked needs room as well, and a slider stands at its end where the usual length is more
+      { name: "max_tokens", title: "Longest answer, in tokens", min: 1, max: Math.max(1, Math.min(1000, model.max_len >> 1)), value: own.max_new_tokens },
       { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.05, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
       { name: "top_p", title: "Top p", min: 0.05, max: 1, step: 0.05, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
     ]);
@@ -203,9 +204,9 @@ const TOOLS = {
           usage = event.usage ?? usage;
         }
       } finally { said.classList.remove("going"); further.disabled = false; }
-      const tokens = usage.completion_tokens, rate = (tokens - 1) / Math.max(1e-3, (performance.now() - first) / 1000);
+      const tokens = usage.completion_tokens, rate = tokens / ((performance.now() - begun) / 1000); // all may come in one event
       const ended = reason === "length" ? "as long as allowed" : "ended by itself";
-      note.textContent = `${tokens} tokens, ${tokens > 1 ? `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} a second, ` : ""}the first after ${Math.round(first - begun)} ms; ${ended}`;
+      note.textContent = `${tokens} tokens, ${rate < 10 ? rate.toFixed(1) : Math.round(rate)} a second, the first after ${Math.round(first - begun)} ms; ${ended}`;
     });
     const further = make("button", { class: "button", type: "button", disabled: "" }, "Go on from there");
     further.addEventListener("click", () => { input.value = said.textContent; further.disabled = true; here.run(); });
