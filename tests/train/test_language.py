@@ -223,6 +223,23 @@ def test_options_without_effect_are_refused(
         run.generate(["a"], temprature=3)
 
 
+def test_a_prompt_that_is_the_name_of_a_file_is_told_to_be_a_text(
+    learned: tuple[Path, Notes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = str(learned[0].resolve())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "begin.txt").write_text("the \n")
+    assert main(["generate", run, "begin.txt", "--max-new-tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("begin.txt")
+    assert err == "polyhead: 'begin.txt' is read as a text; for the lines of the file: - < begin.txt\n"
+    assert main(["generate", run, "begin", "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_beams_give_the_likeliest_texts(
     learned: tuple[Path, Notes], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,6 +96,9 @@ def run(
     }
     changes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
+    if os.path.isfile(prompt):
+        told = f"{prompt!r} is read as a text; for the lines of the file: - < {shlex.quote(prompt)}"
+        print(f"polyhead: {told}", file=sys.stderr)
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
 
