@@ -35,6 +35,20 @@ def test_nothing_comes_from_elsewhere(speaker):
     assert "innerHTML" not in text and "eval(" not in text
 
 
+def test_the_settings_of_the_page_begin_with_those_of_the_run(services):
+    """Each is sent with every request, so one that began elsewhere would change what the run says."""
+    for live in services.values():
+        (about,) = (one["polyhead"] for one in live.ask("/v1/models").json()["data"])
+        if "completions" in about["tasks"] and about["kind"] == "decoder":
+            tool = re.search(r"\n  completions: .*?\n  \}\],", live.ask("/").text, re.S).group()
+            sent = re.findall(r'"(\w+)"', re.search(r"for \(const name of \[(.*?)\]\) body", tool).group(1))
+            begun = dict(re.findall(r'name: "(\w+)".*?value: (.*?)(?:,| \})', tool))
+            for name in sent:
+                key = {"max_tokens": "max_new_tokens"}.get(name, name)
+                assert f"own.{key}" in begun[name], name
+                assert about["generation"][key] == getattr(live.run.generation, key)
+
+
 def test_the_page_asks_only_routes_that_there_are(speaker):
     from polyhead.serve.routes import ROUTES
 

@@ -131,8 +131,8 @@ const TOOLS = {
       { name: "system", title: "The system says", type: "text", value: "", placeholder: "nothing" },
       // what is asked needs room as well, and a slider stands at its end where the usual length is more
       { name: "max_tokens", title: "Longest answer, in tokens", min: 1, max: Math.max(1, Math.min(1000, model.max_len >> 1)), value: own.max_new_tokens },
-      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.05, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
-      { name: "top_p", title: "Top p", min: 0.05, max: 1, step: 0.05, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
+      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.01, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
+      { name: "top_p", title: "Top p", min: 0.01, max: 1, step: 0.01, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
     ]);
     const [label, input] = field("Message", "Ask something …");
     let messages = [];
@@ -178,10 +178,10 @@ const TOOLS = {
     const own = model.generation, said = make("p", { class: "text", role: "log", "aria-label": "continuation" });
     const knobs = settings([
       { name: "max_tokens", title: "Longest, in tokens", min: 1, max: 1000, value: own.max_new_tokens },
-      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.05, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
-      { name: "top_p", title: "Top p", min: 0.05, max: 1, step: 0.05, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
+      { name: "temperature", title: "Temperature", min: 0, max: 2, step: 0.01, value: own.temperature, shown: (v) => v === "0" ? "the likeliest" : v },
+      { name: "top_p", title: "Top p", min: 0.01, max: 1, step: 0.01, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
       { name: "top_k", title: "Top k", min: 0, max: 100, value: Math.min(own.top_k, 100), shown: (v) => v === "0" ? "all" : v },
-      { name: "repetition_penalty", title: "Against repeating", min: 1, max: 2, step: 0.05, value: 1, shown: (v) => v === "1" ? "none" : v },
+      { name: "repetition_penalty", title: "Against repeating", min: 1, max: 2, step: 0.01, value: own.repetition_penalty, shown: (v) => v === "1" ? "none" : v },
       { name: "seed", title: "Seed", type: "number", min: 0, value: "", placeholder: "by chance" },
       { name: "stop", title: "Stop at", type: "text", value: "", placeholder: "a text" },
     ]);
@@ -220,7 +220,7 @@ const TOOLS = {
   translations: ["Translate", () => {
     const knobs = settings([
       { name: "beam_size", title: "Beams", min: 1, max: 16, value: model.generation.beam_size },
-      { name: "length_penalty", title: "Length penalty", min: 0, max: 2, step: 0.1, value: model.generation.length_penalty },
+      { name: "length_penalty", title: "Length penalty", min: 0, max: 2, step: 0.01, value: model.generation.length_penalty },
       { name: "n", title: "Alternatives", min: 1, max: 8, value: 1 },
     ]);
     const [label, input] = field(model.source ? `Text (${model.source})` : "Text", "A sentence a line …");

@@ -65,7 +65,8 @@ def described(service: Service) -> dict[str, Any]:
     if run.recipe is not None and run.recipe.data.source_lang:
         about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
     if service.kind in ("decoder", "encoder-decoder"):
-        shown = ("temperature", "top_p", "top_k", "max_new_tokens", "beam_size", "length_penalty")
+        drawn = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
+        shown = (*drawn, "beam_size", "length_penalty")
         about["generation"] = {name: getattr(run.generation, name) for name in shown}
     if service.kind == "encoder-decoder":
         about["attention"] = len(run.members) == 1
