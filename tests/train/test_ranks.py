@@ -33,6 +33,7 @@ from polyhead.planning.probe import Blank
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import Choice
 from polyhead.train import checkpoint, loop, pipeline, several
+from polyhead.train.board import PIECE
 from polyhead.train.gradients import Gradients
 from polyhead.train.loop import seed_of, update
 from polyhead.train.pipeline import run_training
@@ -602,6 +603,16 @@ def test_what_is_told_is_json_and_reaches_all() -> None:
         )
         assert sums == pytest.approx([3, 0.3])
         assert sums == ends[0].said[3]
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 9 * PIECE])
+def test_what_is_told_may_be_of_any_size(more: int) -> None:
+    """As the tokenizer of a published model, which has more than a store takes at once."""
+
+    def work(ranks: Ranks) -> bool:
+        return bool(ranks.tell(lambda: "ä" + "x" * (PIECE + more - 8)) == "ä" + "x" * (PIECE + more - 8))
+
+    assert [end.said for end in together(2, work)] == [True, True]
 
 
 def test_turns_come_one_after_another(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import Store
 T = TypeVar("T")
 ANSWER = 5.0  # seconds in which a board answers, for nobody has to be waited for
 BEAT = 1.0  # seconds
+PIECE = 2**20  # characters; a store takes 8 MiB at once
 
 
 class Board:
@@ -31,16 +33,25 @@ class Board:
 
     def read(self, key: str) -> str:
         """What has been written."""
-        return _answered(lambda: str(self.store.get(key), "utf-8"))
+
+        def piece(number: int) -> str:
+            return _answered(lambda: str(self.store.get(_named(key, number)), "utf-8"))
+
+        pieces = [piece(0)]
+        while len(pieces[-1]) == PIECE:
+            pieces.append(piece(len(pieces)))
+        return "".join(pieces)
 
     def write(self, key: str, text: str) -> None:
         """Behind the call all can read it."""
 
-        def write() -> None:
-            self.store.set(key, text)
+        def write(number: int) -> None:
+            self.store.set(_named(key, number), text[number * PIECE :][:PIECE])
             self.store.check([key])  # to set alone waits for nothing
 
-        _answered(write)
+        # the first comes last, for it tells that all are there
+        for number in reversed(range(len(text) // PIECE + 1)):
+            _answered(partial(write, number))
 
 
 class Pulse:
@@ -88,6 +99,11 @@ class Pulse:
                 store.set(f"pulse/{self.rank}", str(count))
         except RuntimeError:  # the board is gone: whoever asks it next says so
             return
+
+
+def _named(key: str, number: int) -> str:
+    """Of a piece; one that is shorter than the others is the last."""
+    return f"{key}/{number}" if number else key
 
 
 def _answered(question: Callable[[], T]) -> T:
