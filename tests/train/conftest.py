@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
+from polyhead.train.ranks import Each
 from polyhead.train.training import Training
 
 torch.set_num_threads(1)
@@ -71,7 +72,7 @@ class Toy:
         total = (model(self.x[batch]) - self.y[batch]).square().sum()
         return Loss(total, total.detach(), len(batch))
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         if self.valid:
             return {"loss": self.valid(model)}
         return {"loss": float((model(self.x) - self.y).square().mean())}

@@ -25,6 +25,7 @@ from polyhead.nn.weights import weights
 from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint
 from polyhead.train.loop import MOST_SKIPPED, Outcome, rehearse, seed_of, total_steps, train
+from polyhead.train.ranks import Each
 from polyhead.train.training import Training, final_weights, regular
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -100,7 +101,7 @@ class Parts:
         labels[labels == -1] = -100
         return cross_entropy(model.features(source, target, pos), model.head, labels, 0.1)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         return {"loss": 0.0}
 
 
@@ -326,7 +327,7 @@ def test_patience_and_the_best_survive_a_resume(tmp_path: Path, stop_at: int | N
 
 def test_a_measure_that_should_rise_is_best_at_its_top(tmp_path: Path) -> None:
     class Bleu(Toy):
-        def evaluate(self, model: nn.Module) -> dict[str, float]:
+        def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
             return {"loss": 1.0, "bleu": {4: 20.0, 8: 31.0, 12: 30.0}[training.progress.step]}
 
     settings = config(metric="bleu", eval_every=4)

@@ -228,7 +228,7 @@ def test_accuracy_and_perplexity_of_what_is_recovered() -> None:
     log_p = features.log_softmax(-1)
     assert (found.right, found.asked) == (2, 3)
     assert found.nll == pytest.approx(-float(log_p[0, 0] + log_p[1, 2] + log_p[3, 0]), rel=1e-5)
-    double = found.plus(found)
+    double = Recovered.of([found, found])
     assert double.measures() == found.measures() | {"loss": pytest.approx(found.nll / 3)}
     assert Recovered().measures() == {"loss": 0.0, "ppl": 1.0, "accuracy": 0.0}
 

@@ -71,18 +71,19 @@ def at(call: int, real: Callable[..., Any], action: Callable[[], None]) -> Calla
 
 
 def sabotage(where: str, ranks: Ranks, action: Callable[[], None]) -> None:
-    """Let this process do it: before a step, between two buckets of gradients, while the first rank saves or measures."""
+    """Let this process do it: before a step, between two buckets of gradients, in its part of an evaluation, in a save."""
     others: Any = ranks
     if where in ("first step", "late step"):
         loop.update = at(1 if where == "first step" else 19, loop.update, action)  # type: ignore[assignment]
     elif where == "between buckets":
         gradients.Bucket.send = at(40, gradients.Bucket.send, action)  # type: ignore[method-assign]
+    elif where == "evaluation":
+        real = others.map
+        others.map = lambda work, items: real(at(1, work, action), items)
     elif ranks.rank:
-        others.tell = at(FIRST_SAVE if where == "save" else FIRST_SAVE - 1, others.tell, action)
-    elif where == "save":
-        checkpoint.safetensors.write = at(1, checkpoint.safetensors.write, action)  # type: ignore[assignment]
+        others.tell = at(FIRST_SAVE, others.tell, action)
     else:
-        Translation.evaluate = at(1, Translation.evaluate, action)  # type: ignore[method-assign]
+        checkpoint.safetensors.write = at(1, checkpoint.safetensors.write, action)  # type: ignore[assignment]
 
 
 def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) -> list[End]:
@@ -97,7 +98,7 @@ def sabotaged(recipe: Recipe, rank: int, where: str, what: str, world: int = 2) 
 
 WHERE = ["first step", "between buckets", "evaluation", "save", "late step"]
 QUICK = {("kill", 1, "first step"), ("kill", 0, "save"), ("stop", 1, "between buckets"), ("raise", 1, "evaluation"),
-         ("stop", 0, "evaluation"), ("exit", 1, "late step"), ("refuse", 1, "first step")}  # fmt: skip
+         ("kill", 1, "evaluation"), ("stop", 0, "evaluation"), ("exit", 1, "late step"), ("refuse", 1, "first step")}  # fmt: skip
 CASES = [(what, rank, where) for what in ACTIONS for rank in (0, 1) for where in WHERE]
 
 
@@ -117,7 +118,7 @@ def test_all_end_when_one_fails_and_the_run_goes_on(what: str, rank: int, where:
         assert other.said == ""  # who failed has said why
     elif what in ("raise", "refuse"):  # whose word may be lost with the board that it keeps
         assert other.said == "" or other.said.startswith("the connection to another rank broke off (")
-    elif what == "stop" and rank == 1:
+    elif rank == 1 and (what == "stop" or where == "evaluation"):  # where no connection waits for it
         assert other.said == "rank 1 has not answered for 5 s"
     elif what == "stop":
         assert other.said.startswith("the other ranks have not answered for")
@@ -165,12 +166,13 @@ def test_a_process_that_never_comes_is_not_waited_for() -> None:
     assert first.said == "not all of the 2 processes have come within 1 s"
 
 
-def test_a_long_evaluation_is_waited_for(place: Path) -> None:
-    """Longer than the timeout: the first rank lives, and that is what counts."""
-    recipe = recipe_of(place, "translation", "patient", steps=4)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_long_evaluation_is_waited_for(rank: int, place: Path) -> None:
+    """Longer than the timeout: who measures lives, and that is what counts."""
+    recipe = recipe_of(place, "translation", f"patient-{rank}", steps=4)
 
     def work(ranks: Ranks) -> None:
-        if not ranks.rank:
+        if ranks.rank == rank:
             Translation.evaluate = at(1, Translation.evaluate, lambda: time.sleep(5 * BEAT))  # type: ignore[method-assign]
         run_training(recipe, report=Notes(), ranks=ranks)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from polyhead.analysis.recovered import recovered
-from polyhead.data.rows import collate_rows
+from polyhead.analysis.recovered import Recovered, recovered
+from polyhead.data.rows import Ints, collate_rows
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
@@ -58,16 +59,21 @@ def of_text(model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch
 
 
 @torch.no_grad()
-def perplexity(model: CausalLM, store: TokenStore, width: int, rows: int) -> Perplexity:
-    """Of a whole text, read in rows of ``width`` tokens side by side, ``rows`` at a time: each token is predicted once."""
-    nll, tokens = 0.0, 0
+def perplexity(
+    model: CausalLM, store: TokenStore, width: int, rows: int, each: Callable[..., Iterable[Any]] = map
+) -> Perplexity:
+    """Of a whole text, read in rows of ``width`` tokens side by side, ``rows`` at a time: each token is predicted once.
+
+    ``each`` does a work on each of some things, as ``map``.
+    """
     starts = np.arange(0, len(store) - 1, width)
     if not len(starts):
         raise UserError(f"{store.report.where}: one token, and nothing that it could predict; give more text")
-    for i in range(0, len(starts), rows):
-        batch = beside(
-            model, collate_rows(store, starts[i : i + rows], width, documents=len(store.begins) > 1)
-        )
-        found = recovered(model.features(batch.tokens, batch.pos), model.head, batch.labels)
-        nll, tokens = nll + found.nll, tokens + found.asked
-    return Perplexity(nll, tokens, store.report.words, store.report.characters, store.report.broken)
+
+    def read(some: Ints) -> Recovered:
+        batch = beside(model, collate_rows(store, some, width, documents=len(store.begins) > 1))
+        return recovered(model.features(batch.tokens, batch.pos), model.head, batch.labels)
+
+    found = Recovered.of(each(read, [starts[i : i + rows] for i in range(0, len(starts), rows)]))
+    report = store.report
+    return Perplexity(found.nll, found.asked, report.words, report.characters, report.broken)

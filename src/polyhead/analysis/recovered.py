@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,9 +19,10 @@ class Recovered(NamedTuple):
     right: int = 0  # how many were the likeliest
     asked: int = 0
 
-    def plus(self, other: Recovered) -> Recovered:
-        """Of both together."""
-        return Recovered(self.nll + other.nll, self.right + other.right, self.asked + other.asked)
+    @classmethod
+    def of(cls, found: Iterable[Sequence[float]]) -> Recovered:
+        """Of all together."""
+        return cls(*map(sum, zip(*found, strict=True)))
 
     def measures(self) -> dict[str, float]:
         """Loss in nats, perplexity and accuracy, each of a token asked for."""

@@ -25,6 +25,7 @@ from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.train.loop import train
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Row
 from polyhead.train.tasks.writing import features
 from polyhead.train.training import Training
@@ -178,7 +179,7 @@ class Generated:
         assert isinstance(model, Seq2Seq)
         return cross_entropy(features(model, batch), model.head, batch.labels)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
         self.measured = judge(model, self.problem)
         return self.measured

@@ -21,6 +21,7 @@ from polyhead.nn.loss import Loss, classification, cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.registry import Choice
 from polyhead.train.loop import Task, update
+from polyhead.train.ranks import Each
 from polyhead.train.training import Training
 
 Clock = Callable[[], float]
@@ -87,7 +88,7 @@ class Blank:
         inputs = (given, tokens) if isinstance(model, Seq2Seq) else (tokens,)
         return cross_entropy(model.features(*inputs), model.head, labels)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         return {}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +16,7 @@ from torch._C._distributed_c10d import Store
 T = TypeVar("T")
 ANSWER = 5.0  # seconds in which a board answers, for nobody has to be waited for
 BEAT = 1.0  # seconds
+INTERRUPTED = "interrupted"
 PIECE = 2**20  # characters; a store takes 8 MiB at once
 
 
@@ -53,12 +56,22 @@ class Board:
         for number in reversed(range(len(text) // PIECE + 1)):
             _answered(partial(write, number))
 
+    def erase(self, key: str) -> None:
+        """Nobody will read it any more."""
+        number = 0
+        while _answered(partial(self.store.delete_key, _named(key, number))):
+            number += 1
+
 
 class Pulse:
-    """A count on the board that a thread of this process raises; it stops with the process, also where that is halted."""
+    """A count on the board that a thread of this process raises; it stops with the process, also where that is halted.
+
+    With every beat it asks whether another process wants this one interrupted.
+    """
 
     def __init__(self, store: Store, rank: int) -> None:
         self.board, self.rank, self.ended = Board(store), rank, threading.Event()
+        self.interrupted = False
         own = store.clone()  # type: ignore[attr-defined]  # so that neither waits for the other's questions
         self.thread = threading.Thread(target=self._beat, args=[own], name="pulse", daemon=True)
         self.thread.start()
@@ -83,6 +96,11 @@ class Pulse:
         time.sleep(3 * BEAT)
         return [rank for rank, count in zip(ranks, before, strict=True) if self._count(rank) == count]
 
+    def interrupt(self) -> None:
+        """Every other process gets a SIGTERM, and more of them until it says the same."""
+        self.interrupted = True
+        self.board.write(INTERRUPTED, "")
+
     def stop(self) -> None:
         self.ended.set()
         self.thread.join(BEAT)
@@ -97,6 +115,8 @@ class Pulse:
             while not self.ended.wait(BEAT if count else 0):
                 count += 1
                 store.set(f"pulse/{self.rank}", str(count))
+                if not self.interrupted and store.check([INTERRUPTED]) and not self.ended.is_set():
+                    _thread.interrupt_main(signal.SIGTERM)  # nothing where that is not handled
         except RuntimeError:  # the board is gone: whoever asks it next says so
             return
 

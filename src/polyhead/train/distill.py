@@ -19,6 +19,7 @@ from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.ranks import Each
 from polyhead.train.tasks.base import OfWholeTexts, RunTask, Scores
 
 BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")  # measures of which more is better
@@ -72,8 +73,8 @@ class Distilled:
     def count(self, batch: Taught) -> int:
         return self.task.count(batch.own)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self.task.evaluate(model)
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
+        return self.task.evaluate(model, each)
 
     def scores(self, model: nn.Module, batch: Taught) -> Scores:
         return self.task.scores(model, batch.own)
@@ -100,14 +101,15 @@ class Distilled:
         with at(f"distill.teacher {self.config.teacher[i]}"):
             return teacher.task.scores(teacher.run.model, batch)
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """Those of the task, and what the student has of its teacher: size, speed, and the share of quality."""
         everyone = [Teacher(run, self.task), *self.teachers]
         whose = "teacher's" if len(self.teachers) == 1 else "teachers'"
         own, *others = (sum(p.numel() for p in one.run.model.parameters()) for one in everyone)
         with torch.inference_mode():
-            measured = [one.task.evaluate(one.run.model) for one in everyone]
-            seconds = [[_time(one) for one in everyone] for _ in range(ROUNDS)]
+            measured = [one.task.evaluate(one.run.model, each) for one in everyone]
+            # a single work is done by one process, undisturbed by others
+            [seconds] = each(lambda n: [[_time(one) for one in everyone] for _ in range(n)], [ROUNDS])
         faster = statistics.median(sum(theirs) / ours for ours, *theirs in seconds)
         how = "faster" if faster >= 1 else "slower"
         report = {
@@ -120,7 +122,7 @@ class Distilled:
             kept = f": {value / best:.1%} kept" if name in BETTER and best > 0 else ""
             figures = ", ".join(f"{one:.4f}" for one in theirs)
             report[f"valid {name} beside the {whose}"] = f"{value:.4f} and {figures}{kept}"
-        return report | self.task.facts(run)
+        return report | self.task.facts(run, each)
 
 
 def plain(task: RunTask) -> RunTask:

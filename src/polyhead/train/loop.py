@@ -23,7 +23,7 @@ from polyhead.train.files import remove
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve
 from polyhead.train.progress import Progress, Sums
-from polyhead.train.ranks import ALONE, Ranks
+from polyhead.train.ranks import ALONE, Each, Ranks
 from polyhead.train.reporting import Reporter
 from polyhead.train.training import Training, prune
 
@@ -39,7 +39,7 @@ class Task(Protocol):
     def batch(self, rows: Any) -> Any: ...
     def count(self, batch: Any) -> int: ...
     def loss(self, model: nn.Module, batch: Any) -> Loss: ...
-    def evaluate(self, model: nn.Module) -> dict[str, float]: ...
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]: ...
 
 
 How = Literal["done", "stopped early", "interrupted"]
@@ -82,7 +82,7 @@ def train(
 
     Every step draws its dropout from (seed, step), and the order of the data is a function of (seed, epoch), so
     a run that is killed and resumed ends with the same bits as one that never stopped. A batch is the same on any
-    number of ranks, which take its rows in turn; the first of them saves, measures and reports.
+    number of ranks, which take its rows in turn, and the batches of an evaluation; the first of them saves and reports.
     """
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
@@ -255,12 +255,11 @@ def _evaluate(training: Training, task: Task, config: TrainConfig, report: Repor
     started = time.perf_counter()
     model.eval()
 
-    @torch.inference_mode()
-    def measure() -> dict[str, float]:
-        with training.ema.applied(model) if training.ema else nullcontext():
-            return task.evaluate(model)
-
-    measured = ranks.tell(measure)
+    with training.ema.applied(model) if training.ema else nullcontext():
+        ranks.copy(weights(model).values())  # as before a checkpoint: what is measured is one model
+        with torch.inference_mode():
+            measured = task.evaluate(model, ranks.map)
+    measured = ranks.tell(lambda: measured)  # processors may differ in the last bit of a logarithm
     best = progress.improved(measured[config.metric], config.metric != "loss")
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
     report.valid({**measured, **counters, "best": float(best)})

@@ -17,6 +17,7 @@ from polyhead.fast.memory import tune_memory
 from polyhead.models import build
 from polyhead.nn.adapter import merge
 from polyhead.nn.place import device_of
+from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -30,7 +31,7 @@ from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import How, Outcome, total_steps, train
-from polyhead.train.ranks import ALONE, Ranks
+from polyhead.train.ranks import ALONE, Each, Ranks
 from polyhead.train.reporting import (
     Metrics,
     Reporter,
@@ -65,7 +66,7 @@ def run_training(
 
     The lock on the directory keeps a second process out; Ctrl-C and SIGTERM save and end the run in good order.
     A ``tokenizer`` that is given is not trained anew; ``judge`` measures the result in place of the task. Of several
-    ``ranks`` (``polyhead.train.several.joined``) the first alone uses the directory, and returns the measured weights.
+    ``ranks`` (``polyhead.train.several.joined``) the first alone uses the directory; all return the measured weights.
     """
     tune_memory()
     ranks.use_threads(recipe.train.threads)
@@ -125,14 +126,10 @@ def run_training(
                 told.say(f"{said}: train.lr comes late or never; train.schedule.warmup sets it")
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
-
-                def finish() -> How:
+                if outcome.how != "interrupted":
                     if took := told.compared(outcome.step):
                         told.say(took)
-                    return _finish(run, recipe, task, outcome, training, told, judge)
-
-                if outcome.how != "interrupted":
-                    outcome.how = ranks.tell(finish)
+                    outcome.how = _finish(run, task, outcome, training, told, judge, ranks)
             if outcome.how == "interrupted":
                 on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.again])
                 # whoever has a judge of its own goes on in its own way
@@ -161,29 +158,35 @@ def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -
 
 def _finish(
     run: Run,
-    recipe: Recipe,
     task: RunTask,
     outcome: Outcome,
     training: Training,
     report: Reporter,
     judge: Judge | None,
+    ranks: Ranks,
 ) -> How:
     """Write the run directory and measure the final weights; returns how the run has ended.
 
     The run is saved with its loss before anything else is measured: what goes wrong then loses no weights. A signal
     while it measures makes the end "interrupted", and --resume measures anew.
     """
+    recipe = run.recipe
+    assert recipe is not None
     try:
         with end_on_signal():
-            origin = final_weights(training, recipe.train, recipe.out / "checkpoints")
-            merge(run.model)
-            facts = _facts(run, task, origin)
-            run.save(recipe.out, card(task.title, task.use, facts))
-            facts |= judge(run, task) if judge else task.facts(run)
+            origin = ranks.tell(lambda: final_weights(training, recipe.train, recipe.out / "checkpoints"))
+        ranks.copy(weights(run.model).values())  # which nobody may miss
+        merge(run.model)
+        with end_on_signal():
+            facts = _facts(run, task, origin, ranks.map)
+            ranks.tell(lambda: run.save(recipe.out, card(task.title, task.use, facts)))
+            facts |= ranks.tell(lambda: judge(run, task)) if judge else task.facts(run, ranks.map)
     except KeyboardInterrupt:
+        ranks.interrupt()
         report.say("training is done, its final evaluation is not")
         return "interrupted"
-    replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
+    if not ranks.rank:
+        replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
     for name, value in facts.items():
         report.say(f"{name}: {value}")
     how = "" if outcome.how == "done" else f" ({outcome.how})"
@@ -194,11 +197,11 @@ def _finish(
     return outcome.how
 
 
-def _facts(run: Run, task: RunTask, origin: str) -> dict[str, str]:
+def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:
     """What is known of any final weights, for the README.md; a UserError where they give no finite loss."""
     run.model.eval()
     with torch.inference_mode():
-        measured = task.evaluate(run.model)
+        measured = task.evaluate(run.model, each)
     if not math.isfinite(measured["loss"]):
         raise UserError(
             f"the weights ({origin}) give no finite loss on the validation text; try a lower train.lr"

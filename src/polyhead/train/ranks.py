@@ -1,12 +1,13 @@
 """The processes that make every update together, seen from one of them: alone here, several in ``several.py``.
 
 An update is the same on any number of ranks: its rows are dealt out, counts, losses and gradients are summed over all
-ranks before anything is divided. The first rank alone writes, measures and speaks; what it finds, all take.
+ranks before anything is divided. So is an evaluation, whose batches are dealt out. The first rank alone writes and
+speaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 T = TypeVar("T")
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""Does a work on each of some things: ``map``, or that of several ranks."""
 
 
 class Deals(Protocol):
@@ -49,6 +52,14 @@ class Ranks(Protocol):
         """What the work of the first rank gives, of JSON's types. The others wait, as long as it lives."""
         ...
 
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        """What the work gives of each item, of JSON's types, in their order and on all ranks, which take them in turn."""
+        ...
+
+    def interrupt(self) -> None:
+        """A signal that ends work at once, without agreement, has come here: pass it on to all."""
+        ...
+
     def in_turn(self, work: Callable[[], T]) -> T:
         """Everyone's own work: the first rank's before all, then one on each machine, then the rest.
 
@@ -82,6 +93,12 @@ class Alone:
 
     def tell(self, work: Callable[[], T]) -> T:
         return work()
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
+        return map(work, items)
+
+    def interrupt(self) -> None:
+        pass
 
     def in_turn(self, work: Callable[[], T]) -> T:
         return work()

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -35,14 +35,14 @@ class Lost(RuntimeError):
 class Several:
     """One of several processes. Every wait ends: with an answer, or with ``Lost`` after ``timeout`` seconds.
 
-    While the first rank works and the others have nothing to do, what counts is not how long but whether it lives.
+    Where one works longer than others, what counts is not how long but whether it lives.
     """
 
     def __init__(self, store: Store, rank: int, world: int, timeout: float) -> None:
         self.rank, self.world, self.timeout = rank, world, timeout
         self.board, self.pulse = Board(store), Pulse(store, rank)
         self.again: tuple[str, ...] = ("--processes", str(world)) if LAUNCHED in os.environ else ()
-        self.said = self.turns = 0
+        self.said = self.turns = self.rounds = 0
         self.threads = torch.get_num_threads()
         self.gradients: Gradients | None = None
         self.leader = os.environ.get("LOCAL_RANK", "0") == "0"
@@ -89,6 +89,23 @@ class Several:
         with self._heard(ANSWER):
             found: T = json.loads(self.board.read(key))
         return found
+
+    def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        own = json.dumps([work(item) for item in items[self.rank :: self.world]])
+        self.rounds += 1
+        keys = [f"found/{self.rounds}/{rank}" for rank in range(self.world)]
+        with self._heard(ANSWER):
+            self.board.write(keys[self.rank], own)
+        self._await(keys, range(self.world))
+        with self._heard(ANSWER):
+            found = [json.loads(self.board.read(key)) for key in keys]
+            # who has come to this round has read all of the one before
+            self.board.erase(f"found/{self.rounds - 1}/{self.rank}")
+        return [found[i % self.world][i // self.world] for i in range(len(items))]
+
+    def interrupt(self) -> None:
+        with suppress(RuntimeError):
+            self.pulse.interrupt()
 
     def in_turn(self, work: Callable[[], T]) -> T:
         self.turns += 1

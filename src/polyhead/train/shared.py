@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import polyhead
+from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
 from polyhead.nn.weights import running, weights
 from polyhead.recipe import Recipe
@@ -89,6 +90,7 @@ def check_alike(ranks: Ranks, recipe: Recipe, model: nn.Module, identity: Mappin
         "the tokenizer": identity["tokenizer_sha256"],
         "the training text": identity["train"],
         "the validation text": identity["valid"],
+        "the test text": str([fingerprint(path) for path in recipe.data.paths("test")]),
         "the model": str(shapes),
         "the device": next(model.parameters()).device.type,
     }

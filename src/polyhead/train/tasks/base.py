@@ -11,6 +11,7 @@ from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.loop import Task
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 
 
@@ -34,7 +35,7 @@ class RunTask(Task, Protocol):
         """What the loss is made of."""
         ...
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """What is measured of the final weights, besides the loss, for people to read."""
         ...
 

@@ -18,6 +18,7 @@ from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
@@ -113,13 +114,13 @@ class Chat:
         """Of every token that the assistant says."""
         return next_token.scores(model, batch)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss without smoothing and perplexity of what the assistant says in the validation text."""
-        return self._measured(model, self.valid)
+        return self._measured(model, self.valid, each)
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the test text, if there is one."""
-        return test_facts(run, store_of, self._measured)
+        return test_facts(run, store_of, self._measured, each)
 
     def batches(self, store: ConversationStore, epoch: int = 0) -> Sequence[Ints]:
         """The conversations of a text in batches of equal length."""
@@ -127,11 +128,12 @@ class Chat:
         return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
 
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: ConversationStore) -> dict[str, float]:
-        found = Recovered()
-        for rows in self.batches(store):
-            found = found.plus(next_token.measured(model, store.batch(rows, self.pad_id)))
-        return {name: value for name, value in found.measures().items() if name in ("loss", "ppl")}
+    def _measured(self, model: nn.Module, store: ConversationStore, each: Each) -> dict[str, float]:
+        def read(rows: Ints) -> Recovered:
+            return next_token.measured(model, store.batch(rows, self.pad_id))
+
+        measures = Recovered.of(each(read, self.batches(store))).measures()
+        return {name: measures[name] for name in ("loss", "ppl")}
 
 
 def conversations_of(recipe: Recipe, split: str) -> Conversations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
 
@@ -169,11 +171,11 @@ class Classification:
         logits = model.classifier(model.dropout(model.pooler(hidden, pos)))
         return Scores(logits, batch.labels, hidden.flatten(0, 1) if pos is None else hidden[pos >= 0])
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss without smoothing, accuracy, macro F1 and Matthews correlation of the validation texts."""
-        return self._measured(model, self.valid, self.valid_batches)
+        return self._measured(model, self.valid, self.valid_batches, each)
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, the test text."""
         recipe, splits = run.recipe, {"valid": self.valid}
         assert recipe is not None
@@ -183,7 +185,7 @@ class Classification:
         for split, store in splits.items():
             if split == "test" and store.report.kept < store.report.read:
                 facts["test texts"] = str(store.report)
-            measured = self._measured(run.model, store, self.batches(store))
+            measured = self._measured(run.model, store, self.batches(store), each)
             facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
         return facts
 
@@ -202,16 +204,16 @@ class Classification:
 
     @torch.no_grad()
     def _measured(
-        self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray]
+        self, model: nn.Module, store: LabelledStore, batches: Sequence[np.ndarray], each: Each
     ) -> dict[str, float]:
-        nll, given, wanted = 0.0, [], []
-        for rows in batches:
+        def judge(rows: np.ndarray) -> tuple[float, list[int], list[int]]:
             texts, labels = beside(model, store.batch(rows, self.tokenizer.pad_id))
             scores = _scores(model, texts)
-            nll += float(classification(scores, labels).nll)
-            given.append(scores.argmax(-1).cpu())
-            wanted.append(labels.cpu())
-        return {"loss": nll / len(store)} | class_measures(torch.cat(given), torch.cat(wanted), self.labels)
+            return float(classification(scores, labels).nll), scores.argmax(-1).tolist(), labels.tolist()
+
+        nll, given, wanted = zip(*each(judge, batches), strict=True)
+        classes = class_measures(list(chain(*given)), list(chain(*wanted)), self.labels)
+        return {"loss": sum(nll) / len(store)} | classes
 
 
 def _scores(model: nn.Module, given: FramedBatch) -> Tensor:

@@ -35,6 +35,7 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
@@ -178,14 +179,14 @@ class Denoising:
         """Of every token to be written."""
         return writing.scores(model, batch)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss, perplexity and accuracy of what is to be written, of the validation text; what stands before is given."""
-        return self._measured(model, self.valid)
+        return self._measured(model, self.valid, each)
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        accuracy = self._measured(run.model, self.valid)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured)
+        accuracy = self._measured(run.model, self.valid, each)["accuracy"]
+        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured, each)
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))
@@ -229,13 +230,14 @@ class Denoising:
         return self._planned(cut(documents(store, self.tokenizer.eos_id), self.room, None), 0, 0)
 
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
+    def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
         assert isinstance(model, Seq2Seq | Ensemble)
-        total = Recovered()
-        for _, batch in self.measured(store):
-            batch = beside(model, batch)
-            total = total.plus(recovered(writing.features(model, batch), model.head, batch.labels))
-        return total.measures()
+
+        def read(chosen: Texts) -> Recovered:
+            batch = beside(model, self._damaged(store, chosen, [MEASURED, 0]))
+            return recovered(writing.features(model, batch), model.head, batch.labels)
+
+        return Recovered.of(each(read, self._whole(store))).measures()
 
 
 def _check_spans(room: int, share: float, span: float, sentinels: int) -> None:

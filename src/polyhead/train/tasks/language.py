@@ -19,6 +19,7 @@ from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
@@ -109,17 +110,17 @@ class LanguageModel:
         """Of every token that has a next one."""
         return next_token.scores(model, batch)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss and perplexity a token, perplexity a word and bits a character of the validation text."""
-        return self._measured(model, self.valid)
+        return self._measured(model, self.valid, each)
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """Perplexity of the test text, if there is one."""
-        return test_facts(run, store_of, self._measured)
+        return test_facts(run, store_of, self._measured, each)
 
-    def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
+    def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
         assert isinstance(model, CausalLM)
-        of = perplexity(model, store, self.width, self.rows)
+        of = perplexity(model, store, self.width, self.rows, each)
         bits = of.bits_per_character
         return {"loss": of.loss, "ppl": of.per_token, "word_ppl": of.per_word, "bits_per_char": bits}
 

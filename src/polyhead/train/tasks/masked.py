@@ -24,6 +24,7 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import words_of
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
 from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
@@ -159,14 +160,14 @@ class MaskedLanguage:
         there = hidden.flatten(0, 1) if batch.pos is None else hidden[batch.pos >= 0]
         return Scores(model.head(model.transformed(hidden[asked])), batch.labels[asked], there)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss, perplexity and accuracy of the tokens asked for in the validation text."""
-        return self._measured(model, self.valid)
+        return self._measured(model, self.valid, each)
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        accuracy = self._measured(run.model, self.valid)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured)
+        accuracy = self._measured(run.model, self.valid, each)["accuracy"]
+        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured, each)
 
     def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
         tokens, pos = collate_packs(store, packed, self.tokenizer)
@@ -183,19 +184,24 @@ class MaskedLanguage:
 
     def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Masked]]:
         """A text to be measured by: numbers of rows, and these, with masks that are the same for every seed, so that models compare."""
-        pieces = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None)
-        for packed in plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED])):
+        for packed in self._whole(store):
             yield packed.rows, self._masked(store, packed, [MEASURED, 0])
 
+    def _whole(self, store: TokenStore) -> list[Pack]:
+        """The batches of a text to be measured by, each document from its beginning on."""
+        pieces = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None)
+        return plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED]))
+
     @torch.no_grad()
-    def _measured(self, model: nn.Module, store: TokenStore) -> dict[str, float]:
+    def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
         assert isinstance(model, MaskedLM | Ensemble)
-        total = Recovered()
-        for _, batch in self.measured(store):
-            batch = beside(model, batch)
+
+        def read(packed: Pack) -> Recovered:
+            batch = beside(model, self._masked(store, packed, [MEASURED, 0]))
             asked = batch.labels[batch.labels != IGNORED]
-            total = total.plus(recovered(features(model, batch), model.head, asked))
-        return total.measures()
+            return recovered(features(model, batch), model.head, asked)
+
+        return Recovered.of(each(read, self._whole(store))).measures()
 
 
 def features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:

@@ -13,6 +13,7 @@ from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 
 
@@ -62,14 +63,15 @@ def check_rows(recipe: Recipe) -> None:
 def test_facts(
     run: Run,
     store_of: Callable[[Recipe, str, Tokenizer], Any],
-    measured: Callable[[nn.Module, Any], dict[str, float]],
+    measured: Callable[[nn.Module, Any, Each], dict[str, float]],
+    each: Each,
 ) -> dict[str, str]:
     """What a task measures of the test text, for people to read; nothing if the recipe names none."""
     recipe = run.recipe
     assert recipe is not None
     if not recipe.data.test:
         return {}
-    found = measured(run.model, store_of(recipe, "test", run.tokenizer))
+    found = measured(run.model, store_of(recipe, "test", run.tokenizer), each)
     return {f"test {name}": f"{value:.4f}" for name, value in found.items()}
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from torch import nn
 
 from polyhead.analysis.cost.decoding import cache_shape
-from polyhead.analysis.metrics import bleu, chrf
+from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.cache.make import make_cache
 from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.collate import Batch, collate
@@ -24,13 +25,15 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
 
-Measure = Callable[[Seq2Seq], dict[str, float]]
+Measure = Callable[[Seq2Seq, Each], dict[str, float]]
 COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
 SAMPLE = 500  # validation pairs that are translated at an evaluation, at most
+TOGETHER = 2048  # source tokens, about, of what one process translates while others translate the rest
 
 
 @TASK.register("translation")
@@ -139,16 +142,18 @@ class Translation:
         """Of every token of the targets."""
         return writing.scores(model, batch)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss without smoothing and perplexity of the validation pairs, and whatever else is measured."""
         assert isinstance(model, Seq2Seq)
-        nll, count = 0.0, 0
-        for rows in self.valid_batches:
+
+        def read(rows: np.ndarray) -> tuple[float, int]:
             loss = writing.loss(model, collate(self.valid, rows, self.tokenizer), 0.0)
-            nll, count = nll + float(loss.nll), count + loss.count
+            return float(loss.nll), loss.count
+
+        nll, count = map(sum, zip(*each(read, self.valid_batches), strict=True))
         measured = {"loss": nll / count, "ppl": math.exp(min(nll / count, 700.0))}
         for measure in self.measures:
-            measured |= measure(model)
+            measured |= measure(model, each)
         return measured
 
     def _plan(self, store: PairStore, epoch: int) -> Sequence[np.ndarray]:
@@ -160,13 +165,14 @@ class Translation:
             epoch=epoch,
         )
 
-    def facts(self, run: Run) -> dict[str, str]:
+    def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """BLEU and chrF on the validation text and, where there is one, the test text, decoded as the recipe says."""
         recipe, facts = run.recipe, {}
         assert recipe is not None
         for split in ("valid", "test") if recipe.data.test else ("valid",):
-            result = run.evaluate(*read_pairs(corpus_of(recipe, split))[:2], lang=recipe.data.target_lang)
-            for score in result.scores:
+            sources, references, _ = read_pairs(corpus_of(recipe, split))
+            outputs = translated(run, sources, each)
+            for score in evaluated(outputs, references, recipe.data.target_lang).scores:
                 facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
         return facts
 
@@ -198,9 +204,23 @@ def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:
     sources, references, _ = read_pairs(corpus_of(recipe, "valid"), SAMPLE)
     greedy = recipe.generation.model_copy(update={"beam_size": 1, "n_best": 1})
 
-    def measure(model: Seq2Seq) -> dict[str, float]:
-        outputs = Run(model, tokenizer, greedy).translate(sources, truncate=True)
+    def measure(model: Seq2Seq, each: Each) -> dict[str, float]:
+        outputs = translated(Run(model, tokenizer, greedy), sources, each)
         lang = recipe.data.target_lang
         return {"bleu": bleu(outputs, references, lang).value, "chrf": chrf(outputs, references).value}
 
     return [measure]
+
+
+def translated(run: Run, sources: Sequence[str], each: Each) -> list[str]:
+    """The translation of each source. Those of about one length are a work for ``each``, the same ones whoever does it."""
+    lengths = np.array([len(ids) + 1 for ids in run.tokenizer.encode(sources)])
+    order = np.argsort(-lengths, kind="stable")
+    before = np.cumsum(lengths[order]) - lengths[order]
+    parts = np.split(order, np.flatnonzero(np.diff(before // TOGETHER)) + 1)
+
+    def work(rows: np.ndarray) -> list[str]:
+        return run.translate([sources[row] for row in rows], truncate=True)
+
+    outputs = dict(zip(np.concatenate(parts).tolist(), chain.from_iterable(each(work, parts)), strict=True))
+    return [outputs[row] for row in range(len(sources))]
