@@ -214,7 +214,7 @@ def test_a_line_too_long_is_named_and_can_be_cut(
         ),
         (
             ["--cache", "state"],
-            "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'",
+            "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
         ),
         (["--early-stopping", "maybe"], "early_stopping: 'maybe' is not one of true, false, never"),
     ],
