@@ -18,13 +18,15 @@ from tokenizers import Tokenizer as Inner
 from tokenizers.processors import TemplateProcessing
 
 import polyhead as ph
+from polyhead import Choice
 from polyhead.cli import main
 from polyhead.data.corpus import open_corpus
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.hf.spm import cutting, read_pieces
 from polyhead.run import Run
-from polyhead.text.sides import between
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.sides import between, languages
 from polyhead.text.tokenizer import Tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -383,3 +385,14 @@ def test_tokenizers_that_differ_in_how_targets_are_cut_are_not_the_same(
     source = Inner.from_str(both.rules)
     assert Tokenizer(source, {}, target=both.target).sha256 == both.sha256
     assert Tokenizer(source, {}, target=Tokenizer(source, {})).sha256 != both.sha256
+
+
+def test_languages_are_listed_for_who_has_to_choose(
+    marian: tuple[Path, Any, Any], m2m100: tuple[Path, Any, Any]
+) -> None:
+    codes = sorted(m2m100[1].lang_code_to_id)
+    assert languages(ph.load(m2m100[0]).tokenizer) == {"source": codes, "target": codes}
+    assert languages(ph.load(marian[0]).tokenizer) == {"source": [], "target": ["cmn_Hans", "fra"]}
+    assert languages(ph.load(marian[0]).tokenizer.target) == {"source": [], "target": ["cmn_Hans", "fra"]}
+    plain = train_tokenizer(SOURCES * 5, Choice("bpe"), 300, 3)  # of one pair; sentinels are no languages
+    assert languages(plain) == {"source": [], "target": []}

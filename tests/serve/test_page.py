@@ -54,3 +54,10 @@ def test_the_page_asks_only_routes_that_there_are(speaker):
 
     asked = set(re.findall(r'ask\("(/[^"]+)"', speaker.ask("/").text))
     assert asked and asked <= {route.path for route in ROUTES}
+
+
+def test_languages_are_told_where_there_is_a_choice(services):
+    """The page offers what is listed, and a model of one pair has none."""
+    (about,) = (one["polyhead"] for one in services["encoder-decoder"].ask("/v1/models").json()["data"])
+    assert about["languages"] == {"source": [], "target": []}
+    assert "model.languages" in services["encoder-decoder"].ask("/").text

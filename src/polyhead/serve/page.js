@@ -50,15 +50,16 @@ function field(name, placeholder) {
 
 function settings(list) {
   const box = make("div", { class: "settings" }), inputs = {};
-  for (const { name, title, value, shown = (v) => v, ...rest } of list) {
-    const label = make("label", {}, title), input = make("input", { type: "range", ...rest, value }), told = make("output");
+  for (const { name, title, value, shown = (v) => v, options, ...rest } of list) {
+    const label = make("label", {}, title), told = make("output");
+    const input = options ? put(make("select"), ...options.map((one) => new Option(one || value, one))) : make("input", { type: "range", ...rest, value });
     const tell = () => { told.textContent = input.type === "range" ? shown(input.value) : ""; };
     input.addEventListener("input", tell);
     tell();
     box.append(put(label, told, input));
     inputs[name] = input;
   }
-  const value = (name) => inputs[name].type === "text" ? inputs[name].value : inputs[name].value === "" ? null : Number(inputs[name].value);
+  const value = (name) => ["text", "select-one"].includes(inputs[name].type) ? inputs[name].value : inputs[name].value === "" ? null : Number(inputs[name].value);
   return { box, value };
 }
 
@@ -223,6 +224,8 @@ const TOOLS = {
       { name: "length_penalty", title: "Length penalty", min: 0, max: 2, step: 0.01, value: model.generation.length_penalty },
       { name: "n", title: "Alternatives", min: 1, max: 8, value: 1 },
     ]);
+    const sides = Object.entries(model.languages).filter(([, names]) => names.length > 1);
+    const choice = settings(sides.map(([name, names]) => ({ name, title: name === "source" ? "From" : "To", value: "as the model is", options: ["", ...names] })));
     const [label, input] = field(model.source ? `Text (${model.source})` : "Text", "A sentence a line …");
     const said = make("p", { class: "text", role: "log" }), others = make("div", { class: "answer" }), looks = make("section", { hidden: "" });
     const here = tool("Translate", async ({ signal, note }) => {
@@ -230,10 +233,11 @@ const TOOLS = {
       if (!texts.length) { input.focus(); return; }
       const n = knobs.value("n"), begun = performance.now();
       const body = { model: model.id, input: texts, beam_size: Math.max(n, knobs.value("beam_size")), length_penalty: knobs.value("length_penalty"), n };
+      for (const [name] of sides) if (choice.value(name)) body[name] = choice.value(name);
       program("/v1/translations", body);
       said.classList.add("going");
       let answer;
-      try { answer = await (await ask("/v1/translations", { ...body, return_attention: model.attention && texts.join("").length <= 2000 }, signal)).json(); }
+      try { answer = await (await ask("/v1/translations", { ...body, return_attention: model.attention && !body.source && !body.target && texts.join("").length <= 2000 }, signal)).json(); }
       finally { said.classList.remove("going"); }
       said.textContent = answer.data.map((one) => one.text).join("\n");
       empty(others);
@@ -252,6 +256,7 @@ const TOOLS = {
     });
     put(here.sheet, put(make("div", { class: "panes" }), put(make("div", { class: "pane" }), label, input),
       put(make("div", { class: "pane" }), make("b", {}, model.target ? `Translation (${model.target})` : "Translation"), said)), others, here.actions);
+    if (sides.length) here.sheet.prepend(choice.box);
     put(here.root, more("Settings", knobs.box), looks);
     return here.root;
   }],

@@ -24,6 +24,7 @@ from polyhead.serve.call import Call
 from polyhead.serve.page import page, policy
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
+from polyhead.text.sides import languages
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -69,7 +70,7 @@ def described(service: Service) -> dict[str, Any]:
         shown = (*drawn, "beam_size", "length_penalty")
         about["generation"] = {name: getattr(run.generation, name) for name in shown}
     if service.kind == "encoder-decoder":
-        about["attention"] = len(run.members) == 1
+        about |= {"attention": len(run.members) == 1, "languages": languages(run.tokenizer)}
     return {
         "id": service.name,
         "object": "model",

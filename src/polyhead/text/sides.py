@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 TARGET_LANGUAGE = re.compile(">>.+<<")  # how tokens of OPUS-MT are spelled
+LANGUAGE = re.compile(r">>.+<<|__\w+__|[a-z]{2,3}_[A-Z]\w+")  # and those of M2M100, mBART and NLLB
 
 
 class Sides(NamedTuple):
@@ -60,8 +61,8 @@ def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sid
     """
     sides, roles = tokenizer.sides, {i for role, i in tokenizer.ids.items() if role not in DECODERS}
     languages = {i: tokenizer.tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
-    if any(map(TARGET_LANGUAGE.fullmatch, languages.values())):
-        return _told(sides, languages, source, target)
+    if told := {i: token for i, token in languages.items() if TARGET_LANGUAGE.fullmatch(token)}:
+        return _told(sides, told, source, target)
     if source is not None:
         i, there = _language(source, languages), languages.keys() & {*sides.before, *sides.after}
         before, after = (
@@ -78,6 +79,14 @@ def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sid
     return sides
 
 
+def languages(tokenizer: Tokenizer) -> dict[str, list[str]]:
+    """The names of those that a ``source`` and a ``target`` may be in, as far as their spelling shows; empty: no choice."""
+    found = list(filter(LANGUAGE.fullmatch, tokenizer.tokens(tokenizer.special_ids)))
+    told = list(filter(TARGET_LANGUAGE.fullmatch, found))
+    names = {"source": [] if told else found, "target": told or found}
+    return {side: sorted(map(_bare, tokens)) for side, tokens in names.items()}
+
+
 def _told(sides: Sides, languages: dict[int, str], source: str | None, target: str | None) -> Sides:
     """The sides of a model whose encoder is told the language to translate to, before the text (OPUS-MT)."""
     if source is not None:
@@ -86,7 +95,7 @@ def _told(sides: Sides, languages: dict[int, str], source: str | None, target: s
         around = [i for i in sides.before if i not in languages]
         return sides._replace(before=(_language(target, languages), *around))
     if len(languages) > 1 and languages.keys().isdisjoint(sides.before):
-        names = ", ".join(sorted(token[2:-2] for token in languages.values()))
+        names = ", ".join(sorted(map(_bare, languages.values())))
         raise UserError(
             f"this model translates to several languages; name the target's (--target-lang, also of import), one of {names}"
         )
@@ -95,7 +104,7 @@ def _told(sides: Sides, languages: dict[int, str], source: str | None, target: s
 
 def _language(name: str, languages: dict[int, str]) -> int:
     """The token of a language: de, __de__, >>de<<, or one that goes on as de_DE does."""
-    names = {i: token.strip("_<>") for i, token in languages.items()}
+    names = {i: _bare(token) for i, token in languages.items()}
     exact = [i for i, token in languages.items() if name in (token, names[i])]
     found = exact or [i for i, bare in names.items() if bare.startswith(f"{name}_")]
     if len(found) != 1:
@@ -106,3 +115,8 @@ def _language(name: str, languages: dict[int, str]) -> int:
         )
         raise UserError(f"language {name!r}: {what}{nearest(name, names.values())}")
     return found[0]
+
+
+def _bare(token: str) -> str:
+    """A language without the marks of its token."""
+    return token.strip("_<>")
