@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +215,45 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
     assert [float(near) for near, _ in found] == pytest.approx(
         [1.0, a @ b / np.linalg.norm(a) / np.linalg.norm(b)], abs=1e-3
     )
+
+
+@pytest.mark.parametrize("kind", ["npy", "jsonl"])
+def test_vectors_made_before_an_end_are_kept(
+    place: Path, run: Run, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under another name, so that nobody takes them for all."""
+    file, out = place.parent / "long.txt", place.parent / f"half.{kind}"
+    part, options = out.with_name(f"{out.name}.part"), ["embed", str(place), str(file), "--output", str(out)]
+    file.write_text("the dog\na cat runs\n" * 3)
+    wanted, embed = run.embed(["the dog", "a cat runs"] * 3), Run.embed
+
+    def ends_behind(calls: int) -> None:
+        left = iter([None] * (calls + 1))  # the first is without a text
+
+        def embed_or_end(self: Run, texts: Sequence[str], **changes: Any) -> Any:
+            if next(left, texts) is not None:
+                raise KeyboardInterrupt
+            return embed(self, texts, **changes)
+
+        monkeypatch.setattr(Run, "embed", embed_or_end)
+
+    def read(path: Path) -> Any:
+        if kind == "npy":
+            return np.load(path.open("rb"))
+        return [json.loads(line)["vector"] for line in path.read_text().splitlines()]
+
+    ends_behind(2)
+    assert main([*options, "--chunk", "2"]) == 130
+    assert f"the vectors of the first 4 texts are in {part}" in capsys.readouterr().err
+    assert not out.exists()
+    np.testing.assert_allclose(read(part), wanted[:4], atol=1e-6)
+    ends_behind(0)
+    assert main(options) == 130  # nothing was made
+    assert not out.exists() and not part.exists()
+    monkeypatch.setattr(Run, "embed", embed)
+    assert main([*options, "--chunk", "4"]) == 0
+    np.testing.assert_allclose(read(out), wanted, atol=1e-6)
+    assert not part.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, one_line
 from polyhead.cli.options import AS_TRAINED, Device, Dtype
 from polyhead.errors import UserError
-from polyhead.places import file_place, own_files, with_directory, write_lines
+from polyhead.places import file_place, own_files
 
 
 def run(
@@ -66,41 +65,25 @@ def run(
         file_place(output, "--output", [source, *own_files(directory)])
     given = lines_or_text(source)
     from polyhead.analysis.vectors import cosine
+    from polyhead.cli.vector_file import VectorFile
     from polyhead.loading import load
 
     wished = {"pooling": pooling, "normalize": normalize}
     changes = {key: value for key, value in wished.items() if value is not None}
-    loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter()
+    loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter(prints=output is None)
     # a run that cannot is told before the first line comes
     other = loaded.embed([] if like is None else [like], **changes)
-    kept: list[tuple[str, list[float]]] = []
-    for texts in chunks(given, chunk_size(source, chunk)):
-        vectors = loaded.embed(texts, **changes)
-        if like is not None:
-            for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
-                print(f"{near:.4f}\t{one_line(text)}")
-        elif output is not None:
-            kept += zip(texts, vectors.tolist(), strict=True)
-        else:
-            for row in vectors.tolist():
-                print("\t".join(f"{value:.6g}" for value in row))
-        print(end="", flush=True)
-        counter.add(len(texts))
+    with nullcontext() if output is None else VectorFile(output, loaded.config.d_model) as file:
+        for texts in chunks(given, chunk_size(source, chunk)):
+            vectors = loaded.embed(texts, **changes)
+            if file is not None:
+                file.add(texts, vectors)
+            elif like is not None:
+                for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
+                    print(f"{near:.4f}\t{one_line(text)}")
+            else:
+                for row in vectors.tolist():
+                    print("\t".join(f"{value:.6g}" for value in row))
+            print(end="", flush=True)
+            counter.add(len(texts))
     counter.close()
-    if output is not None:
-        write(output, kept, loaded.config.d_model)
-
-
-def write(path: Path, rows: Sequence[tuple[str, Iterable[float]]], width: int) -> None:
-    """All vectors as one array (N, C) float32, C = ``width`` also of none, or a JSON object a text."""
-    if path.suffix == ".npy":
-        import numpy as np
-
-        with with_directory(path).open("wb") as file:
-            vectors = np.array([list(vector) for _, vector in rows], dtype=np.float32)
-            np.save(file, vectors.reshape(-1, width))
-        return
-    write_lines(
-        path,
-        (json.dumps({"text": text, "vector": list(vector)}, ensure_ascii=False) for text, vector in rows),
-    )

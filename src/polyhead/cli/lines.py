@@ -99,10 +99,10 @@ def one_line(text: str) -> str:
 
 
 class Counter:
-    """Lines done and lines a second on standard error, only where that is a terminal and the output is not."""
+    """Lines done and lines a second on standard error, only where that is a terminal to which nothing else goes."""
 
-    def __init__(self) -> None:
-        self.shown = sys.stderr.isatty() and not sys.stdout.isatty()
+    def __init__(self, prints: bool = True) -> None:
+        self.shown = sys.stderr.isatty() and not (prints and sys.stdout.isatty())
         self.start, self.lines = time.perf_counter(), 0
 
     def at(self, within: int) -> None:
