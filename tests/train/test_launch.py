@@ -158,7 +158,6 @@ def test_processes_save_and_end_with_their_launcher(here: Path) -> None:
     [
         (["data.train=[none.de,none.en]"], "polyhead: data.train: no file 'none.de' in '.'"),
         SLOW(["train.freeze=[nothing]"], "polyhead: train.freeze: no part of the model is called 'nothing'"),
-        SLOW(["model.norm=batchnorm"], "follows the statistics of whole batches"),
     ],
 )
 def test_a_mistake_is_told_once(changes: list[str], said: str, here: Path) -> None:

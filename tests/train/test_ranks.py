@@ -156,6 +156,29 @@ def test_a_rank_without_rows_takes_part_with_nothing(place: Path) -> None:
     assert_same(alone, trained(recipe_of(place, "translation", "few-3", **changes), 3))
 
 
+@pytest.mark.acceptance("G2")
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("translation", {}),
+        ("masked-lm", {}),
+        ("classification", {}),
+        # two rows at most, so the third rank has nothing, and the second now something and now nothing
+        ("translation", {"max_tokens": 26, "accumulate": 2}),
+        ("translation", {"freeze": ["encoder"]}),  # whose statistics go on, and nothing goes back to them
+    ],
+    ids=["translation", "masked-lm", "classification", "few", "frozen"],
+)
+def test_norms_over_the_batch_count_all_of_it(kind: str, changes: dict[str, Any], place: Path) -> None:
+    """Forward and backward, whatever part of it a rank has."""
+    name, norm = f"batchnorm-{kind}-{len(changes)}-{'freeze' in changes}", {"norm": "batchnorm"}
+    alone = trained(recipe_of(place, kind, f"{name}-1", model=norm, **changes), 1)
+    means = [w for name, w in alone["final"].items() if name.endswith("running_mean")]
+    assert means and all(w.abs().max() > 0 for w in means)
+    for world in (2, 3):
+        assert_same(alone, trained(recipe_of(place, kind, f"{name}-{world}", model=norm, **changes), world))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "near"),
     [
@@ -579,14 +602,6 @@ def test_missing_files_on_a_rank_are_told_by_it(place: Path, tmp_path: Path) -> 
         place, "no-text", lambda r: r.model_copy(update={"data": r.data.model_copy(update=change)})
     )
     assert said.startswith("rank 1: data.train: no file 'train.de'")
-
-
-def test_norms_over_the_batch_are_refused_on_several_processes(place: Path) -> None:
-    recipe = recipe_of(place, "translation", "batchnorm", model={"norm": "batchnorm"})
-    ends = together(2, lambda ranks: run_training(recipe, report=Notes(), ranks=ranks))
-    assert [end.code for end in ends] == [2, 69]  # one of them says it
-    assert "running_mean follows the statistics of whole batches" in ends[0].said
-    run_training(recipe.model_copy(update={"out": place / "batchnorm-alone"}), report=Notes())
 
 
 def test_what_is_told_is_json_and_reaches_all() -> None:

@@ -6,6 +6,7 @@ Where a norm stands in a block, before or after what the sub-layer does, is the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,7 +74,8 @@ class BatchNorm(nn.Module):
 
     Padding never counts: statistics are those of the tokens that pos shows. In training a token sees the others of its
     batch through them, later ones too, so a decoder learns with a little of the answer in sight; at inference it sees
-    none. The running variance is the unbiased one, as in PyTorch.
+    none. The running variance is the unbiased one, as in PyTorch. Several processes that train together count all their
+    tokens.
 
     Equation: y = (x - μ) / √(σ² + eps) ⊙ γ + β,  μ and σ² of each feature over the batch;
               running ← (1 - momentum) running + momentum · that of the batch
@@ -98,6 +100,8 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(d_model))
         self.running_mean: Tensor
         self.running_var: Tensor
+        # a row of numbers, of which other processes have their own: the sum of all; alone they are it
+        self.summed: Callable[[Tensor], Tensor] = _alone
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C)."""
@@ -109,18 +113,24 @@ class BatchNorm(nn.Module):
         """Mean and biased variance of the tokens, (C,) each; the running ones follow, with the unbiased variance."""
         tokens = x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
         empty = None if pos is None else (pos < 0).expand(x.shape[:-1]).reshape(-1, 1)
-        count = len(tokens) if empty is None else int((~empty).sum())
+        own = tokens.new_tensor([len(tokens) if empty is None else int((~empty).sum())])
+        tokens = tokens if empty is None else tokens.masked_fill(empty, 0)
+        sums = self.summed(torch.cat([tokens.sum(0), own]))
+        count = int(sums[-1])
         if count < 2:  # no spread to speak of
             return self.running_mean, self.running_var
-        tokens = tokens if empty is None else tokens.masked_fill(empty, 0)
-        mean = tokens.sum(0) / count
+        mean = sums[:-1] / count
         off = tokens - mean if empty is None else (tokens - mean).masked_fill(empty, 0)
-        var = off.square().sum(0) / count
+        var = self.summed(torch.cat([off.square().sum(0), own]))[:-1] / count
         with torch.no_grad():
             for running, new in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
                 # a step that is not finite is skipped; what it left here would stay
                 running.lerp_(torch.where(new.isfinite(), new.to(running.dtype), running), self.momentum)
         return mean, var
+
+
+def _alone(sums: Tensor) -> Tensor:
+    return sums
 
 
 @NORM.register("none")

@@ -95,8 +95,9 @@ def train(
         model.train()
         progress.step += 1
         torch.manual_seed(seed_of(config.seed, progress.step, ranks.rank))
-        parts = [part for _ in range(config.accumulate) for part in ranks.share(task, next(stream))]
-        if why := update(training, task, [task.batch(part) for part in parts], config, ranks):
+        parts = [ranks.share(task, next(stream)) for _ in range(config.accumulate)]
+        batches = [task.batch(part[0]) if part else None for part in parts]
+        if why := update(training, task, batches, config, ranks):
             report.say(f"step {progress.step}: {why}; skipped")
             ranks.tell(lambda: _check_skips(progress, checkpoints))
         last = progress.step == steps
@@ -125,11 +126,12 @@ def rehearse(model: nn.Module, task: Task, config: TrainConfig, ranks: Ranks = A
     device = next(model.parameters()).device
     before = {name: statistic.clone() for name, statistic in running(model).items()}
     try:
-        for part in ranks.share(task, task.hardest()):
-            with autocast(resolve(config.precision, device), device):
-                loss = task.loss(model.train(), task.batch(part))
-            if loss.count:
-                loss.total.backward()
+        with ranks.partaking(model):
+            for part in ranks.share(task, task.hardest()):
+                with autocast(resolve(config.precision, device), device):
+                    loss = task.loss(model.train(), task.batch(part))
+                if loss.count:
+                    loss.total.backward()
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(
             error
@@ -170,21 +172,24 @@ def update(
 ) -> str:
     """One step of the optimisers over some batches; or why there was none, as nothing was to be learned, or nothing finite.
 
-    Of several ranks each has its part of the batches, or none, and all make the same step.
+    Of several ranks each has its part of the batches, or None, and all make the same step.
     """
     model, progress, scale = training.model, training.progress, training.scale
-    count = int(*ranks.sum(sum(task.count(batch) for batch in batches)))
+    count = int(*ranks.sum(sum(task.count(batch) for batch in batches if batch is not None)))
     total = nll = 0.0
     # the gradients of the last batch are complete one by one, and travel while others are computed
     for some, summing in ((batches[:-1], nullcontext()), (batches[-1:], ranks.summing(model))):
         with summing:
             for batch in some:
-                with autocast(training.precision, training.device):
-                    loss = task.loss(model, batch)
-                if loss.count:
-                    share = loss.total.float() / count  # in fp16 it would overflow with its scale
-                    (share * scale.value if scale else share).backward()
-                    total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
+                with ranks.partaking(model):
+                    if batch is None:
+                        continue
+                    with autocast(training.precision, training.device):
+                        loss = task.loss(model, batch)
+                    if loss.count:
+                        share = loss.total.float() / count  # in fp16 it would overflow with its scale
+                        (share * scale.value if scale else share).backward()
+                        total, nll = total + float(loss.total.detach()), nll + float(loss.nll)
     total, nll = ranks.sum(total, nll)
     if scale:
         scale.divide(model)

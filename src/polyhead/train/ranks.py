@@ -44,6 +44,10 @@ class Ranks(Protocol):
         """Each number summed over all ranks; the same bits on each."""
         ...
 
+    def partaking(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Within it all learn from their parts of one batch, or from nothing, and count what a batch norm counts of all."""
+        ...
+
     def summing(self, model: nn.Module) -> AbstractContextManager[None]:
         """Behind the context gradients are summed over all ranks; within it they begin to travel."""
         ...
@@ -87,6 +91,9 @@ class Alone:
 
     def sum(self, *numbers: float) -> list[float]:
         return list(numbers)
+
+    def partaking(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def summing(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()

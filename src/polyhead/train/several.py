@@ -22,6 +22,7 @@ from polyhead.train.board import ANSWER, BEAT, Board, Pulse
 from polyhead.train.gradients import Gradients
 from polyhead.train.launch import LAUNCHED, LISTENING, processes
 from polyhead.train.ranks import ALONE, Deals, Ranks
+from polyhead.train.statistics import Statistics
 
 T = TypeVar("T")
 JOIN = 300.0  # seconds that ranks wait for the last one to start
@@ -45,6 +46,8 @@ class Several:
         self.said = self.turns = self.rounds = 0
         self.threads = torch.get_num_threads()
         self.gradients: Gradients | None = None
+        self.statistics: Statistics | None = None
+        self.aside: dist.ProcessGroup | None = None
         self.leader = os.environ.get("LOCAL_RANK", "0") == "0"
         self.board.write(f"here/{rank}", json.dumps([self.leader, carriers()]))
         every = [f"here/{r}" for r in range(world)]
@@ -70,6 +73,13 @@ class Several:
         self._start(summed)()
         found: list[float] = summed.tolist()
         return found
+
+    @contextmanager
+    def partaking(self, model: nn.Module) -> Iterator[None]:
+        if self.statistics is None or self.statistics.model is not model:
+            self.statistics = Statistics(model, self._start_aside, self.world)
+        yield
+        self.statistics.settle()
 
     def summing(self, model: nn.Module) -> AbstractContextManager[None]:
         if self.gradients is None or self.gradients.model is not model:
@@ -156,16 +166,22 @@ class Several:
     def _turns(self, ranks: Iterable[int]) -> list[str]:
         return [f"turn/{self.turns}/{rank}" for rank in ranks]
 
-    def _start(self, tensor: Tensor) -> Callable[[], None]:
+    def _start(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
         """Begin to sum a tensor, in place; what is returned waits for the end of it."""
         with self._heard(self.timeout):
-            work = dist.all_reduce(tensor, async_op=True)
+            work = dist.all_reduce(tensor, async_op=True, group=group)
 
         def wait() -> None:
             with self._heard(self.timeout):
                 work.wait()
 
         return wait
+
+    def _start_aside(self, tensor: Tensor) -> Callable[[], None]:
+        """The same while gradients are on their way, which not all have to send in the same moment."""
+        if self.aside is None:
+            self.aside = dist.new_group(timeout=timedelta(seconds=self.timeout))
+        return self._start(tensor, self.aside)
 
     def _await(self, keys: list[str], whom: Iterable[int], until: float = math.inf) -> None:
         """Wait until others have written, as long as their pulses beat."""

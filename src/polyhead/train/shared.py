@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import polyhead
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError
-from polyhead.nn.weights import running, weights
+from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.checkpoint import Checkpoint
@@ -77,11 +77,6 @@ def check_alike(ranks: Ranks, recipe: Recipe, model: nn.Module, identity: Mappin
     """All ranks begin with the first one's weights; a UserError where anything else differs from what that one has."""
     if ranks.world == 1:
         return
-    if names := list(running(model)):
-        raise UserError(
-            f"{names[0]} follows the statistics of whole batches, of which each of several processes has a part: "
-            "train it in one process, or with another norm"
-        )
     shapes = {name: list(w.shape) for name, w in weights(model).items()}
     own = {
         "the version of Polyhead": polyhead.__version__,
