@@ -124,6 +124,11 @@ def test_a_config_does_not_change() -> None:
             {"sandwich_norm": True},
             "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
         ),
+        (
+            {"norm_first": True, "sandwich_norm": "after", "embedding_norm": "first"},
+            "embedding_norm=first takes the place of a norm before attention: .*, and not sandwich_norm=after",
+        ),
+        ({"norm_first": True, "sandwich_norm": "before"}, "'after'"),
         ({"decoder_attention": "sofmax"}, "unknown attention 'sofmax'; did you mean 'softmax'"),
         (
             {"cross_attention": {"name": "softmax", "windo": 2}},

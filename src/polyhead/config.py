@@ -110,8 +110,9 @@ class ModelSection(Checked):
     )
     norm: Choice = Choice("layernorm")
     norm_first: bool = Field(False, description="pre-norm x + F(N(x)) instead of post-norm N(x + F(x))")
-    sandwich_norm: bool = Field(
-        False, description="with norm_first: one more norm after each sub-layer, x + N'(F(N(x)))"
+    sandwich_norm: bool | Literal["after"] = Field(
+        False,
+        description="with norm_first: one more norm after each sub-layer, x + N'(F(N(x))); \"after\": that one alone, x + N'(F(x))",
     )
     feed_forward: Choice = Choice("relu")
     dropout: float = Field(0.1, ge=0, lt=1, description="probability, on embeddings and sub-layer outputs")
@@ -182,9 +183,10 @@ class ModelSection(Checked):
             )
         if self.sandwich_norm and not self.norm_first:
             raise UserError("sandwich_norm adds a norm to those of norm_first: give norm_first=true as well")
-        if self.embedding_norm == "first" and not self.norm_first:
+        if self.embedding_norm == "first" and (not self.norm_first or self.sandwich_norm == "after"):
             raise UserError(
-                "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well"
+                "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well, "
+                "and not sandwich_norm=after"
             )
         if self.kind != "encoder" and not self.head:
             raise UserError(

@@ -47,6 +47,16 @@ MODELS = {
     },
     "neox": {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}, "norm_first": True, "block": "parallel", "feed_forward": "gelu"},
     "sandwich": {"norm": {"name": "rmsnorm", "around_one": True, "eps": 0.1}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
+    "olmo2": {
+        **GROUPS, "position": "rope", "sandwich_norm": "after", "feed_forward": "swiglu",
+        "attention": {"name": "softmax", "qk_norm": "whole", "bias": False},
+    },
+    "gemma3": {
+        **GROUPS, "position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True,
+        "feed_forward": {"name": "geglu", "tanh": True}, "attention": {"name": "softmax", "qk_norm": "around_one", "scale": 0.2},
+        "pattern": [{}, {"attention": {"name": "softmax", "qk_norm": "around_one", "window": 3, "scale": 0.2}, "position": {"name": "rope", "theta": 100.0}}],
+    },
+    "smollm3": {**GROUPS, "position": "rope", "feed_forward": "swiglu", "pattern": [{}, {"position": "none"}]},
     "normless": {"norm": "none", "feed_forward": "leaky_relu", "position": "none"},
     "learned slope": {"norm": {"name": "layernorm", "bias": False, "eps": 0.1}, "feed_forward": {"name": "prelu", "slope": 0.4, "bias": False}},
     "crossing": {**GROUPS, "kind": "encoder-decoder", "position": "rope", "feed_forward": "reglu", "embedding_norm": "first"},
@@ -116,7 +126,9 @@ def test_steps_give_the_logits_of_the_plain_model(name, cache, calls):
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
-@pytest.mark.parametrize("name", ["base", "llama", "bloom", "t5", "gemma2", "neox", "sandwich"])
+@pytest.mark.parametrize(
+    "name", ["base", "llama", "bloom", "t5", "gemma2", "neox", "sandwich", "olmo2", "gemma3"]
+)
 def test_what_is_rounded_is_as_near_as_layer_by_layer(name, int8, calls, monkeypatch):
     exact = decoded(made(name))
     model = packed(made(name, torch.bfloat16), int8=int8)

@@ -23,6 +23,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"window": 2},
         {"window": 2, "sink": 1, "softcap": 2.0},
         {"qk_norm": True, "scale": 0.3, "bias": False},
+        {"qk_norm": "whole"},
         {"tie": "kv", "bias": "qkv"},
     ],
     "linear": [
@@ -108,6 +109,7 @@ def cases() -> dict[str, dict[str, Any]]:
     ]
     found += [{"tie_embeddings": "target", "scale_embedding": False, "n_decoder_layers": 1}]
     found += [{"norm_first": True, "sandwich_norm": True, "head_dim": 6, "v_head_dim": 3}]
+    found += [{"norm_first": True, "sandwich_norm": "after", "norm": {"name": "rmsnorm"}}]
     found += [{"attention": {"name": "softmax", "tie": "qkv"}, "position": {"name": "rope"}}]
     found += [
         {"decoder_attention": a, "cross_attention": c, "position": {"name": "none"}}

@@ -10,6 +10,11 @@ from polyhead.nn.position.base import Position
 from polyhead.nn.position.rope import Rope
 
 
+def rms(norm, x, around_one=False):
+    """x / √(mean(x²) + eps) by a factor for each number of it (Zhang & Sennrich, 2019, eq. 4)."""
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (norm.weight + around_one)
+
+
 def layer(n_kv_heads=2, causal=False, position=Position, head_dim=2, v_head_dim=None, **options):
     torch.manual_seed(0)
     shape = Shape.of(12, 6, n_kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, causal=causal)
@@ -19,17 +24,21 @@ def layer(n_kv_heads=2, causal=False, position=Position, head_dim=2, v_head_dim=
     return made
 
 
-def reference(a, x, memory=None, pos=None, scale=None):
+def reference(a, x, memory=None, pos=None, scale=None, qk_norm=False):
     """MultiHead(Q, K, V) head by head (Vaswani et al., 2017, sec. 3.2.2), keys repeated for their group."""
     memory = x if memory is None else memory
     group = a.q_proj.out_features // a.k_proj.out_features
     heads = []
     T, S, D, V = x.size(1), memory.size(1), a.head_dim, a.v_head_dim
+    queries, keys = a.q_proj(x), a.k_proj(memory)
+    if qk_norm == "whole":
+        queries, keys = rms(a.q_norm, queries), rms(a.k_norm, keys)
     for h in range(6):
-        q = a.q_proj(x)[..., h * D : (h + 1) * D]
-        k = a.k_proj(memory)[..., h // group * D : (h // group + 1) * D]
+        q = queries[..., h * D : (h + 1) * D]
+        k = keys[..., h // group * D : (h // group + 1) * D]
         v = a.v_proj(memory)[..., h // group * V : (h // group + 1) * V]
-        q, k = a.q_norm(q), a.k_norm(k)
+        if qk_norm in (True, "around_one"):
+            q, k = (rms(norm, y, qk_norm == "around_one") for norm, y in ((a.q_norm, q), (a.k_norm, k)))
         q, k = (a.position.rotate(y[:, None], p)[:, 0] for y, p in ((q, pos), (k, pos)))
         scores = (q @ k.mT) * (D**-0.5 if a.scale is None else a.scale)
         if a.softcap is not None:
@@ -48,6 +57,9 @@ OPTIONS = [
     {},
     {"scale": 1.0},
     {"qk_norm": True},
+    {"qk_norm": "around_one"},
+    {"qk_norm": "whole", "position": Rope},
+    {"qk_norm": "whole", "head_dim": 4, "v_head_dim": 3},
     {"bias": False},
     {"window": 1},
     {"window": 3},
@@ -65,7 +77,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_layer_is_its_equation(n_kv_heads, options, causal):
     a, x = layer(n_kv_heads, causal, **options), torch.randn(2, 7, 12, dtype=torch.double)
-    wanted = reference(a, x)
+    wanted = reference(a, x, qk_norm=options.get("qk_norm", False))
     torch.testing.assert_close(a(x), wanted, rtol=0, atol=2e-6)
     torch.testing.assert_close(a(x, torch.arange(7).expand(2, 7)), wanted, rtol=0, atol=2e-6)
     watched = []

@@ -12,7 +12,7 @@ from polyhead.nn.kv import KV
 from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
-from polyhead.nn.stack import Stack
+from polyhead.nn.stack import Stack, build_stack
 from polyhead.registry import BLOCK, FEED_FORWARD, Choice
 
 
@@ -31,6 +31,34 @@ def test_the_sandwich_norms_what_is_added_as_well():
         nn.init.normal_(norm.weight)
     got = Residual(before, True, after=after)(x, linear)
     assert torch.equal(got, x + after(linear(before(x))))
+
+
+def test_the_norm_after_may_stand_alone():
+    """x + N(Attention(x)), then x + N(FFN(x)) (Liu et al., 2022, figure 1), and a norm that closes the stack."""
+    torch.manual_seed(0)
+    config = ModelSection(
+        kind="decoder", d_model=8, n_heads=2, n_layers=2, norm={"name": "rmsnorm", "eps": 0.1},
+        norm_first=True, sandwich_norm="after", dropout=0, position="none",
+    )  # fmt: skip
+    stack = build_stack(config, Position(config.shape(True)), 2, causal=True, cross=False).double()
+    for weight in stack.parameters():
+        nn.init.normal_(weight, std=0.5)
+    named = (
+        name.removeprefix("layers.")[2:] if "layers" in name else name for name, _ in stack.named_parameters()
+    )
+    norms = sorted(name for name in named if "norm" in name or "after" in name)
+    assert norms == 2 * ["attn_residual.after.weight"] + 2 * ["ffn_residual.after.weight"] + [
+        "final_norm.weight"
+    ]
+
+    def rms(norm, y):
+        return y / (y.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+
+    x = wanted = torch.randn(2, 5, 8, dtype=torch.double)
+    for layer in stack.layers:
+        for residual, sub in ((layer.attn_residual, layer.attn), (layer.ffn_residual, layer.ffn)):
+            wanted = wanted + rms(residual.after, sub(wanted))
+    torch.testing.assert_close(stack(x), rms(stack.final_norm, wanted), rtol=0, atol=1e-6)
 
 
 def test_dropout_falls_on_the_output_of_the_sublayer_not_on_the_stream():

@@ -58,7 +58,9 @@ def _attention(config: ModelConfig) -> Iterator[str]:
                 yield f"{option} of {field} is {show(choice.options[option])}, there null"
         normed[field] = choice.options["qk_norm"]
     if any(normed.values()) and config.kind == "encoder-decoder":
-        yield "qk_norm is true, there false in an encoder-decoder"
+        yield f"qk_norm is {show(next(filter(None, normed.values())))}, there false in an encoder-decoder"
+    elif "whole" in normed.values():
+        yield "qk_norm is 'whole', there of each head"
     if any(normed.values()) and config.norm.options.get("eps") != QK_EPS:
         yield f"eps of norm is {show(config.norm.options.get('eps'))}, there {QK_EPS} beside qk_norm"
     if config.v_head_dim != config.head_dim:
@@ -88,7 +90,9 @@ def _rest(config: ModelConfig) -> Iterator[str]:
     if config.embedding_norm == "first":
         yield "embedding_norm is 'first', there true or false"
     if config.sandwich_norm and config.kind == "encoder-decoder":
-        yield "sandwich_norm is true, there false in an encoder-decoder"
+        yield f"sandwich_norm is {show(config.sandwich_norm)}, there false in an encoder-decoder"
+    elif config.sandwich_norm == "after":
+        yield "sandwich_norm is 'after', there true or false"
 
 
 def _among(field: str, name: str, allowed: tuple[str, ...]) -> str:

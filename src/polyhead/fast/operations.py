@@ -15,6 +15,7 @@ from polyhead.fast.attention import PackedAttention
 from polyhead.fast.int8 import Int8Linear
 from polyhead.fast.linear import NativeLinear
 from polyhead.fast.native import POINTER, WHOLE
+from polyhead.nn.attention.projections import WholeNorm
 from polyhead.nn.block.parallel import Parallel
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.feed_forward.layers import FeedForward, GatedFeedForward
@@ -142,12 +143,12 @@ class Writer:
         self.product(attn.qkv, self.rounded(attn.qkv, h), read, width)
         angles, turning, interleaved = self.angles(attn.position)
         about = {"heads": heads, "dim": D, "v_dim": Dv, "layer": number, "source": int(source)}
-        normed = isinstance(attn.q_norm, RMSNorm)
+        normed, whole = isinstance(attn.q_norm, RMSNorm), isinstance(attn.q_norm, WholeNorm)
         if not source or normed or turning:
             factors = [self.hold(_factor(norm)) if normed else None for norm in (attn.q_norm, attn.k_norm)]
             self.add(
                 HEADS, read, read, with_=angles, width=width, inner=turning, way=interleaved, kv_heads=0 if source else kv_heads,
-                weight=factors[0], bias=factors[1], number=attn.q_norm.eps if normed else 0.0, **about,
+                weight=factors[0], bias=factors[1], number=attn.q_norm.eps if normed else 0.0, joins=whole, **about,
             )  # fmt: skip
         window = None if source else attn.window
         if window not in self.windows:

@@ -13,7 +13,7 @@ class Residual(nn.Module):
     """The one place that knows pre-norm from post-norm: x + F(N(x)) or N(x + F(x)) (Xiong et al., 2020).
 
     ``after`` is one more norm on what the sub-layer gives, before it is added: with pre-norm the sandwich
-    x + N'(F(N(x))) (Ding et al., 2021).
+    x + N'(F(N(x))) (Ding et al., 2021), and with no norm before it x + N'(F(x)) (Liu et al., 2022).
     """
 
     def __init__(

@@ -17,7 +17,7 @@ struct Op {
     int64_t what, in, out, with;      // where rows lie: what is read, written, and added or multiplied or turned by
     int64_t width, inner;             // numbers of a row that is written, and of one that is read
     int64_t way;                      // a Norm, how weights are kept, or whether pairs of features lie side by side
-    int64_t activation, joins;        // of a product
+    int64_t activation, joins;        // of a product; of heads: whether all of a kind are normed as one
     int64_t heads, kv_heads, dim, v_dim;
     int64_t layer, source, mask;      // whose keys and values; of the source or its own; which of the masks (of biases: with)
     const void *weight, *bias, *sizes, *offsets;
@@ -84,13 +84,16 @@ template <class T>
 void heads_of(float* x, const float* angles, const Op& op, Call& call, long m) {
     const Sizes& z = call.sizes[0];
     const long half = op.inner / 2;
-    const auto ready = [&](float* head, const void* weight) {
-        if (weight) norm(head, head, static_cast<const float*>(weight), nullptr, nullptr, op.dim, RMS, op.number);
-        if (angles) turn(head, angles, angles + half, half, op.way);
+    const auto ready = [&](float* y, long heads, const void* weight) {
+        const long n = heads * op.dim, normed = op.joins ? n : op.dim;
+        if (weight)
+            for (long i = 0; i < n; i += normed) norm(y + i, y + i, static_cast<const float*>(weight), nullptr, nullptr, normed, RMS, op.number);
+        if (angles)
+            for (long i = 0; i < n; i += op.dim) turn(y + i, angles, angles + half, half, op.way);
     };
-    for (long h = 0; h < op.heads; h++) ready(x + h * op.dim, op.weight);
+    ready(x, op.heads, op.weight);
     float *k = x + op.heads * op.dim, *v = k + op.kv_heads * op.dim;
-    for (long h = 0; h < op.kv_heads; h++) ready(k + h * op.dim, op.bias);
+    ready(k, op.kv_heads, op.bias);
     if (!call.kept[0]) return;
     Floats strange = {};
     for (long h = 0; h < op.kv_heads; h++) {

@@ -1,4 +1,4 @@
-"""The four projections that every attention has, some of them tied."""
+"""The four projections that every attention has, some of them tied, and what norms queries and keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from polyhead.config import Shape
 from polyhead.errors import UserError
+from polyhead.nn.kv import merge_heads, split_heads
+from polyhead.nn.norm import RMSNorm
 
 Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are one: keys and values, queries and keys, or all three."""
@@ -15,6 +17,28 @@ Tie = Literal["none", "kv", "qk", "qkv"]
 
 Bias = bool | Literal["qkv"]
 """Which projections have one: all four, none, or all but that of the output."""
+
+
+QKNorm = bool | Literal["around_one", "whole"]
+"""What is normed: each head, the same by factors kept around one, all heads of a token as one vector, or nothing."""
+
+
+class WholeNorm(RMSNorm):
+    """RMS norm of all heads of a token as one vector."""
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D)."""
+        return split_heads(super().forward(merge_heads(x), pos), x.size(-1))
+
+
+def norms(shape: Shape, qk_norm: QKNorm) -> tuple[nn.Module, nn.Module]:
+    """That of the heads of queries, and that of those of keys."""
+    if not qk_norm:
+        return nn.Identity(), nn.Identity()
+    if qk_norm == "whole":
+        return WholeNorm(shape.n_heads * shape.head_dim), WholeNorm(shape.n_kv_heads * shape.head_dim)
+    around_one = qk_norm == "around_one"
+    return RMSNorm(shape.head_dim, around_one=around_one), RMSNorm(shape.head_dim, around_one=around_one)
 
 
 def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:

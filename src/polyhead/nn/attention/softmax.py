@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Bias, Tie, keys_values, projections
+from polyhead.nn.attention.projections import Bias, QKNorm, Tie, keys_values, norms, projections
 from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
-from polyhead.nn.norm import RMSNorm
 from polyhead.nn.position.base import Position
 from polyhead.ranges import Above0
 from polyhead.registry import ATTENTION
@@ -35,7 +34,8 @@ class Attention(nn.Module):
       window: tokens back that self-attention sees, itself included (Beltagy et al., 2020); no limit if not given
       sink: with a window, so many first tokens of the row are seen all the same (Xiao et al., 2023)
       softcap: c tanh(scores / c) bounds the scores by c (Gemma 2, 2024); none if not given
-      qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020)
+      qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020); around_one: by
+        factors kept as their distance from 1 (Gemma 3, 2025); whole: all heads of a token as one vector (OLMo 2, 2024)
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections, or in all but that of the output (qkv, as in Qwen2)
       dropout: probability, on the attention weights
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         window: int | None = None,
         sink: int = 0,
         softcap: float | None = None,
-        qk_norm: bool = False,
+        qk_norm: QKNorm = False,
         tie: Tie = "none",
         bias: Bias = True,
         dropout: float = 0.0,
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.window = None if window is None else Window(window, sink)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections(shape, tie, bias)
-        self.q_norm, self.k_norm = (RMSNorm(self.head_dim) if qk_norm else nn.Identity() for _ in range(2))
+        self.q_norm, self.k_norm = norms(shape, qk_norm)
         self.position = position
         self.watchers: list[Watcher] = []
 

@@ -8,13 +8,14 @@ from polyhead.config import ModelSection, Shape
 from polyhead.errors import UserError
 from polyhead.nn.position.base import Position
 from polyhead.nn.residual import Residual
-from polyhead.registry import ATTENTION, NORM
+from polyhead.registry import ATTENTION, NORM, Choice
 
 
 def residual(config: ModelSection) -> Residual:
-    """A residual connection with a norm of its own, placed as the config says."""
+    """A residual connection with norms of its own, placed as the config says."""
     after = NORM.build(config.norm, config.d_model) if config.sandwich_norm else None
-    return Residual(NORM.build(config.norm, config.d_model), config.norm_first, config.dropout, after)
+    norm = Choice("none") if config.sandwich_norm == "after" else config.norm
+    return Residual(NORM.build(norm, config.d_model), config.norm_first, config.dropout, after)
 
 
 def cross_attention(config: ModelSection, shape: Shape) -> Any:
