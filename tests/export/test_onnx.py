@@ -298,6 +298,12 @@ DECODERS: dict[str, dict[str, Any]] = {
     "batchnorm": {"norm": "batchnorm", "feed_forward": {"name": "conv1x1", "activation": "prelu"}},
     "gemma": {"position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True,
               "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True}, "logit_softcap": 3.0},
+    "gemma3": {"norm_first": True, "sandwich_norm": True, "position": "rope", "n_kv_heads": 1,
+               "attention": {"name": "softmax", "qk_norm": "around_one"},
+               "pattern": [{"attention": {"name": "softmax", "qk_norm": "around_one", "window": 3},
+                            "position": {"name": "rope", "theta": 100.0}}, {"position": "none"}]},
+    "olmo2": {"norm": "rmsnorm", "norm_first": True, "sandwich_norm": "after", "position": "rope", "n_kv_heads": 2,
+              "attention": {"name": "softmax", "qk_norm": "whole"}},
 }  # fmt: skip
 ENCODERS: dict[str, dict[str, Any]] = {
     "classifier": {"labels": ("a", "b", "c"), "pooling": "first", "position": "alibi"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,10 @@ from tests.hf.conftest import TEXTS, make
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
+from polyhead import Choice
+from polyhead.cache.make import make_cache
 from polyhead.cli import main
+from polyhead.fast.pack import packed
 from polyhead.generate.search import continued, in_order
 from polyhead.generate.settings import changed
 from polyhead.hf.family import FAMILY
@@ -135,6 +139,47 @@ CASES = {
                               "hidden_activation": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
         Case("Gemma2Config", {**LLAMA, "head_dim": 8, "layer_types": ["full_attention"] * 2, "sliding_window": 4}),
     ],
+    "gemma3_text": [
+        Case("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4,
+                                  "num_hidden_layers": 7}),
+        Case("Gemma3TextConfig", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+                                  "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 3, "query_pre_attn_scalar": 20,
+                                  "final_logit_softcapping": 2.5, "tie_word_embeddings": False, "attention_bias": True,
+                                  "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                                  "rope_parameters": {
+                                      "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                                      "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0}}}),
+        Case("Gemma3TextConfig", {**LLAMA, "num_key_value_heads": 4, "head_dim": 6, "num_hidden_layers": 4,
+                                  "sliding_window": 5, "hidden_activation": "silu",
+                                  "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                                  "rope_parameters": {
+                                      "sliding_attention": {"rope_type": "linear", "rope_theta": 60.0, "factor": 2.0},
+                                      "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                                                         "original_max_position_embeddings": 16}}}),
+        Case("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "layer_types": ["full_attention"] * 2}),
+        Case("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "layer_types": ["sliding_attention"] * 2, "sliding_window": 3}),
+    ],
+    "smollm3": [
+        Case("SmolLM3Config", {**LLAMA, "num_hidden_layers": 5}),
+        Case("SmolLM3Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1,
+                               "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1], "tie_word_embeddings": False,
+                               "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3, "use_sliding_window": True,
+                               "sliding_window": 4, "head_dim": 8}),
+        Case("SmolLM3Config", {**LLAMA, "num_key_value_heads": 4, "num_hidden_layers": 4, "no_rope_layer_interval": 2,
+                               "use_sliding_window": True, "sliding_window": 5, "hidden_act": "gelu",
+                               "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+                               "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                                                   "original_max_position_embeddings": 16}}),
+        Case("SmolLM3Config", {**LLAMA, "no_rope_layers": [0, 0]}),
+    ],
+    "olmo2": [
+        Case("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6}),
+        Case("Olmo2Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1,
+                             "num_hidden_layers": 3, "head_dim": 8, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+                             "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        Case("Olmo2Config", {**LLAMA, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "hidden_act": "gelu",
+                             "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    ],
 }  # fmt: skip
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 FIRST = [pytest.param(cases[1], id=name) for name, cases in CASES.items()]
@@ -168,6 +213,24 @@ def test_padding_on_either_side_does_not_matter(case: Case, side: str, tmp_path:
         for row in range(3):
             alone = ours(tokens[row][real[row]][None])
             torch.testing.assert_close(logits[row][real[row]], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", ["growing", "static", "paged"])
+@pytest.mark.parametrize("case", FIRST)
+def test_steps_give_the_logits_of_the_reference_beyond_any_window(
+    case: Case, cache: str, tmp_path: Path
+) -> None:
+    theirs, tokens = make(tmp_path, case.config, **case.sizes), torch.randint(5, 300, (2, 20))
+    plain = open_model(tmp_path)
+    with torch.inference_mode():
+        wanted = theirs(tokens).logits
+        for model in (plain, packed(copy.deepcopy(plain))):
+            held, found = make_cache(Choice(cache), model.cache_shape, 2, 20), []
+            for start, end in ((0, 3), *((t, t + 1) for t in range(3, 20))):
+                pos = torch.arange(start, end).expand(2, -1)
+                held.begin(range(2), pos)
+                found.append(model.decode(tokens[:, start:end], pos, held))
+            torch.testing.assert_close(torch.cat(found, 1), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", FIRST)
@@ -246,7 +309,9 @@ def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> 
         main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type])
         == 0
     )
-    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "b", output_loading_info=True)
+    again, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "b", output_loading_info=True, attn_implementation="eager"
+    )
     assert not any(info.values()), info
     with torch.no_grad():
         torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-6)

@@ -329,6 +329,16 @@ NEOX = (
 OPT = ("OPTConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 20})
 BLOOM = ("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4})
 GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
+GEMMA3 = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4})
+SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
+OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
+LOCAL_2, GLOBAL_9 = (
+    {"rope_type": "default", "rope_theta": 2e4},
+    {"rope_type": "linear", "rope_theta": 9e5, "factor": 8.0},
+)
+SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num_hidden_layers": 3,
+          "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+          "rope_parameters": {"sliding_attention": LOCAL_2, "full_attention": GLOBAL_9}})  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -349,6 +359,32 @@ GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
         (GEMMA, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted sliding_attention or full_"),
         (GEMMA, {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types is ["),
         (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention is true, wanted false"),
+        (GEMMA3, {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1, wanted a number above 0"),
+        (GEMMA3, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
+        (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, wanted null; the reference does not bound"),
+        (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention is true, wanted false"),
+        (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted sliding_attention or full_"),
+        (GEMMA3, {"layer_types": None, "num_hidden_layers": 20_000}, "layer_types is null, wanted sliding_attention or full_"),
+        (GEMMA3, {"sliding_window": None}, "sliding_window is missing"),
+        (GEMMA3, {"sliding_window_pattern": 0}, "sliding_window_pattern is 0, wanted a whole number from 1"),
+        (GEMMA3, {"rope_parameters": {"rope_type": "default"}}, "rope_parameters: 'rope_type' not known for this family"),
+        (GEMMA3, {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+         "rope_parameters: full_attention: rope_type is 'dynamic', wanted one of default"),
+        (GEMMA3, {"rope_parameters": {"sliding_attention": {"rope_tipe": "linear"}}},
+         "rope_parameters: sliding_attention: 'rope_tipe' not known"),
+        (GEMMA3, {"rope_parameters": None, "rope_scaling": {"type": "longrope", "factor": 8.0}},
+         "rope_scaling: type is 'longrope', wanted one of default, linear"),
+        (GEMMA3, {"hidden_size": 34}, "hidden_size (34) must be divisible by num_attention_heads (4)"),
+        (GEMMA3, {"model_type": "gemma3", "text_config": {}}, "This Gemma 3 sees pictures; those of text alone ('gemma3_text'), such"),
+        (SMOLLM, {"no_rope_layers": [1, 1, 1]}, "no_rope_layers is [1, 1, 1], wanted a 1 or 0 for each of 4 layers"),
+        (SMOLLM, {"no_rope_layers": [1, 1, 1, 2]}, "no_rope_layers is [1, 1, 1, 2], wanted a list of ones and zeros"),
+        (SMOLLM, {"no_rope_layers": "1110"}, "no_rope_layers is '1110', wanted a list of ones and zeros"),
+        (SMOLLM, {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, wanted a whole number"),
+        (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "layer_types is ['sliding_attention', "),
+        (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "wanted layers that see all, without"),
+        (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
+        (OLMO, {"rms_norm_eps": None}, "rms_norm_eps is null, wanted 1e-06, all that is built"),
+        (OLMO, {"clip_qkv": 8.0}, "'clip_qkv' not known for this family"),
         (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, wanted a number above 0"),
     ],
 )  # fmt: skip
@@ -374,6 +410,14 @@ def test_what_a_family_has_and_is_not_built_is_refused(
                                                        "seq_length": 2048, "attention_softmax_in_fp32": True}),
         (GEMMA, ["layer_types", "rope_parameters"], {"hidden_act": "gelu", "rope_theta": 10000.0, "cache_implementation": "hybrid",
                                                       "sliding_window_size": 9}),
+        (SCALED, ["layer_types", "rope_parameters"], {"rope_theta": 9e5, "rope_local_base_freq": 2e4, "sliding_window_pattern": 2,
+                                                      "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        (SCALED, ["rope_parameters"], {"rope_theta": 9e5, "rope_local_base_freq": 2e4, "cache_implementation": "hybrid",
+                                       "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "_sliding_window_pattern": 6}),
+        (SMOLLM, ["layer_types", "rope_parameters", "no_rope_layers", "tie_word_embeddings"],
+         {"rope_theta": 2e6, "no_rope_layer_interval": 4, "max_window_layers": 28, "pretraining_tp": 2}),
+        (SMOLLM, ["layer_types", "rope_parameters"], {"no_rope_layers": [1, 1, 1, 0, 1, 1]}),
+        (OLMO, ["rope_parameters"], {"rope_theta": 10000, "rope_scaling": None, "initializer_range": 0.02}),
         (("GPT2Config", GPT2), [], {"_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "n_ctx": 32,
                                     "output_past": True}),  # DistilGPT2
         (("Qwen2Config", LLAMA), ["layer_types", "rope_parameters"], {"use_mrope": False, "rope_theta": 10000.0}),  # Qwen2.5
@@ -427,6 +471,37 @@ STRETCHED = {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0}
     [
         (MIXTRAL, {"rope_parameters": None}),
         (QWEN_MOE, {"head_dim": None}),
+        (GEMMA3, {"rope_parameters": None, "layer_types": None}),
+        (SCALED, {"rope_parameters": {"full_attention": GLOBAL_9}}),
+        (
+            SCALED,
+            {
+                "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
+                "rope_local_base_freq": 77.0,
+            },
+        ),
+        (SCALED, {"rope_scaling": STRETCHED}),
+        (
+            SMOLLM,
+            {
+                "rope_parameters": None,
+                "no_rope_layers": None,
+                "layer_types": None,
+                "no_rope_layer_interval": None,
+                "pad_token_id": 0,
+            },
+        ),
+        (
+            SMOLLM,
+            {
+                "no_rope_layers": None,
+                "layer_types": None,
+                "use_sliding_window": True,
+                "sliding_window": 3,
+                "pad_token_id": 0,
+            },
+        ),
+        (OLMO, {"num_key_value_heads": None, "rope_parameters": None, "pad_token_id": 0}),
         (("LlamaConfig", LLAMA), {"rope_scaling": STRETCHED}),
         (("LlamaConfig", LLAMA), {"rope_scaling": {}, "rope_parameters": STRETCHED}),
     ],

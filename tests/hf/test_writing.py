@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,23 @@ LIKE_LLAMA = {
     "feed_forward": "swiglu",
     "attention": {"name": "softmax", "bias": False},
 }
+NOPE = {"pattern": [{}, {"position": "none"}], "n_layers": 3}
+LIKE_OLMO = LIKE_LLAMA | {
+    "sandwich_norm": "after",
+    "attention": {"name": "softmax", "bias": False, "qk_norm": "whole"},
+}
 LLAMA3 = {"name": "rope", "scaling": "llama3", "factor": 4.0, "original_len": 16, "theta": 100.0}
 WINDOWED = {"name": "softmax", "bias": False, "window": 4, "softcap": 20.0}
 LIKE_GEMMA = {
     "position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "scale_embedding": True,
     "feed_forward": {"name": "geglu", "tanh": True}, "attention": {**WINDOWED, "window": None},
     "pattern": [{"attention": WINDOWED}, {}], "logit_softcap": 30.0,
+}  # fmt: skip
+LOCAL = {"name": "softmax", "bias": False, "qk_norm": "around_one", "scale": 0.25}
+LIKE_GEMMA3 = LIKE_GEMMA | {
+    "attention": LOCAL, "logit_softcap": None, "n_layers": 3, "head_dim": 10, "n_kv_heads": 1,
+    "position": {"name": "rope", "theta": 1e6, "scaling": "linear", "factor": 8.0},
+    "pattern": [{"attention": {**LOCAL, "window": 4}, "position": {"name": "rope", "theta": 500.0}}, {}],
 }  # fmt: skip
 FITTING = [
     ("gpt2", {}),
@@ -75,6 +87,24 @@ FITTING = [
     ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
     ("bloom", {"position": "alibi", "embedding_norm": True}),
     ("gemma2", LIKE_GEMMA),
+    ("gemma3_text", LIKE_GEMMA3),
+    ("gemma3_text", LIKE_GEMMA3 | {"pattern": [], "tie_embeddings": "none", "logit_softcap": 5.0}),
+    ("gemma3_text", LIKE_GEMMA3 | {"pattern": [{"attention": {**LOCAL, "window": 4}}]}),
+    ("gemma3_text", LIKE_GEMMA3 | {"attention": "softmax", "pattern": [{"attention": LOCAL}]}),
+    ("smollm3", LIKE_LLAMA | NOPE),
+    (
+        "smollm3",
+        LIKE_LLAMA
+        | {"pattern": [{"attention": LIKE_LLAMA["attention"], "position": "none"}], "attention": "softmax"},
+    ),
+    (
+        "smollm3",
+        LIKE_LLAMA
+        | {"pattern": [{"position": "rope"}, {"attention": {"name": "softmax", "bias": False, "window": 4}}]}
+        | {"position": "none"},
+    ),
+    ("olmo2", LIKE_OLMO),
+    ("olmo2", LIKE_OLMO | {"n_kv_heads": 1, "head_dim": 10, "position": LLAMA3, "tie_embeddings": "none"}),
     (
         "gemma2",
         LIKE_GEMMA
@@ -99,6 +129,27 @@ def test_a_run_trained_here_is_opened_by_the_reference(
     drawn = theirs.generation_config
     assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.eos_token_id) == (True, 0.8, 0.9, 2)
     assert drawn.no_repeat_ngram_size == 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "new"),
+    [
+        (LIKE_GEMMA3, ["rope_parameters", "layer_types"]),
+        (LIKE_LLAMA | NOPE, ["rope_parameters", "layer_types"]),
+    ],
+    ids=["gemma3_text", "smollm3"],
+)
+def test_what_older_readers_know_says_the_same(parts: dict[str, Any], new: list[str], tmp_path: Path) -> None:
+    """The keys of today are taken out again."""
+    ours, tokens = saved(tmp_path / "run", **parts), torch.randint(5, VOCABULARY, (2, 20))
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hf"]) == 0
+    path = tmp_path / "out/config.json"
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in new})
+    )
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("documents", ["line", "blank", "file"])
@@ -170,6 +221,21 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
          "window of attention 'softmax' is 7, there 4"),
         ("gemma2", LIKE_GEMMA | {"pattern": [{}, {"position": {"name": "rope", "theta": 100.0}}]},
          "theta of position 'rope' is 100.0, there 10000.0"),
+        ("gemma2", LIKE_GEMMA | {"d_model": 22, "head_dim": 8}, "gemma2: hidden_size (22) must be divisible by num_attention_heads"),
+        ("gemma2", LIKE_GEMMA3, "qk_norm of attention 'softmax' is 'around_one', there false"),
+        ("gemma3_text", LIKE_GEMMA, "softcap of attention 'softmax' is 20.0, there null"),
+        ("gemma3_text", LIKE_GEMMA3 | {"norm": {"name": "rmsnorm", "around_one": True, "eps": 1e-3}},
+         "gemma3_text: rms_norm_eps is 0.001, wanted 1e-06, all that is built"),
+        ("gemma3_text", LIKE_GEMMA3 | {"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}},
+         "scaling of position 'rope' is 'ntk', there 'none'"),
+        ("gemma3_text", LIKE_GEMMA3 | {"position": "alibi"}, "position is 'alibi', there 'rope'"),
+        ("smollm3", LIKE_LLAMA | NOPE | {"position": {"name": "rope", "fraction": 0.5}}, "fraction of position 'rope' is 0.5"),
+        ("smollm3", LIKE_LLAMA | {"pattern": [{}, {"position": {"name": "rope", "theta": 5.0}}]},
+         "theta of position 'rope' is 5.0, there 10000.0"),
+        ("smollm3", LIKE_LLAMA | {"pattern": [{}, {"position": "alibi"}]}, "position is 'alibi', there 'rope'"),
+        ("olmo2", LIKE_LLAMA, "qk_norm of attention 'softmax' is false, there 'whole'; sandwich_norm is false, there 'after'"),
+        ("olmo2", LIKE_OLMO | {"sandwich_norm": True}, "sandwich_norm is true, there 'after'"),
+        ("olmo2", LIKE_OLMO | {"norm": {"name": "rmsnorm", "eps": 1e-5}}, "olmo2: rms_norm_eps is 1e-05, wanted 1e-06, all that"),
         ("llama", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}}, "fraction of position 'rope' is 0.5, there 1.0"),
     ],
 )  # fmt: skip

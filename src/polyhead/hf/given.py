@@ -95,6 +95,13 @@ class Given:
             raise self.wrong(key, "a list of words")
         return value
 
+    def bits(self, key: str) -> list[bool]:
+        """A list of ones and zeros; empty if not given."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(bit in (0, 1) for bit in value):
+            raise self.wrong(key, "a list of ones and zeros")
+        return [bool(bit) for bit in value]
+
     def only(self, key: str, value: Any) -> None:
         """A key for which one value is built."""
         if self._take(key, value) != value:

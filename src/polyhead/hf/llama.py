@@ -9,6 +9,7 @@ from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, GATED, HEAD, LAYER, Family, activation_of
 from polyhead.hf.given import Given
+from polyhead.hf.pattern import part
 from polyhead.hf.table import both, one
 from polyhead.registry import Choice
 
@@ -22,9 +23,11 @@ def common(
     eps: float = 1e-6,
     fraction: str | None = None,
     theta: float = 10000.0,
+    position: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What all these families say alike; the numbers are what the family has where its config.json says nothing, and
-    ``fraction`` is the key of the part of features that turn, if there is one."""
+    """What all these families say alike; the numbers are what the family has where its config.json says nothing,
+    ``fraction`` is the key of the part of features that turn, if there is one, and ``position`` stands in for the usual
+    keys of rope where a family has others."""
     d_model, n_heads = given.size("hidden_size", 4096), given.size("num_attention_heads", 32)
     n_kv_heads = given.size(
         "num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads
@@ -42,7 +45,7 @@ def common(
         "head_dim": given.size("head_dim", head_dim or max(1, d_model // n_heads)),
         "d_ff": given.size("intermediate_size"),
         "max_len": max_len,
-        "position": rope(given, max_len, fraction=fraction, base=theta),
+        "position": position or rope(given, max_len, fraction=fraction, base=theta),
         "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", eps)},
         "norm_first": True,
         "feed_forward": gate.written(),
@@ -70,16 +73,19 @@ def rope(
     old = given.section("rope_scaling")
     new = given.section("rope_parameters")
     found = old if old and old.values else new  # as the reference, where a file has both
-    if found is None:
-        return options
+    return options if found is None else scaled(found, options, max_len)
+
+
+def scaled(found: Given, options: dict[str, Any], max_len: int) -> dict[str, Any]:
+    """The position with what a section of rope's keys says in place of these options."""
     options["theta"] = found.number("rope_theta", options["theta"])
     key = "rope_type" if found.has("rope_type") or not found.has("type") else "type"
     found.passed("type")
     scaling = found.word(key, "default", ("default", "linear", "yarn", "llama3"))
-    if fraction is None:
-        found.only("partial_rotary_factor", 1.0)
-    else:
+    if "fraction" in options:
         options["fraction"] = found.number("partial_rotary_factor", options["fraction"])
+    else:
+        found.only("partial_rotary_factor", 1.0)
     if scaling == "default":
         found.passed("factor", "original_max_position_embeddings")
     else:
@@ -137,24 +143,36 @@ def attention(given: Given, **options: Any) -> dict[str, Any]:
     return {"attention": {"name": "softmax", "dropout": given.number("attention_dropout", 0.0), **options}}
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    fields = common(given, max_len=2048)
+def divided(given: Given, fields: dict[str, Any]) -> dict[str, Any]:
+    """The same fields; the reference refuses models whose heads do not divide their width, even where head_dim is given."""
     if fields["d_model"] % fields["n_heads"]:
         raise UserError(
             f"{given.where}: hidden_size ({fields['d_model']}) must be divisible by num_attention_heads ({fields['n_heads']})"
         )
+    return fields
+
+
+def biased(given: Given, fields: dict[str, Any]) -> dict[str, Any]:
+    """The feed-forward of these fields, with biases if it has any."""
     gate = Choice.read(fields["feed_forward"])
-    gate = Choice(gate.name, **gate.options, bias=given.flag("mlp_bias", False))
-    return (
-        fields | attention(given, bias=given.flag("attention_bias", False)) | {"feed_forward": gate.written()}
-    )
+    return {"feed_forward": Choice(gate.name, **gate.options, bias=given.flag("mlp_bias", False)).written()}
+
+
+def biases_said(config: ModelConfig) -> dict[str, Any]:
+    """Whether attention and the feed-forward have them."""
+    parts = {"attention_bias": part(config, "attention", 0), "mlp_bias": config.feed_forward}
+    return {key: choice.options.get("bias") is True for key, choice in parts.items()}
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig."""
+    fields = divided(given, common(given, max_len=2048))
+    return fields | attention(given, bias=given.flag("attention_bias", False)) | biased(given, fields)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
-    biases = {"attention_bias": config.attention.options.get("bias") is True}
-    return said(config) | biases | {"mlp_bias": config.feed_forward.options.get("bias") is True}
+    return said(config) | biases_said(config)
 
 
 BLOCK = "model.layers.{n}"

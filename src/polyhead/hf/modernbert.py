@@ -8,11 +8,9 @@ from polyhead.config import ModelConfig
 from polyhead.hf.encoders import EMBEDDING, LAYER, labels_said, model_of, named, top
 from polyhead.hf.family import FAMILY, GATED, Family, activation_of
 from polyhead.hf.given import Given
+from polyhead.hf.pattern import MOST, WHOLE, WINDOW, part, turn, windows_said
 from polyhead.hf.table import FUSED, both, one
 from polyhead.registry import Choice
-
-WINDOW, WHOLE = "sliding_attention", "full_attention"
-MOST = 10_000  # layers
 
 
 def read(given: Given) -> dict[str, Any]:
@@ -68,14 +66,11 @@ def layers(given: Given) -> dict[str, Any]:
     window = {"name": "softmax", "window": size, **shared}
     rope = {kind: {"name": "rope", "theta": theta} for kind, theta in thetas(given).items()}
     turns = {WHOLE: {}, WINDOW: {"attention": window, "position": rope[WINDOW]}}
-    length = next(
-        n for n in range(1, n_layers + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
-    )
     return {
         "n_layers": n_layers,
         "attention": {"name": "softmax", **shared},
         "position": rope[WHOLE],
-        "pattern": [turns[kind] for kind in kinds[:length]] if WINDOW in kinds else [],
+        "pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else [],
     }
 
 
@@ -101,15 +96,10 @@ def thetas(given: Given) -> dict[str, float]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json, with the keys of older readers beside those of today."""
-    windows = [config.at(i).attention.options.get("window") for i in range(config.n_layers)]
-    kinds = [WHOLE if size is None else WINDOW for size in windows]
-    positions = [
-        config.pattern[i % len(config.pattern)].position if config.pattern else None
-        for i in range(len(kinds))
-    ]
+    found = windows_said(config)
+    kinds = found["layer_types"]
     theta = {WHOLE: 160_000.0, WINDOW: 10_000.0} | {
-        kind: (position or config.position).options.get("theta", 10_000.0)
-        for kind, position in zip(kinds, positions, strict=True)
+        kind: part(config, "position", i).options.get("theta", 10_000.0) for i, kind in enumerate(kinds)
     }
     every = next(
         (
@@ -140,7 +130,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "embedding_dropout": config.dropout,
         "mlp_dropout": config.dropout,
         "attention_dropout": config.attention.options.get("dropout", 0.0),
-        "local_attention": max(1, 2 * (next((size for size in windows if size is not None), 65) - 1)),
+        "local_attention": max(1, 2 * ((found["sliding_window"] or 65) - 1)),
         "layer_types": kinds,
         **({} if every is None else {"global_attn_every_n_layers": every}),
         "global_rope_theta": theta[WHOLE],

@@ -39,6 +39,10 @@ DRAWN_THERE = (
     *UNHEARD, "num_beams", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
     "forced_eos_token_id",
 )  # fmt: skip
+# models that see pictures, of families whose models of text alone are read
+SEEING = {
+    "gemma3": "This Gemma 3 sees pictures; those of text alone ('gemma3_text'), such as google/gemma-3-1b-it, are read",
+}
 
 
 class Opened(NamedTuple):
@@ -80,7 +84,8 @@ def open_model(directory: Path) -> Model:
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILY.names():
         known = ", ".join(map(repr, FAMILY.names()))
-        raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded")
+        near = f". {SEEING[kind]}" if isinstance(kind, str) and kind in SEEING else ""
+        raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded{near}")
     family: Family = FAMILY.get(kind)
     found = _named(family, entries(directory))
     config = read_config(family, Given(given, where, found.keys()))

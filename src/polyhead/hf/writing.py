@@ -11,6 +11,7 @@ from polyhead.config import LayerParts, ModelConfig
 from polyhead.errors import UserError, show, unknown
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
+from polyhead.hf.pattern import part
 from polyhead.hf.reading import read_config
 from polyhead.hf.sentences import modules
 from polyhead.hf.table import joined
@@ -172,14 +173,8 @@ def _heads(config: ModelConfig, family: Family) -> set[str]:
 def _in_layers(field: str, config: ModelConfig, back: ModelConfig) -> list[str]:
     """What differs in some layer; however a pattern is written, it is what it makes of each."""
     layers = range(config.n_layers)
-    pairs = [[_in_layer(field, model, i) for model in (config, back)] for i in layers]
+    pairs = [[part(model, field, i) for model in (config, back)] for i in layers]
     return list(dict.fromkeys(line for ours, theirs in pairs for line in _between(field, ours, theirs)))
-
-
-def _in_layer(field: str, config: ModelConfig, layer: int) -> Choice:
-    parts = config.pattern[layer % len(config.pattern)] if config.pattern else LayerParts()
-    choice: Choice = getattr(parts, field) or getattr(config, field)
-    return choice
 
 
 def _between(field: str, ours: Choice, theirs: Choice) -> list[str]:

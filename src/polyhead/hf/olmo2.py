@@ -1,0 +1,36 @@
+"""OLMo 2 (2024): Llama with norms behind its sub-layers alone, and queries and keys normed over all heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyhead.config import ModelConfig
+from polyhead.hf.family import FAMILY, LAYER, Family
+from polyhead.hf.given import Given
+from polyhead.hf.llama import BLOCK, BUFFERS, TIED, attention, common, said
+from polyhead.hf.llama import TABLE as LLAMA
+from polyhead.hf.table import one
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig."""
+    fields = common(given, max_len=2048, eps=1e-5)
+    if fields["norm"]["eps"] != 1e-6:  # that of qk_norm
+        raise given.wrong("rms_norm_eps", "1e-06, all that is built")
+    options = {"bias": given.flag("attention_bias", False), "qk_norm": "whole"}
+    return fields | attention(given, **options) | {"sandwich_norm": "after"}
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Fields of ModelConfig -> config.json."""
+    return said(config) | {"attention_bias": config.attention.options.get("bias") is True}
+
+
+TABLE = (
+    *(row for row in LLAMA if "layernorm" not in row.theirs),
+    *one(f"{BLOCK}.post_attention_layernorm.weight", f"{LAYER}.attn_residual.after.weight"),
+    *one(f"{BLOCK}.post_feedforward_layernorm.weight", f"{LAYER}.ffn_residual.after.weight"),
+)
+OLMO2 = FAMILY.register("olmo2")(
+    Family({"CausalLM": "Olmo2ForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+)

@@ -1,0 +1,49 @@
+"""Layers that are not all alike: those of config.json as turns of a pattern, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from polyhead.config import LayerParts, ModelConfig
+from polyhead.hf.given import Given
+from polyhead.registry import Choice
+
+T = TypeVar("T")
+
+WINDOW, WHOLE = "sliding_attention", "full_attention"
+MOST = 10_000  # layers
+
+
+def kinds_of(given: Given, n_layers: int, windowed: Callable[[int], bool]) -> list[str]:
+    """layer_types; a file without them means a window where ``windowed`` says so of the number of a layer."""
+    kinds = given.names("layer_types") or [
+        WINDOW if windowed(i) else WHOLE for i in range(min(n_layers, MOST))
+    ]
+    if len(kinds) != n_layers or not set(kinds) <= {WINDOW, WHOLE}:
+        raise given.wrong("layer_types", f"{WINDOW} or {WHOLE} for each of {n_layers} layers")
+    return kinds
+
+
+def turn(layers: Sequence[T]) -> list[T]:
+    """The shortest beginning that all layers repeat."""
+    lengths = range(1, len(layers) + 1)
+    return list(
+        next(layers[:n] for n in lengths if all(one == layers[i % n] for i, one in enumerate(layers)))
+    )
+
+
+def part(config: ModelConfig, field: str, layer: int) -> Choice:
+    """The attention or position of a layer: of its turn in the pattern, or the one that all have."""
+    parts = config.pattern[layer % len(config.pattern)] if config.pattern else LayerParts()
+    choice: Choice = getattr(parts, field) or getattr(config, field)
+    return choice
+
+
+def windows_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``kinds_of``, and the size of the first window, if there is one."""
+    sizes = [part(config, "attention", i).options.get("window") for i in range(config.n_layers)]
+    return {
+        "sliding_window": next((size for size in sizes if size is not None), None),
+        "layer_types": [WHOLE if size is None else WINDOW for size in sizes],
+    }

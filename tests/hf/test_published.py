@@ -1,0 +1,140 @@
+"""config.json as it stands on the hub, key by key: read whole, and with small sizes against the reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.hf.conftest import TEXTS, VOCABULARY
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import polyhead as ph
+from polyhead import Choice
+from polyhead.config import ModelConfig
+from polyhead.hf.family import FAMILY
+from polyhead.hf.given import Given
+from polyhead.hf.reading import read_config
+from polyhead.hf.table import joined
+from polyhead.models.build import model_class
+from polyhead.nn.weights import weights
+from polyhead.text.learn import train_tokenizer
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
+    "bos_token_id": 2, "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02, "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+    "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "sliding_window": 512, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 262144,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "google/gemma-3-270m": GEMMA | {
+        "_sliding_window_pattern": 6, "eos_token_id": 1, "hidden_size": 640, "intermediate_size": 2048,
+        "layer_types": [*[SLIDING] * 5, FULL] * 3, "num_hidden_layers": 18, "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0, "transformers_version": "4.55.0.dev0", "use_bidirectional_attention": False,
+    },
+    "google/gemma-3-1b-it": GEMMA | {
+        "cache_implementation": "hybrid", "eos_token_id": [1, 106], "hidden_size": 1152, "intermediate_size": 6912,
+        "num_hidden_layers": 26, "rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window_pattern": 6,
+        "transformers_version": "4.50.0.dev0",
+    },
+    "HuggingFaceTB/SmolLM3-3B": {
+        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+        "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 11008,
+        "layer_types": [FULL] * 36, "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False,
+        "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": False, "use_sliding_window": False,
+        "vocab_size": 128256,
+    },
+    "allenai/OLMo-2-0425-1B": {
+        "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 100257,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+        "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 16, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 500000,
+        "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.47.0", "use_cache": True,
+        "vocab_size": 100352,
+    },
+}  # fmt: skip
+PARAMETERS = {
+    "google/gemma-3-270m": 268_098_176,
+    "google/gemma-3-1b-it": 999_885_952,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "allenai/OLMo-2-0425-1B": 1_484_916_736,
+}
+SMALL = {"hidden_size": 32, "intermediate_size": 20, "vocab_size": VOCABULARY, "pad_token_id": None}
+NARROW = {"gemma3_text": {"head_dim": 16, "sliding_window": 4}, "smollm3": {}, "olmo2": {}}
+
+
+def read(config: dict[str, Any]) -> ModelConfig:
+    return read_config(FAMILY.get(config["model_type"]), Given(config, "config.json"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: Path) -> None:
+    """Of full size, where tensors take no memory."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    config = read(CONFIGS[name])
+    with torch.device("meta"):
+        model = model_class(config)(config)
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    table = FAMILY.get(CONFIGS[name]["model_type"]).rows("CausalLM")
+    found = {key: tuple(tensor.shape) for key, tensor in joined(table, weights(model), config).items()}
+    named = dict(theirs.named_parameters())  # a tied one once
+    assert found == {key: tuple(tensor.shape) for key, tensor in named.items()}
+    assert sum(tensor.numel() for tensor in named.values()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}], ids=["", "scaled"]
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_small_one_gives_the_logits_of_the_reference(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every key as it was published but for sizes; the scaling is that of Gemma 3 from 4B on."""
+    given = CONFIGS[name] | SMALL | NARROW[CONFIGS[name]["model_type"]] | changes
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    torch.manual_seed(0)
+    built = AutoConfig.from_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_config(built, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    save_file(
+        {key: tensor.detach() for key, tensor in theirs.named_parameters()}, tmp_path / "model.safetensors"
+    )
+    train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY).save(tmp_path)
+    for file, ids in (
+        ("generation_config.json", {"eos_token_id": [2]}),
+        ("config.json", {"eos_token_id": 2, "bos_token_id": 1}),
+    ):
+        path = tmp_path / file
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | ids))
+    ours, tokens = ph.load(tmp_path).model, torch.randint(5, VOCABULARY, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_parts_are_those_of_the_reports() -> None:
+    gemma, small = read(CONFIGS["google/gemma-3-1b-it"]), read(CONFIGS["google/gemma-3-270m"])
+    local = {"window": 512, "qk_norm": "around_one", "scale": None}
+    for config in (gemma, small):
+        assert len(config.pattern) == 6
+        for parts in config.pattern[:5]:
+            assert parts.attention is not None and parts.position is not None
+            assert local.items() <= parts.attention.options.items()
+            assert parts.position.options["theta"] == 10_000
+        assert (config.pattern[5].attention, config.pattern[5].position) == (None, None)
+        assert (config.attention.options["window"], config.position.options["theta"]) == (None, 1_000_000)
+        assert (config.sandwich_norm, config.scale_embedding, config.tie_embeddings) == (True, True, "all")
+    smol = read(CONFIGS["HuggingFaceTB/SmolLM3-3B"])
+    names = [parts.position and parts.position.name for parts in smol.pattern]
+    assert (names, smol.position.options["theta"]) == ([None, None, None, "none"], 5_000_000)
+    olmo = read(CONFIGS["allenai/OLMo-2-0425-1B"])
+    assert (olmo.sandwich_norm, olmo.attention.options["qk_norm"], olmo.pattern) == ("after", "whole", ())
