@@ -249,6 +249,27 @@ ZEPHYR = (
     "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif %}\n"
     "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
 )
+OLMO2 = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + "
+    "'\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '\n' }}{% elif message['role'] == "
+    "'assistant' %}{% if not loop.last %}{{ '<|assistant|>\n'  + message['content'] + eos_token + '\n' }}{% else %}"
+    "{{ '<|assistant|>\n'  + message['content'] + eos_token }}{% endif %}{% endif %}"
+    "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}"
+)
+SMOLLM3 = r"""{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}
+{%- set reasoning_mode = "/think" if enable_thinking else "/no_think" -%}
+{{- "<|im_start|>system\n" -}}
+{%- if messages[0].role == "system" -%}{%- set custom_instructions = messages[0].content.rstrip() -%}{%- endif -%}
+{{- "## Metadata\n\nToday Date: " ~ strftime_now("%d %B %Y") ~ "\n" -}}
+{{- "Reasoning Mode: " + reasoning_mode + "\n\n## Custom Instructions\n\n" -}}
+{%- if custom_instructions -%}{{- custom_instructions + "\n\n" -}}{%- endif -%}
+{{- "<|im_end|>\n" -}}
+{%- for message in messages -%}
+    {%- if message.role == "user" -%}{{ "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}
+    {%- elif message.role == "assistant" -%}{{ "<|im_start|>assistant\n<think>\n\n</think>\n" + message.content + "<|im_end|>\n" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ "<|im_start|>assistant\n" }}{%- endif -%}"""  # in short
 GRANITE = (
     "{% for message in messages %}{{ '<|start_of_role|>' + message['role'] + '<|end_of_role|>' + message['content'] + "
     "'<|end_of_text|>\n' }}{% endfor %}"
@@ -271,6 +292,7 @@ MISTRAL_V7 = (
 )
 OTHERS = {
     "mistral-v7": MISTRAL_V7,
+    "smollm3": SMOLLM3,
     "granite": GRANITE,
     "phi-4-mini": PHI4_MINI,
     "phi-4": PHI4,
@@ -280,5 +302,5 @@ OTHERS = {
 PUBLISHED = {
     "qwen2": QWEN2, "qwen2.5": QWEN25, "qwen3": QWEN3, "smollm2": SMOLLM2, "openhermes": OPENHERMES, "llama2": LLAMA2,
     "llama3": LLAMA3, "llama3.1": LLAMA31, "mixtral": MIXTRAL, "mistral-v1": MISTRAL_V1, "mistral-v3": MISTRAL_V3,
-    "mistral-nemo": MISTRAL_NEMO, "gemma2": GEMMA2, "gemma3": GEMMA3, "phi3": PHI3_FIRST, "phi3.5": PHI35, "zephyr": ZEPHYR,
+    "mistral-nemo": MISTRAL_NEMO, "gemma2": GEMMA2, "gemma3": GEMMA3, "phi3": PHI3_FIRST, "phi3.5": PHI35, "zephyr": ZEPHYR, "olmo2": OLMO2,
 }  # fmt: skip

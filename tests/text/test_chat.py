@@ -145,7 +145,7 @@ def test_formats_are_recognised_by_their_markers_and_others_are_not():
         "qwen2": "chatml", "qwen2.5": "chatml", "qwen3": "chatml", "smollm2": "chatml", "openhermes": "chatml",
         "llama2": "llama2", "llama3": "llama3", "llama3.1": "llama3", "mixtral": "mistral", "mistral-v1": "mistral",
         "mistral-v3": "mistral", "mistral-nemo": "mistral", "gemma2": "gemma", "gemma3": "gemma", "phi3": "phi3",
-        "phi3.5": "phi3", "zephyr": "zephyr",
+        "phi3.5": "phi3", "zephyr": "zephyr", "olmo2": "tulu",
     }  # fmt: skip
     assert (
         found["smollm2"].options["system"]
@@ -252,5 +252,5 @@ def test_a_vocabulary_without_the_tokens_is_refused_by_name():
     for name in ("chatml", "llama3", "gemma", "phi3"):
         with pytest.raises(UserError, match="which the vocabulary has not; 'plain' and 'zephyr' fit any"):
             written(CHAT.build(Choice(name)), plain, [Message("user", "x")], True)
-    for name in ("plain", "zephyr", "llama2", "mistral"):
+    for name in ("plain", "zephyr", "tulu", "llama2", "mistral"):
         assert written(CHAT.build(Choice(name)), plain, [Message("user", "x")], True).ids

@@ -51,6 +51,8 @@ def _chatml(template: str) -> Choice | None:
         return None
     if not re.search(r"(?:\\n|\n)['\"]\s*\+", template):  # with other blanks it is another format
         return None
+    if "custom_instructions" in template:  # SmolLM3 writes the day and a mode around the system's message
+        return None
     system = STANDARD.search(template)
     return Choice(
         "chatml",
@@ -99,6 +101,14 @@ def _zephyr(template: str) -> Choice | None:
     return Choice("zephyr") if lines and "<|assistant|>" in template else None
 
 
+def _tulu(template: str) -> Choice | None:
+    lines = re.search(
+        r"<\|user\|>(?:\\n|\n)['\"]\s*\+\s*message\[['\"]content['\"]\]\s*\+\s*['\"](?:\\n|\n)['\"]", template
+    )
+    marks = lines and "<|assistant|>" in template and "eos_token" in template
+    return Choice("tulu", bos="bos_token" in template) if marks else None
+
+
 KNOWN: tuple[Callable[[str], Choice | None], ...] = (
-    _llama3, _chatml, _gemma, _llama2, _mistral, _phi3, _zephyr,
+    _llama3, _chatml, _gemma, _llama2, _mistral, _phi3, _zephyr, _tulu,
 )  # fmt: skip

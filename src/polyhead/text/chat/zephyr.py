@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyhead.registry import CHAT
-from polyhead.text.chat.base import EOS, Message, Piece, check, said
+from polyhead.text.chat.base import BOS, EOS, Message, Piece, check, said
 
 ENDED = EOS._replace(learned=True)
 
@@ -39,6 +39,48 @@ class Zephyr:
         return (
             "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' }}"
             "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+        )
+
+
+@CHAT.register("tulu")
+class Tulu:
+    """Every message under a line with its role, an answer up to the end-of-text token: Tülu, OLMo 2 and others.
+
+    As ``zephyr``, but nothing ends what others than the assistant say.
+
+    Equation: <|user|>\\nquestion\\n<|assistant|>\\nanswer</s>\\n
+    Paper: Wang et al., 2023; Lambert et al., 2024
+    When: the instructed models of OLMo 2, and those made with open-instruct
+    Options:
+      bos: whether the begin-of-text token comes first, as in OLMo 2
+    """
+
+    ends = (EOS,)
+    trims = False
+
+    def __init__(self, *, bos: bool = False) -> None:
+        self.bos = bos
+
+    def write(self, messages: Sequence[Message], answer: bool) -> list[Piece]:
+        """The conversation in pieces; an answer that ends it all ends it with the token."""
+        check(messages, answer)
+        pieces = [BOS] if self.bos else []
+        for role, content in messages:
+            own = role == "assistant"
+            pieces += [Piece(f"<|{role}|>", "mark"), Piece("\n"), Piece(content, learned=own)]
+            pieces += [ENDED, Piece("\n")] if own else [Piece("\n")]
+        if answer:
+            return [*pieces, Piece("<|assistant|>", "mark"), Piece("\n")]
+        return pieces[:-1] if messages[-1].role == "assistant" else pieces
+
+    @property
+    def template(self) -> str:
+        return (
+            ("{{ bos_token }}" if self.bos else "")
+            + "{% for message in messages %}{% set own = message['role'] == 'assistant' %}"
+            "{{ '<|' + message['role'] + '|>\\n' + message['content'] }}{% if own %}{{ eos_token }}{% endif %}"
+            "{% if not (own and loop.last) %}{{ '\\n' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
         )
 
 
