@@ -214,8 +214,13 @@ def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:
 
 def card(title: str, use: str, facts: dict[str, str]) -> str:
     """The README.md of a run directory: what it is and how good, and how to use it."""
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    rows = "\n".join(f"| {cell(name)} | {cell(value)} |" for name, value in facts.items())
     return (
         f"# {title}\n\nTrained with Polyhead; `recipe.yaml` makes it again.\n\n"
         f"| measure | value |\n| --- | --- |\n{rows}\n\n```sh\n{use}\n```\n"
     )
+
+
+def cell(text: str) -> str:
+    """A text in a table of Markdown, where a bare bar begins the next column: signatures have them, classes may."""
+    return text.replace("|", "\\|")
