@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,19 @@ def test_the_report_says_what_matters_and_nothing_private(
     assert f"{torch.get_num_threads()} used by torch" in out
     private = {socket.gethostname(), str(Path.home()), os.getcwd(), str(Path(torch.__file__).parent)}
     assert not [word for word in private if len(word) > 3 and word in out]
+
+
+def test_the_report_names_every_extra_with_all_that_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert main(["env"]) == 0
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("extras ")]
+    said = {
+        extra: set(re.findall(r"([\w-]+) (?:\d|not installed)", names))
+        for extra, names in re.findall(r"(\w+) \(([^)]*)\)", line)
+    }
+    wanted = {
+        extra: {re.split(r"[>=<]", name)[0] for name in names}
+        for extra, names in project["optional-dependencies"].items()
+        if extra != "dev"
+    }
+    assert said == wanted

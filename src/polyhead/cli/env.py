@@ -6,12 +6,20 @@ import importlib.metadata as metadata
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import polyhead
 
 LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "sacrebleu", "pyyaml")
-EXTRAS = {"demo": "babel", "board": "tensorboard", "hf": "transformers"}
+EXTRAS = {
+    "demo": ("babel",),
+    "board": ("tensorboard",),
+    "hf": ("transformers",),
+    "parquet": ("pyarrow",),
+    "serve": ("uvicorn", "prometheus-client"),
+    "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2"),
+}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
 
@@ -37,9 +45,14 @@ def report() -> dict[str, str]:
         + f", OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}",
         "gpu": ", ".join(gpus) or "none",
         "compiler": "g++" if shutil.which("g++") else "none (torch.compile stays off)",
-        "libraries": ", ".join(f"{name} {version(name)}" for name in LIBRARIES),
-        "extras": ", ".join(f"{extra} ({name} {version(name)})" for extra, name in EXTRAS.items()),
+        "libraries": versions(LIBRARIES),
+        "extras": ", ".join(f"{extra} ({versions(names)})" for extra, names in EXTRAS.items()),
     }
+
+
+def versions(names: Sequence[str]) -> str:
+    """Each with its version."""
+    return ", ".join(f"{name} {version(name)}" for name in names)
 
 
 def version(distribution: str) -> str:
