@@ -419,6 +419,63 @@ def test_the_translations_have_the_same_sections_and_examples(ours: str, theirs:
     assert len(re.findall(r"^\|", a, re.M)) == len(re.findall(r"^\|", b, re.M)), "tables of different lengths"
 
 
+def test_what_is_evaluated_without_a_file_has_test_files_in_its_recipe() -> None:
+    for page in PAGES:
+        for verb, run, *rest in (words[1:] for words in commands(page.read_text()) if len(words) > 2):
+            recipe = ROOT / f"recipes/{Path(run).name}.yaml"
+            if verb == "eval" and recipe.is_file() and (not rest or rest[0].startswith("-")):
+                assert "--split" in rest or load_recipe(recipe).data.test, (
+                    f"{name(page)}: {run} has no data.test"
+                )
+
+
+@pytest.mark.parametrize("guide", ["guide.md", "guide.zh-CN.md"])
+def test_the_runs_that_the_guide_uses_are_made_in_it(guide: str) -> None:
+    """By a training, an import, the demo or a conversion, in a block for the shell; tables and prose may name others."""
+    told = fences((ROOT / "docs" / guide).read_text())
+    used = {
+        run
+        for f in told
+        if f.language in {"sh", "yaml", "python"}
+        for run in re.findall(r"runs/[\w-]+", f.text)
+    }
+    made = {"runs/demo"}
+    for words in commands("".join(f"```sh\n{f.text}```\n" for f in told if f.language == "sh")):
+        verb, *rest = words[1:]
+        places = [word.removeprefix("out=") for word in rest if word.startswith("out=")]
+        places += rest[rest.index("--out") + 1 :][:1] if "--out" in rest else []
+        places += rest[1:2] if verb in {"import", "convert-heads"} else []
+        made |= {*places} or {f"runs/{Path(recipe).stem}" for recipe in rest[:1] if verb == "train"}
+    assert used <= made, used - made
+
+
+def test_a_page_compares_one_thing_in_one_directory() -> None:
+    """The base and the budget of a comparison are those of its directory, so others go to another one."""
+    for page in PAGES:
+        bases: dict[str, set[tuple[str, ...]]] = {}
+        for verb, *rest in (words[1:] for words in commands(page.read_text())):
+            if verb == "compare" and rest and rest[0].endswith(".yaml"):
+                after = {word: rest[i + 1 : i + 2] for i, word in enumerate(rest)}
+                place = after.get("--out", [f"runs/compare-{Path(rest[0]).stem}"])[0]
+                base = [word for word in rest[1:] if re.match(r"(data|model|train|task)\.", word)]
+                fixed = (rest[0], *after.get("--budget", []), *after.get("--match", []), *base)
+                bases.setdefault(place, set()).add(fixed)
+        assert [place for place, found in bases.items() if len(found) > 1] == [], name(page)
+
+
+def test_the_pages_of_the_parts_are_listed() -> None:
+    pages = {path.name for path in (ROOT / "docs/parts").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\((\w+\.md)\)", (ROOT / "docs/parts/README.md").read_text())) == pages
+
+
+def test_the_page_on_serving_lists_every_route() -> None:
+    from polyhead.serve.routes import ROUTES
+
+    rows = table((ROOT / "docs/serving.md").read_text(), "route")
+    listed = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))
+    assert sorted(listed) == sorted((route.method, route.path) for route in ROUTES if route.path != "/")
+
+
 def test_pages_name_no_machine() -> None:
     for page in PAGES:
         assert not re.search(r"(/home/|/tmp/|[A-Z]:\\)", page.read_text()), name(page)
