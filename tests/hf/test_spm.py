@@ -213,8 +213,13 @@ def test_scores_are_of_what_cuts_targets(marian: tuple[Path, Any, Any]) -> None:
 
 def test_several_languages_and_none_named_is_told(marian: tuple[Path, Any, Any]) -> None:
     run = ph.load(marian[0])
-    with pytest.raises(UserError, match=r"several languages; name the target's .* one of cmn_Hans, fra"):
-        run.translate(SOURCES)
+    for unsaid in (
+        run.translate,
+        lambda texts: run.score(texts, texts),
+        lambda texts: run.attention(texts[0], texts[0]),
+    ):
+        with pytest.raises(UserError, match=r"several languages; name the target's .* one of cmn_Hans, fra"):
+            unsaid(SOURCES)
     with pytest.raises(UserError, match="no token of this model names it; did you mean 'fra'"):
         run.translate(SOURCES, target_lang="frr")
 

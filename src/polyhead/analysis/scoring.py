@@ -15,6 +15,7 @@ from polyhead.generate.frame import Frame
 from polyhead.generate.padding import pad
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.loss import IGNORED
+from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def score_pairs(
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources and {len(targets)} targets: they must be line by line")
     pairs = list(zip(*encoded, strict=True))
-    sides = t.sides
+    sides = between(t)
     around = len(sides.before) + len(sides.after), len(sides.opening) + 1
     lengths = [
         np.array([len(pair[side]) + around[side] for pair in pairs], dtype=np.int64) for side in (0, 1)

@@ -15,6 +15,7 @@ from polyhead.generate.frame import Frame
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
 from polyhead.nn.place import beside
 from polyhead.text.masks import count_masks, encode_masked
+from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 
 BEGIN, END = "▶", "■"
@@ -85,7 +86,7 @@ def pair_maps(
     A row of the decoder is the token that is predicted there; its columns are the tokens read by then, of which the
     first is the begin.
     """
-    sides = tokenizer.sides
+    sides = between(tokenizer)
     before, read, after, written = (
         labels(tokenizer, ids) for ids in (sides.before, source, sides.after, target)
     )

@@ -26,6 +26,7 @@ from polyhead.nn.kv import whole
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
+from polyhead.text.sides import between
 from polyhead.train.pipeline import run_training
 
 MOST = 4_000_000  # characters of a text that are looked at
@@ -181,7 +182,7 @@ def pairs(given: Subject, n: int, width: int) -> Rows:
     """As ``rows``, for a translator."""
     tokenizer, sources = given.run.tokenizer, given.texts[:n]
     targets = given.references[:n] or given.run.translate(sources, beam_size=1, truncate=True)
-    room = width - tokenizer.sides.most
+    room = width - between(tokenizer).most
     sides = zip(tokenizer.encode(sources), tokenizer.target.encode(targets), strict=True)
     kept = [(a, b) for a, b in sides if max(len(a), len(b)) <= room]
     if len(kept) < 2:

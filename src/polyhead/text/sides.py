@@ -53,11 +53,12 @@ class Sides(NamedTuple):
         return max(len(self.before) + len(self.after), 1 + len(self.opening))
 
 
-def between(tokenizer: Tokenizer, source: str | None, target: str | None) -> Sides:
+def between(tokenizer: Tokenizer, source: str | None = None, target: str | None = None) -> Sides:
     """The sides of a tokenizer whose special tokens name languages, with those two where its file has others.
 
     The language of a source stands where another one stood, or before the text. That of a target is what the decoder
-    starts with, where that is a language, or what it is made to say first.
+    starts with, where that is a language, or what it is made to say first. A model that must be told one, and is not, is a
+    UserError.
     """
     sides, roles = tokenizer.sides, {i for role, i in tokenizer.ids.items() if role not in DECODERS}
     languages = {i: tokenizer.tokens([i])[0] for i in tokenizer.special_ids if i not in roles}
@@ -97,7 +98,8 @@ def _told(sides: Sides, languages: dict[int, str], source: str | None, target: s
     if len(languages) > 1 and languages.keys().isdisjoint(sides.before):
         names = ", ".join(sorted(map(_bare, languages.values())))
         raise UserError(
-            f"this model translates to several languages; name the target's (--target-lang, also of import), one of {names}"
+            "this model translates to several languages; name the target's (--target-lang of translate and import, target in a "
+            f"request), one of {names}"
         )
     return sides
 

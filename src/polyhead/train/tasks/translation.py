@@ -187,7 +187,7 @@ def corpus_of(recipe: Recipe, split: str) -> Corpus:
 
 def _check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """What translations would be refused for when all is learned is refused before."""
-    between(tokenizer, None, None)
+    between(tokenizer)
     with at("generation.forbidden"):
         for token in recipe.generation.forbidden:
             tokenizer.id_of(token)
