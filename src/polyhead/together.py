@@ -47,7 +47,7 @@ def _check_classes(first: Run, run: Run, one: str, other: str) -> None:
 
 def _check_tokens(first: Run, run: Run, one: str, other: str) -> None:
     a, b = first.tokenizer, run.tokenizer
-    if (a.rules, a.ids, first.config.vocab_size) != (b.rules, b.ids, run.config.vocab_size):
+    if (a.sha256, a.ids, first.config.vocab_size) != (b.sha256, b.ids, run.config.vocab_size):
         sizes = f"{first.config.vocab_size:,} and {run.config.vocab_size:,} tokens"
         raise UserError(
             f"{other} has another tokenizer than {one} ({sizes}): the probabilities of other tokens have no mean; "

@@ -28,6 +28,7 @@ from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.sides import between, languages
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.together import together
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNUSUAL = [
@@ -335,7 +336,8 @@ def test_pairs_are_stored_begun_and_mapped_by_what_cuts_each_side(
     for best, text in zip(begun, chinese, strict=True):
         ids = run.tokenizer.target.encode([text[:3]])[0]
         assert best[0].tokens[: len(ids)] == ids
-    _, drawn, _ = run.attention(SOURCES[1], chinese[1])
+    told = Run(run.model, run.tokenizer.between(None, "cmn"), run.generation)
+    _, drawn, _ = told.attention(SOURCES[1], chinese[1])
     assert drawn[: len(wanted[1])] == run.tokenizer.tokens(wanted[1])
     assert store.target(1).tolist() != run.tokenizer.encode(chinese)[1]
 
@@ -384,12 +386,17 @@ def test_a_pair_is_kept_where_the_decoder_starts_with_the_language(m2m100: tuple
 
 
 def test_tokenizers_that_differ_in_how_targets_are_cut_are_not_the_same(
-    marian: tuple[Path, Any, Any],
+    marian: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
     both = ph.load(marian[0]).tokenizer
     source = Inner.from_str(both.rules)
     assert Tokenizer(source, {}, target=both.target).sha256 == both.sha256
     assert Tokenizer(source, {}, target=Tokenizer(source, {})).sha256 != both.sha256
+    both.save(tmp_path)
+    (tmp_path / "target_tokenizer.json").unlink()
+    run, alone = ph.load(marian[0]), Tokenizer.load(tmp_path)
+    with pytest.raises(UserError, match="run 2 has another tokenizer than run 1"):
+        together([run, Run(run.model, alone, run.generation)])
 
 
 def test_languages_are_listed_for_who_has_to_choose(
