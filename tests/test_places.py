@@ -90,6 +90,7 @@ def test_pages_of_a_run_may_be_written_again_and_its_weights_may_not(place: Path
         "metrics.jsonl",
         "README.md",
         "vocab.txt",
+        "source.spm",
     ):
         (run / name).write_text("x")
         with pytest.raises(UserError, match="would be written over"):

@@ -25,7 +25,7 @@ def file_place(path: Path, option: str = "--out", inputs: Iterable[str | Path] =
     return path
 
 
-OWN = (".json", ".jsonl", ".safetensors", ".yaml", ".md", ".lock", ".model")
+OWN = (".json", ".jsonl", ".safetensors", ".yaml", ".md", ".lock", ".model", ".spm")
 NAMED = ("vocab.txt", "merges.txt")
 
 

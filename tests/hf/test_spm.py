@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sentencepiece
@@ -301,12 +302,19 @@ def test_languages_of_m2m100_are_checked(m2m100: tuple[Path, Any, Any], tmp_path
         assert message in str(error.value)
 
 
-def test_what_cuts_targets_goes_with_the_files(marian: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_what_cuts_targets_goes_with_the_files(
+    marian: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both, text = ph.load(marian[0]).tokenizer, lines("guide.zh-CN.md", 30)
     both.save(tmp_path)
     again = Tokenizer.load(tmp_path)
     assert again.sha256 == both.sha256
     assert again.target.encode(text) == both.target.encode(text)
+    with monkeypatch.context() as full:
+        full.setattr("polyhead.text.tokenizer.replace", Mock(side_effect=OSError("no space left")))
+        with pytest.raises(OSError, match="no space"):
+            both.save(tmp_path)
+    assert Tokenizer.load(tmp_path).sha256 == both.sha256
     both.target.save(tmp_path)  # alone it cuts both sides, and nothing is left of the other
     alone = Tokenizer.load(tmp_path)
     assert alone.target is alone

@@ -352,18 +352,19 @@ def test_a_directory_with_a_run_is_not_overwritten(corpus: Path) -> None:
         run_training(recipe, report=Notes())
 
 
-def test_files_that_no_run_wrote_are_not_written_over(corpus: Path) -> None:
+@pytest.mark.parametrize("name", ["README.md", "target_tokenizer.json"])
+def test_files_that_no_run_wrote_are_not_written_over(name: str, corpus: Path) -> None:
     recipe = small_recipe(corpus, steps=1)
     recipe.out.mkdir(parents=True)
     (recipe.out / "notes.txt").write_text("mine")  # nobody writes over that
-    (recipe.out / "README.md").write_text("mine")
+    (recipe.out / name).write_text("mine")
     with pytest.raises(
         UserError,
-        match=re.escape(f"{recipe.out} holds README.md, which no run wrote and this one would write over"),
+        match=re.escape(f"{recipe.out} holds {name}, which no run wrote and this one would write over"),
     ):
         run_training(recipe, report=Notes())
-    assert sorted(p.name for p in recipe.out.iterdir()) == ["README.md", "notes.txt"]
-    (recipe.out / "README.md").unlink()
+    assert sorted(p.name for p in recipe.out.iterdir()) == sorted([name, "notes.txt"])
+    (recipe.out / name).unlink()
     run_training(recipe, report=Notes())
     with pytest.raises(UserError, match=r"notes\.txt is a file; name a directory"):
         run_training(recipe.model_copy(update={"out": recipe.out / "notes.txt"}), report=Notes())

@@ -250,7 +250,8 @@ class Tokenizer:
             config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         if template:
             config["chat_template"] = template
-        (directory / TARGET).unlink(missing_ok=True)
+        if self._target is None:
+            (directory / TARGET).unlink(missing_ok=True)
         for name, content in self._files.items():
             replace(directory / name, content.encode())
         replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())

@@ -26,6 +26,7 @@ DESCRIPTION = (
     "config.json",
     "generation_config.json",
     "recipe.yaml",
+    "target_tokenizer.json",
     "tokenizer.json",
     "tokenizer_config.json",
 )
