@@ -77,6 +77,14 @@ def test_vectors_are_made_as_the_checkpoint_says(
     assert kinds == ["Transformer", "Pooling", *["Normalize"] * normalized]
     config = json.loads((tmp_path / "b" / "1_Pooling" / "config.json").read_text())
     assert config == {"word_embedding_dimension": 16, **{key: name == mode for name, key in OLD.items()}}
+    lengths = json.loads((tmp_path / "b" / "sentence_bert_config.json").read_text())
+    assert lengths["max_seq_length"] == BERT["max_position_embeddings"]
+
+
+def test_an_encoder_with_a_head_is_exported_for_that(tmp_path: Path) -> None:
+    make(tmp_path / "a", "BertConfig", auto="AutoModelForMaskedLM", **BERT)
+    assert main(["export", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    assert not (tmp_path / "b" / "modules.json").exists()
 
 
 def test_what_is_asked_for_goes_before_what_the_run_says(

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,11 +22,17 @@ from tokenizers.processors import TemplateProcessing
 import polyhead as ph
 from polyhead import Choice
 from polyhead.cli import main
+from polyhead.cli.draw import counts
 from polyhead.data.corpus import open_corpus
 from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.hf.spm import cutting, read_pieces
+from polyhead.lab.paging import row_lengths
+from polyhead.lab.subject import Subject, pairs
+from polyhead.recipe import Recipe
 from polyhead.run import Run
+from polyhead.serve.reading import _bounded
+from polyhead.serve.refusal import Refusal
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.sides import between, languages
 from polyhead.text.tokenizer import Tokenizer
@@ -348,6 +355,39 @@ def test_pairs_are_stored_begun_and_mapped_by_what_cuts_each_side(
     _, drawn, _ = told.attention(SOURCES[1], chinese[1])
     assert drawn[: len(wanted[1])] == run.tokenizer.tokens(wanted[1])
     assert store.target(1).tolist() != run.tokenizer.encode(chinese)[1]
+
+
+def test_whoever_counts_the_tokens_of_a_target_counts_those_that_cut_targets(
+    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A target that is short as a source and too long as a target."""
+    whole = ph.load(marian[0])
+    run = Run(whole.model, whole.tokenizer.between(None, "fra"), whole.generation)
+    source, target, most = run.tokenizer, run.tokenizer.target, run.config.max_len
+    texts = [
+        "the dog",
+        next(text for text in lines("architecture.md") if len(target.encode([text])[0]) > most)[:120],
+    ]
+    (short, fits), (_, long) = (map(len, cuts.encode(texts)) for cuts in (source, target))
+    assert short < fits < most < long
+
+    with pytest.raises(Refusal, match=f"text 0 has {long} tokens"):
+        _bounded(SimpleNamespace(run=run), [("the dog", texts[1])])  # type: ignore[arg-type]
+    assert row_lengths(Subject(run, "", SOURCES[:2], texts))[1] == most
+    chinese = [line[:30] for line in lines("guide.zh-CN.md", 4)[1:]]
+    wanted = pairs(Subject(run, "", SOURCES, chinese), 3, 60).wanted
+    assert [row[row >= 0][:-1].tolist() for row in wanted] == target.encode(chinese)
+
+    for name, side in (("a.en", ["the dog"] * 2), ("a.zh", texts)):
+        (tmp_path / name).write_text("\n".join(side) + "\n")
+    files = [str(tmp_path / "a.en"), str(tmp_path / "a.zh")]
+    run.save(tmp_path / "run")
+    assert main(["eval", str(tmp_path / "run"), *files]) == 0
+    assert "polyhead: 1 pairs have more than" in capsys.readouterr().err
+    run.recipe = Recipe.model_validate({"data": {"train": files, "valid": files}, "train": {"steps": 1}})
+    counted = counts(run)
+    assert counted is not None
+    assert counted[1].sum() == sum(map(len, target.encode(texts)))
 
 
 def test_a_model_of_several_languages_is_not_taught_before_one_is_chosen(

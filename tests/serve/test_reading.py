@@ -194,6 +194,38 @@ def wait_together(live, deterministic):
             ]
 
 
+def test_vectors_made_in_other_ways_are_not_computed_together(maker, serving):
+    with serving(maker("encoder")) as live:
+        embed, gate, calls = live.run.embed, threading.Event(), []
+
+        def watched(texts, **changes):
+            calls.append(changes)
+            gate.wait(30)
+            return embed(texts, **changes)
+
+        live.run.embed = watched
+        ways, answers = (
+            [{}, {"pooling": "max"}, {"normalize": True}, {"pooling": "max", "normalize": True}],
+            {},
+        )
+
+        def ask(number):
+            body = {"input": TEXTS[0], **ways[number]}
+            answers[number] = live.ask("/v1/embeddings", body).json()["data"][0]["embedding"]
+
+        threads = [threading.Thread(target=ask, args=[number]) for number in range(len(ways))]
+        threads[0].start()
+        live.until(lambda: bool(calls), "the first is computed")
+        for thread in threads[1:]:
+            thread.start()
+        live.until(lambda: live.service.driver.waiting == len(ways) - 1, "all wait")
+        gate.set()
+        for thread in threads:
+            thread.join()
+        for number, way in enumerate(ways):
+            assert answers[number] == pytest.approx(embed([TEXTS[0]], **way)[0].tolist(), abs=1e-5), way
+
+
 def test_the_model_is_described(services):
     for kind, live in services.items():
         (about,) = live.ask("/v1/models").json()["data"]
