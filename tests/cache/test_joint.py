@@ -73,3 +73,14 @@ def test_it_loses_nothing_where_its_keys_and_values_do_not_and_never_rewinds(nam
 def test_a_cache_that_does_not_serve_the_layers_it_is_for_is_refused(choice: Choice, said: str) -> None:
     with pytest.raises(UserError, match=said):
         made(choice)
+
+
+def test_where_no_model_keeps_keys_and_values_the_choice_is_for_their_states() -> None:
+    linear, recurrent = (shape([turn]) for turn in ({"attention": "linear"}, {"block": "gru"}))
+    both = linear._replace(beside=(recurrent,))
+    for choice in (None, Choice("state")):
+        cache = make_cache(choice, both, 2, 16)
+        assert isinstance(cache, JointCache)
+        assert [type(part) for part in cache.parts] == [StateCache, StateCache]
+    with pytest.raises(UserError, match="cache 'h2o' keeps keys and values"):
+        make_cache(Choice("h2o"), both, 2, 16)
