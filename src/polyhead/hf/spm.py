@@ -103,7 +103,7 @@ def _merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[s
         (piece[:i], piece[i:])
         for piece in ranked
         for i in range(1, len(piece))
-        if ids.keys() >= {piece, piece[:i], piece[i:]} and scores.keys() >= {piece[:i], piece[i:]}
+        if ids.keys() >= {piece, piece[:i], piece[i:]}
     ]
 
 
