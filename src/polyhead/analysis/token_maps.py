@@ -32,8 +32,8 @@ def maps(
     """Every kind of attention of a text, and of its target where the model has two sides.
 
     A model of one side reads the text as it does when it is used: in the ``frame`` of a language model, or between the
-    special tokens of an encoder, with masks; a classifier the two texts of a pair. ``said`` gives the model's own output, used where no target is given. What the
-    model cannot hold is a UserError.
+    special tokens of an encoder, with masks; a classifier the two texts of a pair. ``said`` gives the model's own output,
+    used where no target is given. What the model cannot hold is a UserError.
     """
     most = model.config.max_len
     if not isinstance(model, Seq2Seq):

@@ -18,10 +18,11 @@ log = logging.getLogger(__name__)
 
 
 def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str, Any]) -> Tokenizer:
-    """tokenizer.json as it is, or what the family has in its place, with the roles that tokenizer_config.json, special_tokens_map.json or ids give.
+    """tokenizer.json as it is, or what the family has in its place, with the roles that other files give.
 
-    A role that no file gives stays without a token. Where padding is the end token it is no role of its own: positions
-    say what is padding. Where decoding ends with several tokens, one of them is the end here, and a warning says so.
+    These are tokenizer_config.json, special_tokens_map.json, and the configs by ids. A role that no file gives stays
+    without a token. Where padding is the end token it is no role of its own: positions say what is padding.
+    Where decoding ends with several tokens, one of them is the end here, and a warning says so.
     """
     family: Family = FAMILY.get(config["model_type"])
     made = _made(directory, family)
