@@ -25,7 +25,7 @@ from polyhead.models import build
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
-from polyhead.text.tokenizer import train_tokenizer
+from polyhead.text.learn import train_tokenizer
 from polyhead.train import checkpoint, loop
 from polyhead.train.launch import LOST
 from polyhead.train.pipeline import run_training
