@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -110,22 +111,23 @@ def test_mistakes_are_told_in_one_line(home, monkeypatch, capsys, arguments, sai
 class Terminal:
     """A process at a terminal, and what it shows."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.own, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "polyhead", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+            [sys.executable, "-m", "polyhead", *arguments],
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs), start_new_session=True, env=os.environ | environment,
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
 
     def type(self, text: str) -> None:
-        os.write(self.own, text.encode())
+        os.write(self.own, text.encode(errors="surrogateescape"))
 
     def until(self, text: str) -> str:
         """Read until it shows a text; what came with it."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 20
         while text not in self.seen:
-            assert time.monotonic() < end, self.seen
+            assert select.select([self.own], [], [], max(0, end - time.monotonic()))[0], self.seen
             try:
                 self.seen += os.read(self.own, 4096).decode(errors="replace")
             except OSError:  # the other side is closed
@@ -160,6 +162,28 @@ def test_at_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(home):
         terminal.type("/reset\n")
         terminal.until("> ")
         assert terminal.process.poll() is None
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        os.close(terminal.own)
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_bytes_that_are_no_text_are_told_and_read_at_a_terminal_as_of_a_pipe(
+    home, monkeypatch, capsys, locale
+):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a \xff dog\n")))
+    assert main(["chat", str(home / "run")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "polyhead: line 1 is not UTF-8; its bad bytes are read as U+FFFD\n"
+    terminal = Terminal("chat", str(home / "run"), LC_ALL=locale, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    try:
+        terminal.until("> ")
+        terminal.type("a \udcff dog\n")
+        terminal.until(captured.err.strip())
+        terminal.until(captured.out.strip())
+        terminal.until("> ")
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import read_lines
+from polyhead.cli.lines import decoded, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
@@ -142,14 +143,18 @@ class Talk:
 
 def messages() -> Iterator[str]:
     """What is said, line by line, until there is no more."""
-    if not sys.stdin.isatty():
-        yield from (line.strip() for line in read_lines("-"))
-        return
+    yield from (line.strip() for line in (decoded(typed()) if sys.stdin.isatty() else read_lines("-")))
+
+
+def typed() -> Iterator[bytes]:
+    """What a person types, line by line, as the bytes that came."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     with suppress(ImportError):
         import readline  # noqa: F401  # gives input() the keys of a line editor
     while True:
         try:
-            yield input("> ").strip()
+            yield input("> ").encode(errors="surrogateescape")
         except EOFError:
             print()
             return
