@@ -9,6 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from polyhead.errors import UserError
+from polyhead.text.control import spelled
 
 Matrix = list[list[float]]
 SHADES = " ░▒▓█"
@@ -81,7 +82,7 @@ def which(what: str, index: int | None, n: int) -> str:
 
 def shown(token: str) -> str:
     """A token as it can be read on an axis: without the space it begins with, and never invisible."""
-    return token.replace("\n", "⏎").strip() or "␣"
+    return spelled(token.replace("\n", "⏎")).strip() or "␣"
 
 
 def columns(text: str) -> int:

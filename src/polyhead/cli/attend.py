@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyhead.cli.lines import one_line
+from polyhead.cli.lines import harmless, one_line
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
 
@@ -72,7 +72,7 @@ def run(
     lead = f"Translated: {own}" if own is not None else "" if target is None else f"Given: {target}"
     attention_page(written, list(maps.values()), title=source, lead=lead)
     if own is not None:
-        print(f"{own}\n")
+        print(f"{harmless(own)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(attention_text(shown, *chosen, width=width))
     print(f"\nall layers and heads: {written}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import decoded, read_lines
+from polyhead.cli.lines import decoded, harmless, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
@@ -166,7 +166,7 @@ def shown(answer: Iterator[str]) -> Iterator[str]:
     """The pieces of an answer, each printed as it comes; Ctrl-C ends it between two of them."""
     with interrupts() as wanted:
         for piece in answer:
-            print(piece, end="", flush=True)
+            print(harmless(piece), end="", flush=True)
             yield piece
             if wanted:
                 break

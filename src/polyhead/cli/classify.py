@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text
+from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, lines_or_text
 from polyhead.cli.options import Device, Dtype, With
 from polyhead.errors import UserError
 
@@ -51,7 +51,7 @@ def run(
         for found in classifier.classify(lines):
             ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
             shown = ranked if all_classes else ranked[:1]
-            print("\t".join(f"{label}\t{probability:.4f}" for label, probability in shown))
+            print("\t".join(f"{harmless(label)}\t{probability:.4f}" for label, probability in shown))
         print(end="", flush=True)
         counter.add(len(lines))
     counter.close()

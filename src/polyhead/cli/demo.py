@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyhead.cli.guard import INTERRUPTED
-from polyhead.cli.lines import one_line
+from polyhead.cli.lines import harmless, one_line
 from polyhead.errors import UserError
+from polyhead.text.control import spelled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +74,7 @@ def run(
         conclude(console, trained, recipe)
     if translate is not None:
         (output,) = trained.translate([translate])
-        print(one_line(output))
+        print(harmless(one_line(output)))
 
 
 class UntilTrained:
@@ -158,7 +159,7 @@ def examples(judged: Judged, rows: Sequence[int]) -> Table:
     for row in rows:
         output, reference = judged.outputs[row], judged.references[row]
         mark = Text("✓", "green") if output == reference else Text("✗", "red")
-        table.add_row("", mark, *map(Text, (judged.sources[row], output, reference)))
+        table.add_row("", mark, *map(Text, map(spelled, (judged.sources[row], output, reference))))
     return table
 
 

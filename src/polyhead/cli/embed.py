@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, one_line
+from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, lines_or_text, one_line
 from polyhead.cli.options import AS_TRAINED, Device, Dtype
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
@@ -80,7 +80,7 @@ def run(
                 file.add(texts, vectors)
             elif like is not None:
                 for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
-                    print(f"{near:.4f}\t{one_line(text)}")
+                    print(f"{near:.4f}\t{harmless(one_line(text))}")
             else:
                 for row in vectors.tolist():
                     print("\t".join(f"{value:.6g}" for value in row))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, one_line
+from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, lines_or_text, one_line
 from polyhead.cli.options import Device, Dtype, With
 
 
@@ -50,7 +50,7 @@ def run(
         for masks in filled:
             for fills in masks:
                 for fill in fills:
-                    print(f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}")
+                    print(harmless(f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}"))
                 print()
         print(end="", flush=True)
         counter.add(len(texts))

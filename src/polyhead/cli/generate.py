@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import read_lines
+from polyhead.cli.lines import harmless, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
@@ -107,11 +107,11 @@ def run(
     if n == len(prompts) == 1:
         # a mistake in them is told before the prompt is shown
         for i, new in enumerate(model.stream(prompts, **changes)):
-            print(new.text if i else prompt + new.text, end="", flush=True)
+            print(harmless(new.text if i else prompt + new.text), end="", flush=True)
         print()
         return
     for text, said in zip(prompts, model.generate(prompts, n=n, **changes), strict=True):
         for one in said:
-            print(text + one)
+            print(harmless(text + one))
             if "\n" in text + one:
                 print("-" * 8)

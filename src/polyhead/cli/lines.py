@@ -14,6 +14,7 @@ from typing import TypeVar
 from polyhead.data import files
 from polyhead.data.parquet import SUFFIX
 from polyhead.errors import MOST, UserError, at, nearest
+from polyhead.text.control import spelled
 
 T = TypeVar("T")
 LONGEST_NAME = 255  # characters of a file's name
@@ -96,6 +97,11 @@ def chunk_size(source: str, wanted: int) -> int:
 def one_line(text: str) -> str:
     """The text without line ends, so that one output stays one line."""
     return text.replace("\r", " ").replace("\n", " ")
+
+
+def harmless(text: str) -> str:
+    """What a model or a file says, for standard output: no command to a terminal; a pipe and a file get it as it is."""
+    return spelled(text) if sys.stdout.isatty() else text
 
 
 class Counter:

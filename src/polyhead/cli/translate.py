@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, one_line, read_lines
+from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, one_line, read_lines
 from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, NoRepeat, SourceLang, TargetLang, With
 from polyhead.document import parse_part
 from polyhead.errors import UserError
@@ -102,6 +102,7 @@ def run(
                     f"--prefix: {prefix} ends before line {done + len(changes['prefix']) + 1} of the text"
                 )
         for score, text in translations(translator, texts, n_best, changes):
+            text = harmless(text)
             print(text if score is None or not scores else f"{score:.4f}\t{text}")
         print(end="", flush=True)
         done += len(texts)
