@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyhead.errors import nearest
+from polyhead.errors import explain, nearest
 
 
 def said(verb: str, error: Any) -> str:
@@ -28,6 +28,7 @@ def _reason(error: Any) -> str:
         return f"no option {error.option_name}{nearest(error.option_name, known, cutoff=0.6)}"
     if type(error).__name__ == "MissingParameter":
         return "missing"
+    if type(error.__cause__).__name__ == "ValidationError":  # pydantic's, which knows what came
+        return str(explain(error.__cause__)).removesuffix(".")
     reason = " ".join(str(error.message).replace("argument(s)", "argument").split()).removesuffix(".")
-    reason = reason.removeprefix("Value error, ").removeprefix("Input ")
     return reason[:1].lower() + reason[1:]
