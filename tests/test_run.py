@@ -292,6 +292,9 @@ def test_scores_are_the_sums_of_the_logits_one_pair_at_a_time(saved: Path) -> No
         scores = loaded.score(sources, targets, batch_tokens=budget)
         assert [s.tokens for s in scores] == [n for _, n in wanted]
         assert [s.log_prob for s in scores] == pytest.approx([p for p, _ in wanted], rel=1e-5)
+    for budget in (0, -5):
+        with pytest.raises(UserError, match=f"batch_tokens is {budget}; wanted 1 or more"):
+            loaded.score(sources, targets, batch_tokens=budget)
     mean = sum(p for p, _ in wanted) / sum(n for _, n in wanted)
     assert loaded.perplexity(sources, targets) == pytest.approx(math.exp(-mean), rel=1e-5)
     assert loaded.score([], []) == []

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyhead.analysis.class_metrics import class_measures
-from polyhead.data.batches import plan_epoch
+from polyhead.data.batches import budget, plan_epoch
 from polyhead.data.framed import collate_framed, framed
 from polyhead.data.labelled import Example
 from polyhead.errors import UserError
@@ -92,7 +92,7 @@ def class_log_probs(
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
     out = np.zeros((len(rows), len(model.config.labels)))
     device = next(model.parameters()).device
-    widest = max(batch_tokens, int(lengths.max(initial=1)))
+    widest = budget(batch_tokens, lengths)
     for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
         given = collate_framed(
             [rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id

@@ -46,6 +46,13 @@ def plan_epoch(
     return [batches[i] for i in np.argsort(bits.random_raw(len(batches)), kind="stable")]
 
 
+def budget(batch_tokens: int, *lengths: Ints) -> int:
+    """Tokens of a batch that is only read: so many, or as many as the longest row has."""
+    if batch_tokens < 1:
+        raise UserError(f"batch_tokens is {batch_tokens}; wanted 1 or more")
+    return max(batch_tokens, *(int(side.max(initial=1)) for side in lengths))
+
+
 def fill_rate(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> float:
     """The share of a batch's cells, both sides, that holds tokens and not padding."""
     used = sum(int(source_lengths[rows].sum() + target_lengths[rows].sum()) for rows in batches)
