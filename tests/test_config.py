@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -184,3 +185,26 @@ def test_a_preset_gives_the_sizes_of_the_literature_and_what_is_given_beside_it_
     assert "preset" not in base.model_dump()
     with pytest.raises(ValueError, match="unknown preset 'bse'; did you mean 'base'"):
         ModelConfig.model_validate({"preset": "bse", "vocab_size": 10})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"d_model": 2**31 - 1}, "out of range: should be less than or equal to 1048576"),
+        ({"n_heads": 2**31 - 1, "head_dim": 1, "n_kv_heads": 3}, "less than or equal to 1048576"),
+        ({"n_layers": 10**9}, "less than or equal to 10000"),
+        (
+            {"feed_forward": {"name": "experts", "n_experts": 10**7}},
+            "n_experts .* is 10,000 at most, not 10,000,000",
+        ),
+        ({"max_len": 2**31 - 1, "position": "sinusoidal"}, None),  # a table is of the model, not of its trial
+    ],
+)
+def test_sizes_beyond_reason_are_answered_soon(given: dict[str, Any], message: str | None) -> None:
+    start, settings = time.perf_counter(), {"vocab_size": 10, **given}
+    if message is None:
+        ModelConfig(**settings)
+    else:
+        with pytest.raises(ValueError, match=message):
+            ModelConfig(**settings)
+    assert time.perf_counter() - start < 5

@@ -14,6 +14,7 @@ from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLIN
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "inputs", "none"]
+WIDEST, DEEPEST = 2**20, 10_000  # beyond reason; a layer, and more of them, is built to see whether its parts go together
 
 PARTS: dict[str, Registry[Any]] = {
     "block": BLOCK,
@@ -81,17 +82,23 @@ class ModelSection(Checked):
     kind: Kind = Field(
         "encoder-decoder", description="encoder-decoder, decoder (GPT-like) or encoder (BERT-like)"
     )
-    d_model: int = Field(512, gt=0, description="width of the model")
-    n_layers: int = Field(6, gt=0, description="blocks of the encoder")
-    n_decoder_layers: int | None = Field(None, gt=0, description="as many as n_layers if not given")
-    n_heads: int = Field(8, gt=0, description="attention heads; must divide d_model if head_dim is not given")
+    d_model: int = Field(512, gt=0, le=WIDEST, description="width of the model")
+    n_layers: int = Field(6, gt=0, le=DEEPEST, description="blocks of the encoder")
+    n_decoder_layers: int | None = Field(
+        None, gt=0, le=DEEPEST, description="as many as n_layers if not given"
+    )
+    n_heads: int = Field(
+        8, gt=0, le=WIDEST, description="attention heads; must divide d_model if head_dim is not given"
+    )
     n_kv_heads: int | None = Field(
         None, gt=0, description="as many as n_heads if not given; 1 is multi-query"
     )
     head_dim: int | None = Field(
-        None, gt=0, description="width of a head's queries and keys; d_model / n_heads if not given"
+        None, gt=0, le=WIDEST, description="width of a head's queries and keys; d_model / n_heads if not given"
     )
-    v_head_dim: int | None = Field(None, gt=0, description="width of a head's values; head_dim if not given")
+    v_head_dim: int | None = Field(
+        None, gt=0, le=WIDEST, description="width of a head's values; head_dim if not given"
+    )
     d_ff: int | None = Field(None, gt=0, description="4 d_model if not given")
     max_len: int = Field(1024, gt=0, description="longest sequence in tokens; the size of learned positions")
     block: Choice = Choice("transformer")

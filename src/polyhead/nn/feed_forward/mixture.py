@@ -12,6 +12,7 @@ from polyhead.errors import UserError
 from polyhead.nn.exact import exactly, widened
 from polyhead.registry import FEED_FORWARD, Choice
 
+MOST = 10_000  # experts: each is a network of its own, a millisecond to build
 PUSH = 1e-3  # of the load's gradient: its size means nothing to Adam, and this leaves train.clip_norm to the loss
 
 
@@ -66,6 +67,8 @@ class Experts(nn.Module):
             raise UserError(
                 "each of feed_forward 'experts' is a feed-forward of one network, not 'experts' again"
             )
+        if n_experts > MOST:
+            raise UserError(f"n_experts of feed_forward 'experts' is {MOST:,} at most, not {n_experts:,}")
         if not 0 < top_k <= n_experts:
             raise UserError(
                 f"top_k of feed_forward 'experts' is from 1 to n_experts={n_experts}, not {top_k}"
