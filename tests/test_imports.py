@@ -25,6 +25,7 @@ LAYERS = [
         "ranges",
         "registry",
         "config",
+        "trial",
         "document",
         "recipe",
         "sections",

@@ -14,7 +14,7 @@ from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLIN
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "inputs", "none"]
-WIDEST, DEEPEST = 2**20, 10_000  # beyond reason; a layer, and more of them, is built to see whether its parts go together
+WIDEST, DEEPEST = 2**20, 10_000  # beyond reason; larger ones would be built for hours before memory ends
 
 PARTS: dict[str, Registry[Any]] = {
     "block": BLOCK,
@@ -94,7 +94,10 @@ class ModelSection(Checked):
         None, gt=0, description="as many as n_heads if not given; 1 is multi-query"
     )
     head_dim: int | None = Field(
-        None, gt=0, le=WIDEST, description="width of a head's queries and keys; d_model / n_heads if not given"
+        None,
+        gt=0,
+        le=WIDEST,
+        description="width of a head's queries and keys; d_model / n_heads if not given",
     )
     v_head_dim: int | None = Field(
         None, gt=0, le=WIDEST, description="width of a head's values; head_dim if not given"
@@ -203,51 +206,10 @@ class ModelSection(Checked):
             raise UserError(
                 f"pooling makes one vector of a text, which is an encoder's to do; this is kind={self.kind!r}: leave it out"
             )
-        self._try()
+        from polyhead.trial import try_layers
+
+        try_layers(self)
         return self
-
-    def _try(self) -> None:
-        """Build one layer of each kind without memory, so that parts that do not go together say so now."""
-        import torch
-
-        sides = [(self.kind == "decoder", False), *([(True, True)] if self.kind == "encoder-decoder" else [])]
-        turns, used, blocks = self.pattern or (LayerParts(),), False, dict[str, None]()
-        idle = {
-            (i, name) for i, parts in enumerate(turns) for name, choice in parts if choice and name != "block"
-        }
-        with torch.device("meta"):
-            for causal, cross in sides:
-                common = POSITION.build(self.position, self.shape(causal))
-                for i, parts in enumerate(turns):
-                    position, block = self.position_of(i, common, causal), self.at(i).block_of(cross).name
-                    layer = self.at(i).layer(position, causal, cross)
-                    acts = position.acts_on in ("nothing", "embeddings") or position in layer.modules()
-                    if parts.position is None:
-                        blocks[block], used = None, used or acts
-                    elif position.acts_on == "embeddings":
-                        raise UserError(
-                            f"position {parts.position.name!r} in pattern acts on the embeddings, which no layer has alone"
-                        )
-                    attends = hasattr(layer, "attn") or (cross and self.cross_attention is None)
-                    idle -= {
-                        (i, name) for name, of_use in (("position", acts), ("attention", attends)) if of_use
-                    }
-                    if self.embedding_norm == "first" and i == 0 and not hasattr(layer, "attn_residual"):
-                        raise UserError(
-                            f"embedding_norm=first takes the place of a norm before attention; block {block!r} has none: give true or false"
-                        )
-            if self.pooling is not None:
-                POOLING.build(self.pooling, self)
-        for i, name in sorted(idle):
-            raise UserError(
-                f"pattern: {name} {getattr(turns[i], name).name!r} is of no use to block {self.at(i).block.name!r}, "
-                "which has no self-attention: leave it out"
-            )
-        if blocks and not used:
-            raise UserError(
-                f"position {self.position.name!r} acts on self-attention, and blocks {' and '.join(blocks)} have none: "
-                "use none, or one that is added to the embeddings, such as sinusoidal or learned"
-            )
 
     def at(self, layer: int) -> Self:
         """The config that a layer is built from: with the block and attention of its turn in the pattern."""

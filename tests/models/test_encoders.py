@@ -170,6 +170,30 @@ def test_layers_in_turn_may_differ_in_what_they_remember(changes):
             "pattern: position 'rope' is of no use to block 'conv', which has no self-attention: leave it out",
         ),
         (
+            {"kind": "decoder", "block": "lstm", "attention": "linear"},
+            "no layer attends by attention 'linear', the blocks being lstm: leave it out",
+        ),
+        (
+            {
+                "kind": "decoder",
+                "attention": "linear",
+                "pattern": [{"block": "lstm"}, {"attention": "kernel"}],
+            },
+            "attention 'linear', the blocks being lstm and transformer: leave it out",
+        ),
+        (
+            {"block": "conv", "attention": {"name": "softmax", "window": 4}},
+            "attention 'softmax', the blocks being conv",
+        ),
+        (
+            {"kind": "encoder-decoder", "block": "gru", "cross_attention": "softmax", "attention": "linear"},
+            "attention 'linear', the blocks being gru",
+        ),
+        (
+            {"kind": "encoder-decoder", "block": {"name": "gru", "attention": False}, "attention": "linear"},
+            "attention 'linear', the blocks being gru",
+        ),
+        (
             {"kind": "decoder", "position": "rope", "pattern": [{"block": "lstm"}, {"position": "alibi"}]},
             "position 'rope' acts on self-attention, and blocks lstm have none",
         ),

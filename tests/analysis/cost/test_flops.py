@@ -58,7 +58,7 @@ PARTS: list[dict[str, Any]] = [
     {"pattern": ({"attention": "kernel"}, {"position": "shaw"})},
     {"pattern": ({"attention": {"name": "linear", "chunk": 5}}, {"attention": {"name": "linear", "chunk": 3}})},
     {"pattern": ({"attention": "linear"}, {"block": "gru"}, {})},
-    {"attention": "linear", "pattern": ({"block": {"name": "conv", "kernel": 3}}, {"attention": "softmax"})},
+    {"attention": "linear", "pattern": ({"block": {"name": "conv", "kernel": 3}}, {"attention": "softmax"}, {})},
     {"block": {"name": "conv", "kernel": 5}, "position": "none"},
     {"block": {"name": "lstm", "units": 12, "attention": False}, "position": "none"},
     {"block": {"name": "gru", "bidirectional": False}, "position": "none", "decoder_block": "lstm"},

@@ -1,0 +1,59 @@
+"""One layer of each kind of a config, built without memory, so that parts that do not go together say so when it is read."""
+
+from __future__ import annotations
+
+from polyhead.config import LayerParts, ModelSection
+from polyhead.errors import UserError
+from polyhead.registry import ATTENTION, POOLING, POSITION
+
+
+def try_layers(config: ModelSection) -> None:
+    """Build them; what does not go together, or is of no use to any of them, is a UserError."""
+    import torch
+
+    sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
+    turns = config.pattern or (LayerParts(),)
+    used, read = False, all(parts.attention for parts in turns)
+    blocks, there = dict[str, None](), dict[str, None]()
+    idle = {
+        (i, name) for i, parts in enumerate(turns) for name, choice in parts if choice and name != "block"
+    }
+    with torch.device("meta"):
+        for causal, cross in sides:
+            common = POSITION.build(config.position, config.shape(causal))
+            for i, parts in enumerate(turns):
+                position, block = config.position_of(i, common, causal), config.at(i).block_of(cross).name
+                layer = config.at(i).layer(position, causal, cross)
+                acts = position.acts_on in ("nothing", "embeddings") or position in layer.modules()
+                if parts.position is None:
+                    blocks[block], used = None, used or acts
+                elif position.acts_on == "embeddings":
+                    raise UserError(
+                        f"position {parts.position.name!r} in pattern acts on the embeddings, which no layer has alone"
+                    )
+                attends = hasattr(layer, "attn") or (
+                    getattr(layer, "cross", None) is not None and config.cross_attention is None
+                )
+                there[block], read = None, read or (attends and parts.attention is None)
+                idle -= {(i, name) for name, of_use in (("position", acts), ("attention", attends)) if of_use}
+                if config.embedding_norm == "first" and i == 0 and not hasattr(layer, "attn_residual"):
+                    raise UserError(
+                        f"embedding_norm=first takes the place of a norm before attention; block {block!r} has none: give true or false"
+                    )
+        if config.pooling is not None:
+            POOLING.build(config.pooling, config)
+    for i, name in sorted(idle):
+        raise UserError(
+            f"pattern: {name} {getattr(turns[i], name).name!r} is of no use to block {config.at(i).block.name!r}, "
+            "which has no self-attention: leave it out"
+        )
+    default = ModelSection.model_fields["attention"].default
+    if not read and ATTENTION.check(config.attention) != ATTENTION.check(default):
+        raise UserError(
+            f"no layer attends by attention {config.attention.name!r}, the blocks being {' and '.join(there)}: leave it out"
+        )
+    if blocks and not used:
+        raise UserError(
+            f"position {config.position.name!r} acts on self-attention, and blocks {' and '.join(blocks)} have none: "
+            "use none, or one that is added to the embeddings, such as sinusoidal or learned"
+        )
