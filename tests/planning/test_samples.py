@@ -210,3 +210,28 @@ def test_a_teacher_of_other_tokens_reads_for_itself(uneven: Path, monkeypatch: p
 def test_a_teacher_who_lacks_a_class_is_refused(uneven: Path) -> None:
     with pytest.raises(UserError, match="the classes of teacher are rare, x, not x, y"):
         plan(taught("classification", BPE, ("rare", "x")), probe=False)
+
+
+def test_columns_that_the_test_text_alone_has_are_planned_as_they_are_trained(home: Path) -> None:
+    for name in ("train", "valid"):
+        for side in ("en", "de"):
+            Path(f"{name}.{side}").write_text("".join(f"{line}\n" for line in rows(20)))
+    Path("test.tsv").write_text("".join(f"x\t{line}\t{line}\n" for line in rows(5)))
+    columns = {"source": 1, "target": 2}
+    data = {"train": ["train.en", "train.de"], "valid": ["valid.en", "valid.de"], "test": ["test.tsv"]}
+    tree: dict[str, Any] = {
+        "data": data | columns,
+        "tokenizer": {"kind": "char"},
+        "model": MODEL,
+        "train": TRAIN,
+    }
+    recipe = Recipe.model_validate(tree)
+    TASK.get(recipe.task.name).check(recipe)  # as training does
+    assert texts.open_texts(recipe, None, home / "a").lines == 20
+    with pytest.raises(UserError, match="leave out data"):
+        texts.open_texts(
+            Recipe.model_validate(tree | {"data": data | columns | {"test": None}}), None, home / "b"
+        )
+    Path("test.tsv").rename("elsewhere")  # what is measured at the end costs nothing before
+    later = Recipe.model_validate(tree | {"data": data})
+    assert texts.open_texts(later, None, home / "c").lines == 20

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from polyhead import hub
 from polyhead.data.files import opened
+from polyhead.data_sections import DataConfig
 from polyhead.planning.unseen import Tokens, open_with_classes, tokens_of_whole
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK
@@ -59,8 +60,12 @@ def missing(recipe: Recipe) -> list[str]:
     return [
         str(data.root / name)
         for name in [*data.train, *(data.valid or [])]
-        if not name.startswith(hub.PREFIX) and not any(path.is_file() for path in data.local(name))
+        if not name.startswith(hub.PREFIX) and not _there(data, name)
     ]
+
+
+def _there(data: DataConfig, name: str) -> bool:
+    return any(path.is_file() for path in data.local(name))
 
 
 def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
@@ -70,9 +75,9 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
     and need not be that of a teacher who was trained on all; then it is the teacher's.
     """
     part: TaskPart = TASK.get(recipe.task.name)
-    # what is measured at the end costs nothing before
-    untested = recipe.data.model_copy(update={"test": None})
-    part.check(recipe.model_copy(update={"data": untested}))
+    # what is measured at the end costs nothing before, and need not be there yet
+    test = recipe.data.test if all(_there(recipe.data, name) for name in recipe.data.test or []) else None
+    part.check(recipe.model_copy(update={"data": recipe.data.model_copy(update={"test": test})}))
     teachers = open_teachers(recipe.distill, "cpu")  # as the probe is, wherever training will be
     sample = _sampled(recipe.data.paths("train"), folder / "train")
     valid = _sampled(recipe.data.paths("valid"), folder / "valid").names if recipe.data.valid else None
