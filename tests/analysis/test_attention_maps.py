@@ -163,7 +163,7 @@ def test_all_kinds_of_a_pair_are_those_that_a_teacher_forced_pass_shows(model, s
     assert list(found) == list(names)
     for kind, weights in found.items():
         torch.testing.assert_close(
-            weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
+            weights.weights, torch.cat([whole[names[kind].format(i)] for i in range(2)]), rtol=0, atol=0
         )
     for layer in model.decoder.layers:
         layer.cross = Blind(layer.cross)
@@ -178,7 +178,7 @@ def test_a_model_of_one_side_shows_what_its_layers_look_at(kind, source):
         model(source[:1])
     layers = [weights[0] for (weights,) in seen.values()]
     maps = self_attention(model, source[:1])
-    assert maps.shape == (2, 4, 6, 6)
-    assert torch.equal(maps, torch.stack(layers))
-    assert bool((maps.triu(1) == 0).all()) == (kind == "decoder")
+    assert maps.numbers == [1, 2] and maps.weights.shape == (2, 4, 6, 6)
+    assert torch.equal(maps.weights, torch.stack(layers))
+    assert bool((maps.weights.triu(1) == 0).all()) == (kind == "decoder")
     assert self_attention(torch.nn.Embedding(V, 4), source[:1]) is None

@@ -26,25 +26,26 @@ def test_maps_of_a_pair_are_the_weights_of_the_same_kernel_written_out(position)
     torch.manual_seed(1)
     source, target = torch.randint(5, 17, (1, 6)), torch.randint(5, 17, (1, 4))
     found = pair_attention(model, source, target)
-    assert {kind: tuple(maps.shape) for kind, maps in found.items()} == {
+    assert {kind: tuple(maps.weights.shape) for kind, maps in found.items()} == {
         "encoder": (2, 4, 6, 6),
         "decoder": (2, 4, 4, 4),
         "cross": (2, 4, 4, 6),
     }
-    assert (found["decoder"].triu(1) == 0).all()
-    torch.testing.assert_close(found["cross"].sum(-1), torch.ones(2, 4, 4), rtol=0, atol=1e-5)
+    assert (found["decoder"].weights.triu(1) == 0).all()
+    torch.testing.assert_close(found["cross"].weights.sum(-1), torch.ones(2, 4, 4), rtol=0, atol=1e-5)
     if position == "rope":
         return  # there the kernel written out turns queries and keys, not their features
     other = made(attention={"name": "kernel", "sim": "elu"})
     other.load_state_dict(model.state_dict())
     for kind, maps in pair_attention(other, source, target).items():
-        torch.testing.assert_close(found[kind], maps, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[kind].weights, maps.weights, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rope"])
 def test_the_page_of_a_linear_model_is_written(tmp_path, position):
     source, target = torch.arange(5, 11)[None], torch.arange(5, 9)[None]
-    for kind, weights in pair_attention(made(attention="linear", position=position), source, target).items():
+    for kind, layers in pair_attention(made(attention="linear", position=position), source, target).items():
+        weights = layers.weights
         rows, columns = list("abcdef"[: weights.size(2)]), list("abcdef"[: weights.size(3)])
         page = attention_page(tmp_path / f"{kind}.html", AttentionMap(columns, rows, weights, kind))
         assert "NaN" not in page.read_text()

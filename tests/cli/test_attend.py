@@ -87,9 +87,9 @@ def test_without_a_target_the_runs_own_translation_is_shown(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hund", "--layer", "2"], "--layer: there is no layer '2'; there are 1 to 1, and mean"),
-        (["hund", "--head", "0"], "--head: there is no head '0'; there are 1 to 4, and mean"),
-        (["hund", "--head", "x"], "--head: there is no head 'x'; there are 1 to 4, and mean"),
+        (["hund", "--layer", "2"], "--layer: there is no layer '2' to show; there are 1 to 1, and mean"),
+        (["hund", "--head", "0"], "--head: there is no head '0' to show; there are 1 to 4, and mean"),
+        (["hund", "--head", "x"], "--head: there is no head 'x' to show; there are 1 to 4, and mean"),
         ([" "], "TEXT is empty: there is nothing to look at"),
         (["hund", ""], "TARGET is empty: there is nothing to look at"),
         (["hund " * 40], r"the text has \d+ tokens; this model takes 31 at most"),
@@ -173,3 +173,28 @@ def test_a_classifier_shows_the_pair_as_it_reads_it(
     assert len(shown["source"]) == ids.size(1)
     assert main(["attend", str(tmp_path), SOURCE, "dog " * 40]) == 2
     assert "the pair, special tokens counted, has" in capsys.readouterr().err
+
+
+def test_layers_have_the_numbers_that_they_have_in_the_model(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = polyhead.load(tiny).tokenizer
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 4, "max_len": 24}
+    model = build(ModelConfig(kind="decoder", pattern=[{"block": "gru"}, {}], **sizes), seed=0)
+    Run(model, tokenizer, GenerationConfig()).save(tmp_path)
+    with torch.inference_mode(), watch(model.eval()) as passes:
+        model(torch.tensor(tokenizer.encode([SOURCE])))
+    assert [re.findall(r"\d+", name) for name in passes] == [["1"], ["3"]]
+    assert main(["attend", str(tmp_path), SOURCE]) == 0
+    assert capsys.readouterr().out.startswith("self-attention, layer 4 of 2, 4, mean of 2 heads\n")
+    (shown,) = embedded(tmp_path / "attention.html")
+    assert shown["layers"] == [2, 4]
+    assert main(["attend", str(tmp_path), SOURCE, "--layer", "2"]) == 0
+    (found,) = polyhead.load(tmp_path).attention_maps(SOURCE).values()
+    assert attention_text(found, 0) in capsys.readouterr().out
+    assert attention_text(found, None).startswith("self-attention, mean of layers 2, 4, mean of 2 heads\n")
+    assert main(["attend", str(tmp_path), SOURCE, "--layer", "3"]) == 2
+    said = "--layer: there is no layer '3' to show; there are 2, 4, and mean"
+    assert said in capsys.readouterr().err
+    with pytest.raises(ValueError, match="2 layers was given 1"):
+        attention_text(found._replace(layers=[2]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,27 @@ from polyhead.models.seq2seq import Seq2Seq
 KINDS = {"cross": "cross-attention", "encoder": "encoder self-attention", "decoder": "decoder self-attention",
          "self": "self-attention"}  # fmt: skip
 
+LAYER = re.compile(r"\blayers\.(\d+)\.")
+
 Weights = dict[str, list[Tensor]]
 """Name of an attention, such as ``decoder.layers.0.cross`` -> its weights (B, H, T, S), one entry a pass."""
+
+
+class Layers(NamedTuple):
+    """What the layers that attend look at, and which of the model's they are."""
+
+    numbers: list[int]  # from 1
+    weights: Tensor  # (layers, heads, queries, keys)
+
+    @classmethod
+    def of(cls, seen: Weights) -> Layers | None:
+        """From one pass of one row, or none where nobody attends."""
+        each = [
+            (int(LAYER.findall(name)[-1]) + 1, weights[0])
+            for name, passes in seen.items()
+            for weights in passes
+        ]
+        return cls([number for number, _ in each], torch.stack([w for _, w in each])) if each else None
 
 
 @contextmanager
@@ -32,26 +53,24 @@ def watch(model: nn.Module) -> Iterator[Weights]:
             module.watchers.pop()
 
 
-def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """One pair, (1, S) and the decoder's input (1, T), -> kind (see KINDS) -> weights (layers, heads, queries, keys).
+def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Layers]:
+    """One pair, (1, S) and the decoder's input (1, T), -> kind (see KINDS) -> its layers.
 
     A kind that has no weights to show, such as a layer without attention, is left out.
     """
     with torch.inference_mode(), watch(model) as seen:
         model.features(source, target)
-    found: dict[str, list[Tensor]] = {"cross": [], "encoder": [], "decoder": []}
+    found: dict[str, Weights] = {"cross": {}, "encoder": {}, "decoder": {}}
     for name, passes in seen.items():
-        kind = "cross" if name.endswith(".cross") else name.split(".")[0]
-        found[kind] += [weights[0] for weights in passes]
-    return {kind: torch.stack(layers) for kind, layers in found.items() if layers}
+        found["cross" if name.endswith(".cross") else name.split(".")[0]][name] = passes
+    return {kind: layers for kind, of_kind in found.items() if (layers := Layers.of(of_kind))}
 
 
-def self_attention(model: nn.Module, *given: Tensor | None) -> Tensor | None:
-    """What a model of one side looks at, tokens (1, T) -> weights (layers, heads, T, T), or None if it has none to show.
+def self_attention(model: nn.Module, *given: Tensor | None) -> Layers | None:
+    """What a model of one side looks at, tokens (1, T) -> its layers, or None if it has none to show.
 
     Behind the tokens may come their positions and segments.
     """
     with torch.inference_mode(), watch(model) as seen:
         model(*given)
-    layers = [weights[0] for passes in seen.values() for weights in passes]
-    return torch.stack(layers) if layers else None
+    return Layers.of(seen)

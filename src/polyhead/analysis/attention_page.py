@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyhead.analysis.heat_map import AttentionMap, as_lists, columns, heat_map, shown
+from polyhead.analysis.heat_map import AttentionMap, as_lists, columns, heat_map, numbers, shown
 from polyhead.analysis.page import Section, data, page, write
 from polyhead.errors import UserError
 
@@ -41,15 +41,16 @@ def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> Section:
 
 def plain(attention: AttentionMap) -> dict[str, Any]:
     """A map as the script reads it; weights are whole thousandths, which is all an eye or a tooltip can use."""
+    weights = as_lists(attention)
     return {
         "kind": attention.kind,
         "title": attention.title or sentence(attention.source_tokens),
         "source": [shown(token) for token in attention.source_tokens],
         "target": [shown(token) for token in attention.target_tokens],
         "weights": [
-            [[[round(1000 * w) for w in row] for row in head] for head in layer]
-            for layer in as_lists(attention)
+            [[[round(1000 * w) for w in row] for row in head] for head in layer] for layer in weights
         ],
+        "layers": numbers(attention, len(weights)),
     }
 
 

@@ -19,7 +19,8 @@ class AttentionMap(NamedTuple):
     """Who looks at whom: row t holds the weights that target token t gives to each source token.
 
     ``weights`` is (layers, heads, T, S): nested lists, or anything that has ``tolist`` (numpy, torch).
-    ``title`` is the source as one text; without it the tokens are put together.
+    ``title`` is the source as one text; without it the tokens are put together. ``layers`` says which of the model's
+    layers these are, from 1; without it they are all there are.
     """
 
     source_tokens: Sequence[str]
@@ -27,6 +28,7 @@ class AttentionMap(NamedTuple):
     weights: Any
     kind: str = "cross-attention"
     title: str = ""
+    layers: Sequence[int] = ()
 
 
 def as_lists(attention: AttentionMap) -> list[list[Matrix]]:
@@ -49,6 +51,13 @@ def as_lists(attention: AttentionMap) -> list[list[Matrix]]:
             if not all(math.isfinite(w) for row in head for w in row):
                 raise UserError("attention weights hold a value that is no number: did the training diverge?")
     return weights
+
+
+def numbers(attention: AttentionMap, n: int) -> list[int]:
+    """The numbers of the n layers."""
+    if attention.layers and len(attention.layers) != n:
+        raise UserError(f"an attention map of {n} layers was given {len(attention.layers)} numbers for them")
+    return list(attention.layers or range(1, n + 1))
 
 
 def mean(matrices: Sequence[Matrix]) -> Matrix:
@@ -75,9 +84,13 @@ def checked(what: str, index: int, n: int) -> int:
     return index
 
 
-def which(what: str, index: int | None, n: int) -> str:
+def which(what: str, index: int | None, names: Sequence[int]) -> str:
     """The choice in words; people count from one."""
-    return f"mean of {n} {what}s" if index is None else f"{what} {index % n + 1} of {n}"
+    n = len(names)
+    there = str(n) if list(names) == list(range(1, n + 1)) else ", ".join(map(str, names))
+    if index is None:
+        return f"mean of {there} {what}s" if there == str(n) else f"mean of {what}s {there}"
+    return f"{what} {names[index]} of {there}"
 
 
 def shown(token: str) -> str:
@@ -104,7 +117,8 @@ def attention_text(
     fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
     weights = as_lists(attention)
     lines = [
-        f"{attention.kind}, {which('layer', layer, len(weights))}, {which('head', head, len(weights[0]))}"
+        f"{attention.kind}, {which('layer', layer, numbers(attention, len(weights)))}, "
+        f"{which('head', head, range(1, len(weights[0]) + 1))}"
     ]
     for start in range(0, len(source), fits):
         shown_here = range(start, min(start + fits, len(source)))

@@ -92,12 +92,12 @@ function attention(root) {
   }
   const oneKind = maps.every((m) => m.kind === maps[0].kind), oneText = maps.length > 1 && maps.every((m) => m.title === maps[0].title);
   const name = (m, i) => oneText ? m.kind : `${i + 1}  ${oneKind ? "" : `${m.kind}: `}${m.title}`;
-  const layerName = (l) => l === MEAN ? "mean of layers" : `layer ${l + 1}`;
+  const layerName = (l) => l === MEAN ? "mean of layers" : `layer ${maps[state.map].layers[l]}`;
   const headName = (h) => h === MEAN ? "mean of heads" : `head ${h + 1}`;
 
   function drawControls() {
-    const m = maps[state.map], L = m.weights.length, H = m.weights[0].length;
-    const numbered = (n, what) => [...Array.from({ length: n }, (_, i) => [i, `${i + 1}`]), [MEAN, `mean of ${what}`]];
+    const m = maps[state.map], heads = m.weights[0].map((_, h) => h + 1);
+    const numbered = (names, what) => [...names.map((name, i) => [i, `${name}`]), [MEAN, `mean of ${what}`]];
     clear(controls).append(
       chooser(oneText ? "Attention" : "Example", maps.map((m, i) => [i, name(m, i)]), state.map, (v) => {
         state.map = v; state.row = 0; state.column = null;
@@ -105,8 +105,8 @@ function attention(root) {
         state.head = Math.min(state.head, maps[v].weights[0].length - 1);
         drawAll();
       }, true),
-      chooser("Layer", numbered(L, "layers"), state.layer, (v) => { state.layer = v; drawAll(); }),
-      chooser("Head", numbered(H, "heads"), state.head, (v) => { state.head = v; drawAll(); }),
+      chooser("Layer", numbered(m.layers, "layers"), state.layer, (v) => { state.layer = v; drawAll(); }),
+      chooser("Head", numbered(heads, "heads"), state.head, (v) => { state.head = v; drawAll(); }),
     );
   }
 
@@ -116,7 +116,7 @@ function attention(root) {
     clear(thumbs).style.gridTemplateColumns = `2.2em repeat(${H + 1}, minmax(0, 1fr))`;
     thumbs.append(make("span", {}, ""), ...Array.from({ length: H }, (_, h) => make("span", {}, `${h + 1}`)), make("span", {}, "mean"));
     for (const layer of [...Array(L).keys(), MEAN]) {
-      thumbs.append(make("span", {}, layer === MEAN ? "mean" : `${layer + 1}`));
+      thumbs.append(make("span", {}, layer === MEAN ? "mean" : `${m.layers[layer]}`));
       for (const head of [...Array(H).keys(), MEAN]) {
         const on = layer === state.layer && head === state.head;
         const name = `${layerName(layer)}, ${headName(head)}`;

@@ -102,8 +102,8 @@ def pair_maps(
     given = ([sides.source(source)], [sides.read(target)])
     found = pair_attention(model, *(torch.tensor(ids, device=device) for ids in given))
     return {
-        kind: AttentionMap(columns[kind], rows[kind], weights, KINDS[kind], title)
-        for kind, weights in found.items()
+        kind: AttentionMap(columns[kind], rows[kind], layers.weights, KINDS[kind], title, layers.numbers)
+        for kind, layers in found.items()
     }
 
 
@@ -119,9 +119,11 @@ def self_maps(
     ``second`` is where the second segment begins, for a model that tells segments apart.
     """
     read, _, segments = collate_framed([ids], [second], tokenizer.pad_id).called(model.config.segments)
-    weights = self_attention(model, *beside(model, (read,) if segments is None else (read, None, segments)))
+    found = self_attention(model, *beside(model, (read,) if segments is None else (read, None, segments)))
     tokens = labels(tokenizer, ids)
-    return {} if weights is None else {"self": AttentionMap(tokens, tokens, weights, KINDS["self"], title)}
+    if found is None:
+        return {}
+    return {"self": AttentionMap(tokens, tokens, found.weights, KINDS["self"], title, found.numbers)}
 
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

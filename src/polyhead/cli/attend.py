@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,7 +58,7 @@ def run(
         if text is not None and not text.strip():
             raise UserError(f"{name} is empty: there is nothing to look at")
     from polyhead.analysis.attention_page import attention_page
-    from polyhead.analysis.heat_map import attention_text
+    from polyhead.analysis.heat_map import attention_text, numbers
     from polyhead.loading import load
 
     written = file_place(out or directory / "attention.html", inputs=own_files(directory))
@@ -66,8 +67,10 @@ def run(
     wanted: str = kind or next(iter(maps), "attention")
     if wanted not in maps:
         raise UserError(f"this model has no {wanted} weights to show; it has: {', '.join(maps) or 'none'}")
-    shown, n = maps[wanted], (len(maps[wanted].weights), len(maps[wanted].weights[0]))
-    chosen = number("layer", str(n[0]) if layer is None else layer, n[0]), number("head", head, n[1])
+    shown = maps[wanted]
+    layers = numbers(shown, len(shown.weights))
+    heads = range(1, len(shown.weights[0]) + 1)
+    chosen = number("layer", str(layers[-1]) if layer is None else layer, layers), number("head", head, heads)
     own = one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
     lead = f"Translated: {own}" if own is not None else "" if target is None else f"Given: {target}"
     attention_page(written, list(maps.values()), title=source, lead=lead)
@@ -78,10 +81,12 @@ def run(
     print(f"\nall layers and heads: {written}")
 
 
-def number(what: str, typed: str, n: int) -> int | None:
-    """The layer or head that was typed, from 0; None is the mean of all."""
+def number(what: str, typed: str, names: Sequence[int]) -> int | None:
+    """The place of the layer or head that was typed; None is the mean of all."""
     if typed == MEAN:
         return None
-    if not typed.isdecimal() or not 1 <= int(typed) <= n:
-        raise UserError(f"--{what}: there is no {what} {typed!r}; there are 1 to {n}, and {MEAN}")
-    return int(typed) - 1
+    if not typed.isdecimal() or int(typed) not in names:
+        n = len(names)
+        there = f"1 to {n}" if names[-1] == n else ", ".join(map(str, names))
+        raise UserError(f"--{what}: there is no {what} {typed!r} to show; there are {there}, and {MEAN}")
+    return names.index(int(typed))

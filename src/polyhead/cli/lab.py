@@ -43,7 +43,9 @@ def run(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=2, help="texts of --text that are measured, the first ones; an interval takes two", show_default="by experiment"
+            min=2,
+            help="texts of --text that are measured, the first ones; an interval takes two",
+            show_default="by experiment",
         ),
     ] = None,
 ) -> None:
