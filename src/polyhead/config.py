@@ -162,6 +162,8 @@ class ModelSection(Checked):
         """A preset is a shorthand: its sizes stand in the config, its name does not."""
         if not isinstance(given, dict) or "preset" not in given:
             return given
+        if given["preset"] is None:
+            return {key: value for key, value in given.items() if key != "preset"}
         if not isinstance(given["preset"], str) or given["preset"] not in PRESETS:
             raise unknown("preset", given["preset"], PRESETS)
         return PRESETS[given["preset"]] | {key: value for key, value in given.items() if key != "preset"}

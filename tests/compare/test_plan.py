@@ -51,6 +51,26 @@ def test_the_base_comes_first_and_equal_designs_are_one_row() -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_a_part_that_is_as_it_would_be_anyway_is_no_other_design() -> None:
+    spelled = (
+        Axis("model.decoder_block", ("transformer", "lstm")),
+        Axis("model.decoder_attention", ("softmax", "linear")),
+        Axis("model.cross_attention", ("softmax",)),
+        Axis("generation.cache", ("static", "growing")),
+        Axis("model.preset", ("null",)),
+    )
+    names = ["base", "decoder_block=lstm", "decoder_attention=linear", "cache=growing"]
+    assert [row.name for row in plan(*spelled).rows] == names
+    turns = "model.pattern=[{attention: linear}, {}]"  # where the decoder's is not that of the layer
+    assert [row.name for row in plan(*spelled[1:3], changes=(turns,)).rows][1:] == [
+        "decoder_attention=softmax", "decoder_attention=linear", "cross_attention=softmax"
+    ]  # fmt: skip
+    bare = ("model.block={name: lstm, attention: false}", "model.position=none")
+    names = [row.name for row in plan(spelled[3], changes=bare).rows]
+    assert names == ["base", "cache=static", "cache=growing"]  # which are refused when they are tried
+
+
+@pytest.mark.usefixtures("place")
 def test_a_grid_holds_every_combination_once() -> None:
     found = plan(NORM, Axis("model.norm_first", ("true", "false")), grid=True)
     assert [row.name for row in found.rows] == [

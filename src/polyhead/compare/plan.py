@@ -21,6 +21,7 @@ from polyhead.compare.axes import Axis, Design, grid, one_at_a_time
 from polyhead.compare.budget import Budget
 from polyhead.errors import UserError, explain
 from polyhead.recipe import Recipe
+from polyhead.registry import CACHE, Choice
 from polyhead.train.schedule import late
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ POINTS = 15  # evaluations of a cell, about
 LEAST_WIDTH = (
     0.25  # of the base's d_ff: a narrower feed-forward layer would be another design, not a fair one
 )
+AS_ANOTHER = {"decoder_block": "block", "decoder_attention": "attention", "cross_attention": "attention"}
 Tree = dict[str, Any]
 
 
@@ -114,7 +116,7 @@ def make_plan(
         found = resolve(tree, design.changes)
         if isinstance(found, str):
             rows.append(Row(design.name, design.changes, None, refused=found))
-        elif all(found != row.recipe for row in rows):
+        elif all(row.recipe is None or built(found) != built(row.recipe) for row in rows):
             rows.append(Row(design.name, design.changes, found, note=warning(found, budget)))
     _check_names(rows)
     from polyhead.compare.tasks.base import compared
@@ -149,7 +151,26 @@ def _tree(path: Path, changes: Sequence[str]) -> Tree:
 
 
 def _same(tree: Tree, change: str, base: Recipe) -> bool:
-    return resolve(tree, [change]) == base
+    found = resolve(tree, [change])
+    return isinstance(found, Recipe) and built(found) == built(base)
+
+
+def built(recipe: Recipe) -> Recipe:
+    """The recipe without the parts that are spelled out and would be the same if they were not."""
+    model, generation = recipe.model, recipe.generation
+    varied = {name for parts in model.pattern for name, choice in parts if choice}
+    same = [
+        part
+        for part, usual in AS_ANOTHER.items()
+        if getattr(model, part) == getattr(model, usual) and usual not in varied
+    ]
+    if generation.cache == CACHE.check(Choice("static")):
+        from polyhead.analysis.cost.decoding import cache_shape
+
+        if cache_shape(model.with_vocabulary(1)).keyed:
+            generation = generation.model_copy(update={"cache": None})
+    model = model.model_copy(update=dict.fromkeys(same))
+    return recipe.model_copy(update={"model": model, "generation": generation})
 
 
 def _check_names(rows: Sequence[Row]) -> None:
