@@ -84,10 +84,21 @@ def test_a_file_holds_the_principal_directions_of_a_text(kind, turns, tmp_path):
     small = make_cache(Choice("low_rank", rank=3, projection=str(path)), model.cache_shape, 1, 7)
     held = [small.layers[i].bases for i in ((1, 3) if turns else (0, 1))]
     assert all(torch.equal(a.k, b.k) for a, b in zip(held, found, strict=True))
-    again = read_bases(path, model.cache_shape.of(range(2)), (2, 3))
+    again = read_bases(path, model.cache_shape.of((1, 3) if turns else (0, 1)), (2, 3))
     assert all(
         torch.equal(a.k, b.k[..., :2]) and torch.equal(a.v, b.v) for a, b in zip(again, found, strict=True)
     )
+
+
+def test_a_file_of_another_arrangement_of_layers_is_refused(tmp_path):
+    """As many layers with keys and values, and not the same ones."""
+    turns, path = [{"attention": "linear"}, {}], tmp_path / "bases.safetensors"
+    sizes = SIZES | {"n_layers": 4, "vocab_size": 19, "kind": "decoder"}
+    one, other = (build(ModelConfig(**sizes, pattern=each), seed=1) for each in (turns, turns[::-1]))
+    fit_low_rank(one, torch.randint(3, 19, (4, 9)), 3, path)
+    with pytest.raises(UserError, match=r"has nothing for layers\.0\.k, wanted .*: fit it on this model"):
+        make_cache(Choice("low_rank", rank=3, projection=str(path)), other.cache_shape, 1, 7)
+    assert other.cache_shape.of([2, 3]).of([1]).places == (3,)
 
 
 def test_a_file_of_full_rank_and_none_at_the_width_of_a_head_lose_nothing(tmp_path):

@@ -36,6 +36,9 @@ class CacheShape(NamedTuple):
     beside: tuple[CacheShape, ...] = ()
     """Those of other models that decode together with this one, each into a cache of its own."""
 
+    places: tuple[int, ...] = ()
+    """Which of the model's layers these are; empty: all of them."""
+
     @property
     def members(self) -> tuple[CacheShape, ...]:
         """What each of the models that decode together wants of a cache."""
@@ -50,7 +53,13 @@ class CacheShape(NamedTuple):
         """That of some of the layers."""
         states = tuple(self.states[i] for i in layers if self.states)
         windows = tuple(self.windows[i] for i in layers if self.windows)
-        return self._replace(n_layers=len(layers), states=states, windows=windows)
+        places = tuple(self.numbers[i] for i in layers)
+        return self._replace(n_layers=len(layers), states=states, windows=windows, places=places)
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of each layer, the place that it has in the model."""
+        return self.places or range(self.n_layers)
 
     @property
     def token_bytes(self) -> int:

@@ -183,7 +183,11 @@ def fit_low_rank(
             else seen
         )
     found = [Bases(*(strongest(x, min(rank, x.size(-1))).float() for x in layer)) for layer in sums]
-    named = {f"layers.{i}.{name}": x for i, b in enumerate(found) for name, x in b._asdict().items()}
+    named = {
+        f"layers.{i}.{name}": x
+        for i, b in zip(shape.keyed, found, strict=True)
+        for name, x in b._asdict().items()
+    }
     save_file({name: x.contiguous().cpu() for name, x in named.items()}, path)
     return found
 
@@ -196,7 +200,7 @@ def read_bases(path: str | Path, shape: CacheShape, ranks: tuple[int, int]) -> l
         raise UserError(f"cache 'low_rank': projection {str(path)!r} cannot be read: {error}") from error
     sizes = (shape.head_dim, shape.v_dim)
     layers = []
-    for i in range(shape.n_layers):
+    for i in shape.numbers:
         both = []
         for name, size, rank in zip("kv", sizes, ranks, strict=True):
             x = found.pop(f"layers.{i}.{name}", None)
