@@ -149,6 +149,12 @@ def test_a_model_of_one_side_shows_the_text_as_it_reads_it(
     assert "one side only: give one text" in capsys.readouterr().err
     assert main(["attend", str(tmp_path), SOURCE, "--kind", "cross"]) == 2
     assert "has no cross weights to show; it has: self" in capsys.readouterr().err
+    v = polyhead.load(tiny).tokenizer.vocab_size
+    config = ModelConfig(kind="decoder", block="gru", position="none", vocab_size=v, d_model=16, n_heads=2)
+    Run(build(config, seed=0), polyhead.load(tiny).tokenizer, GenerationConfig()).save(tmp_path / "gru")
+    assert main(["attend", str(tmp_path / "gru"), SOURCE]) == 2
+    said = "this model has no attention weights to show, for none of its layers attends\n"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("segments", [0, 2])

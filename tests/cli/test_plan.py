@@ -99,3 +99,16 @@ def test_of_a_run_the_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "recipe.yaml").write_text("data: {}\n")
     assert main(["plan", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith(f"not a recipe; did you mean '{tmp_path}/recipe.yaml'?\n")
+
+
+def test_what_is_no_design_is_told_what_to_do(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tiny)]) == 2
+    assert f"is a run without a recipe, which says nothing of training; polyhead sizes {tiny} counts" in (
+        capsys.readouterr().err
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("")
+    assert main(["plan", "mine"]) == 2
+    assert "neither a recipe nor a preset; did you mean 'mine.yaml'?" in capsys.readouterr().err

@@ -66,7 +66,8 @@ def run(
     maps = loaded.attention_maps(source, target)
     wanted: str = kind or next(iter(maps), "attention")
     if wanted not in maps:
-        raise UserError(f"this model has no {wanted} weights to show; it has: {', '.join(maps) or 'none'}")
+        there = f"; it has: {', '.join(maps)}" if maps else ", for none of its layers attends"
+        raise UserError(f"this model has no {wanted} weights to show{there}")
     shown = maps[wanted]
     layers = numbers(shown, len(shown.weights))
     heads = range(1, len(shown.weights[0]) + 1)

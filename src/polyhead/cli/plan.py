@@ -93,8 +93,13 @@ def _is_file(design: str) -> bool:
         return True
     if (recipe := Path(design) / "recipe.yaml").is_file():
         raise UserError(f"{design}: a directory, not a recipe; did you mean {str(recipe)!r}?")
+    if (Path(design) / "config.json").is_file():
+        raise UserError(
+            f"{design} is a run without a recipe, which says nothing of training; polyhead sizes {design} counts its parameters"
+        )
+    alike = [*PRESETS, *map(str, Path(design).parent.glob("*.y*ml"))]
     raise UserError(
-        f"{design!r} is neither a recipe nor a preset{nearest(design, PRESETS) or '; polyhead sizes lists them'}"
+        f"{design!r} is neither a recipe nor a preset{nearest(design, alike) or '; polyhead sizes lists them'}"
     )
 
 
