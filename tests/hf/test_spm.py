@@ -220,8 +220,12 @@ def test_scores_are_of_what_cuts_targets(marian: tuple[Path, Any, Any]) -> None:
         assert score.log_prob == pytest.approx(-float(loss) * score.tokens, rel=1e-4)
 
 
-def test_several_languages_and_none_named_is_told(marian: tuple[Path, Any, Any]) -> None:
+def test_several_languages_and_none_named_is_told(
+    marian: tuple[Path, Any, Any], m2m100: tuple[Path, Any, Any]
+) -> None:
     run = ph.load(marian[0])
+    with pytest.raises(UserError, match=r"several languages; .* one of af, am, .* and 76 more$"):
+        ph.load(m2m100[0]).translate(SOURCES, source_lang="en")
     for unsaid in (
         run.translate,
         lambda texts: run.score(texts, texts),

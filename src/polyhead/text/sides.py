@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyhead.text.tokenizer import Tokenizer
 
 
+SHOWN = 24  # languages that a mistake lists
 TARGET_LANGUAGE = re.compile(">>.+<<")  # how tokens of OPUS-MT are spelled
 LANGUAGE = re.compile(r">>.+<<|__\w+__|[a-z]{2,3}_[A-Z]\w+")  # and those of M2M100, mBART and NLLB
 
@@ -77,6 +78,8 @@ def between(tokenizer: Tokenizer, source: str | None = None, target: str | None 
             if sides.start in languages
             else sides._replace(opening=(i,), forced=True)
         )
+    elif not sides.forced and sides.start not in languages:
+        _check_chosen([token for token in languages.values() if LANGUAGE.fullmatch(token)])
     return sides
 
 
@@ -95,13 +98,20 @@ def _told(sides: Sides, languages: dict[int, str], source: str | None, target: s
     if target is not None:
         around = [i for i in sides.before if i not in languages]
         return sides._replace(before=(_language(target, languages), *around))
-    if len(languages) > 1 and languages.keys().isdisjoint(sides.before):
-        names = ", ".join(sorted(map(_bare, languages.values())))
+    if languages.keys().isdisjoint(sides.before):
+        _check_chosen(list(languages.values()))
+    return sides
+
+
+def _check_chosen(tokens: Sequence[str]) -> None:
+    """A UserError where there are several languages: which of them a translation is in would be by chance."""
+    if len(tokens) > 1:
+        names = sorted(map(_bare, tokens))
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise UserError(
             "this model translates to several languages; name the target's (--target-lang of translate and import, target in a "
-            f"request), one of {names}"
+            f"request), one of {', '.join(names[:SHOWN])}{more}"
         )
-    return sides
 
 
 def _language(name: str, languages: dict[int, str]) -> int:
