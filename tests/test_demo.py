@@ -18,9 +18,9 @@ from polyhead import demo
 from polyhead.cli import main
 from polyhead.demo import Judged, seconds, spread
 from polyhead.recipe import load_recipe
-from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.reporting import Lines
+from polyhead.train.tasks.translation import Translation
 
 pytest.importorskip("babel")
 
@@ -172,7 +172,7 @@ def test_a_demo_interrupted_while_it_is_measured_is_measured_when_it_goes_on(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "evaluate", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        patch.setattr(Translation, "facts", lambda *_, **__: signal.raise_signal(signal.SIGINT))
         assert main(["demo"]) == 130
     assert "The same command goes on from there." in capsys.readouterr().out
     before, card = weights(), Path("runs/demo/README.md")

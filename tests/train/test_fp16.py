@@ -50,7 +50,7 @@ def gradients(precision: str) -> dict[str, torch.Tensor]:
     training.optimizers = [Catch(model)]  # type: ignore[list-item]
     training.progress.step = 1
     names = [name for name, _ in model.named_parameters()]
-    assert update(training, Words(), [None], config(precision=precision, clip_norm=0)) == ""  # type: ignore[arg-type]
+    assert update(training, Words(), [0], config(precision=precision, clip_norm=0)) == ""  # type: ignore[arg-type]
     return dict(zip(names, training.optimizers[0].seen[0], strict=True))  # type: ignore[attr-defined]
 
 

@@ -298,7 +298,7 @@ def test_generate_in_the_shell(learned: tuple[Path, Notes], capsys, monkeypatch:
         (["a" * 40], "prompt 1 has 41 tokens; this model takes 32 at most: give its end"),
         (
             ["a", "--cache", "state"],
-            "cache 'state' keeps a state, this model keeps keys and values: use cache 'static'",
+            "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
         ),
         (
             ["a", "--cache", "stat"],

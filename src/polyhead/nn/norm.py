@@ -113,7 +113,8 @@ class BatchNorm(nn.Module):
         """Mean and biased variance of the tokens, (C,) each; the running ones follow, with the unbiased variance."""
         tokens = x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
         empty = None if pos is None else (pos < 0).expand(x.shape[:-1]).reshape(-1, 1)
-        own = tokens.new_tensor([len(tokens) if empty is None else int((~empty).sum())])
+        there = len(tokens) if empty is None else int((~empty).sum())
+        own = torch.full((1,), there, dtype=tokens.dtype, device=tokens.device)
         tokens = tokens if empty is None else tokens.masked_fill(empty, 0)
         sums = self.summed(torch.cat([tokens.sum(0), own]))
         count = int(sums[-1])
