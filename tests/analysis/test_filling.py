@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,19 @@ def test_vectors_made_before_an_end_are_kept(
     assert main([*options, "--chunk", "2"]) == 130
     assert f"the vectors of the first 4 texts are in {part}" in capsys.readouterr().err
     assert not out.exists()
+    np.testing.assert_allclose(read(part), wanted[:4], atol=1e-6)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(Run, "embed", embed)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (len(part.read_bytes()) + 10, limits[1])
+    )  # as a disk that is full
+    try:
+        assert main([*options, "--chunk", "2"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert f"the vectors of the first 4 texts are in {part}" in said
+    assert f"polyhead: {part}: File too large" in said
     np.testing.assert_allclose(read(part), wanted[:4], atol=1e-6)
     ends_behind(0)
     assert main(options) == 130  # nothing was made

@@ -458,5 +458,11 @@ def test_languages_are_listed_for_who_has_to_choose(
     assert languages(ph.load(m2m100[0]).tokenizer) == {"source": codes, "target": codes}
     assert languages(ph.load(marian[0]).tokenizer) == {"source": [], "target": ["cmn_Hans", "fra"]}
     assert languages(ph.load(marian[0]).tokenizer.target) == {"source": [], "target": ["cmn_Hans", "fra"]}
+    others = Inner.from_str(ph.load(marian[0]).tokenizer.target.rules.replace(">>fra<<", "de_DE"))
+    others = Inner.from_str(
+        others.to_str().replace(">>cmn_Hans<<", "eng_Latn")
+    )  # as mBART and NLLB spell them
+    names = ["de_DE", "eng_Latn"]
+    assert languages(Tokenizer(others, {})) == {"source": names, "target": names}
     plain = train_tokenizer(SOURCES * 5, Choice("bpe"), 300, 3)  # of one pair; sentinels are no languages
     assert languages(plain) == {"source": [], "target": []}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 
@@ -24,24 +25,26 @@ class VectorFile:
         self.path, self.part, self.shape = path, path.with_name(f"{path.name}.part"), (0, width)
 
     def __enter__(self) -> VectorFile:
-        self.file = with_directory(self.part).open("wb")
+        self.file = with_directory(self.part).open("wb", buffering=0)  # what is counted is there
         self._head()
+        self.end = self.file.tell()
         return self
 
     def add(self, texts: Sequence[str], vectors: Tensor) -> None:
         """A row for each text."""
         if self.path.suffix == ".npy":
-            self.file.write(vectors.numpy().astype("<f4").tobytes())
+            self._write(vectors.numpy().astype("<f4").tobytes())
         else:
-            for text, vector in zip(texts, vectors.tolist(), strict=True):
-                line = json.dumps({"text": text, "vector": vector}, ensure_ascii=False)
-                self.file.write(f"{line}\n".encode())
-        self.shape = (self.shape[0] + len(texts), self.shape[1])
+            rows = zip(texts, vectors.tolist(), strict=True)
+            lines = (json.dumps({"text": a, "vector": b}, ensure_ascii=False) for a, b in rows)
+            self._write("".join(f"{line}\n" for line in lines).encode())
+        self.shape, self.end = (self.shape[0] + len(texts), self.shape[1]), self.file.tell()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self.file:
+            self.file.truncate(self.end)  # without a row that is there in part
             self._head()
         if kind is None:
             self.part.replace(self.path)
@@ -53,7 +56,16 @@ class VectorFile:
     def _head(self) -> None:
         """The size of the array; numpy leaves room for all that it may become."""
         if self.path.suffix == ".npy":
+            head = BytesIO()
+            npy.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": self.shape})
             self.file.seek(0)
-            npy.write_array_header_1_0(
-                self.file, {"descr": "<f4", "fortran_order": False, "shape": self.shape}
-            )
+            self._write(head.getvalue())
+
+    def _write(self, content: bytes) -> None:
+        """All of it; an OSError names the file, also where the disk is full."""
+        left = memoryview(content)
+        try:
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.part)) from None
