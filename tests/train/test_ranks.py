@@ -260,8 +260,9 @@ def noise(place: Path, kind: str, world: int, seed: int = 7) -> list[list[list[A
     """For each rank, what its noise was drawn from in every step: epoch and row where it follows from them, and bits."""
     train = {"steps": 8, "max_tokens": 600, "accumulate": 1, "seed": seed, "eval_every": 99, "save_every": 99}
     recipe = recipe_of(place, kind, f"noise-{next(NUMBERS)}", **train)
-    if kind == "classification":
-        recipe = recipe.model_copy(update={"task": Choice(kind, token_dropout=0.2)})
+    options = {"classification": {"token_dropout": 0.2}, "translation": {"token_split": 0.2}}
+    if kind in options:
+        recipe = recipe.model_copy(update={"task": Choice(kind, **options[kind])})
 
     def work(ranks: Ranks) -> list[list[Any]]:
         module = importlib.import_module(f"polyhead.train.tasks.{kind.removesuffix('-lm')}")
@@ -274,8 +275,8 @@ def noise(place: Path, kind: str, world: int, seed: int = 7) -> list[list[list[A
                 new.append([*key[2:], drawn(key).bytes(8).hex()])
             return drawn(key)
 
-        def drawing(shape: torch.Size) -> Tensor:
-            found = rand(shape)
+        def drawing(*shape: Any, **kind: Any) -> Tensor:
+            found = rand(*shape, **kind)
             new.append([0, 0, str(found.flatten()[:4].tolist())])
             return found
 
@@ -309,14 +310,15 @@ def noise(place: Path, kind: str, world: int, seed: int = 7) -> list[list[list[A
 @pytest.mark.acceptance("A11")
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=pytest.mark.slow) for kind in ("masked-lm", "denoising")] + ["classification"],
+    [pytest.param(kind, marks=pytest.mark.slow) for kind in ("masked-lm", "denoising", "translation")]
+    + ["classification"],
 )
 def test_noise_differs_between_ranks_and_epochs_and_repeats_from_the_seed(kind: str, place: Path) -> None:
     """What is drawn for a text is nowhere drawn again: not by another process, not in the next epoch."""
     first, second = ranks = noise(place, kind, 2)
     both = [tuple(one) for one in first + second]
     assert first and second and len({bits for _, _, bits in both}) == len(both)
-    if kind == "classification":  # drawn from the step and the rank
+    if kind in ("classification", "translation"):  # drawn from the step and the rank
         assert noise(place, kind, 2) == ranks
         other = noise(place, kind, 2, seed=8)
         assert not {bits for _, _, bits in both} & {bits for one in other for _, _, bits in one}

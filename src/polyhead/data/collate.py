@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyhead.data.store import PairStore
 from polyhead.nn.loss import IGNORED
+from polyhead.text.halves import Halves
 from polyhead.text.tokenizer import Tokenizer
 
 Ints = NDArray[Any]
@@ -36,9 +37,13 @@ class Batch(NamedTuple):
 
 def collate(store: PairStore, rows: Ints | Sequence[int], tokenizer: Tokenizer) -> Batch:
     """The batch of some rows of a store."""
-    rows = np.asarray(rows)
-    sources = _gather(store.source_ids, store.source_offsets, rows)
-    targets = _gather(store.target_ids, store.target_offsets, rows)
+    return _batch(*_sides(store, rows), tokenizer)
+
+
+def collate_split(store: PairStore, rows: Ints, tokenizer: Tokenizer, halves: Sequence[Halves]) -> Batch:
+    """The same with tokens of sources and targets written as two shorter ones, other ones at each call."""
+    sides = zip(_sides(store, rows), halves, strict=True)
+    sources, targets = (split(ids, lengths, store.max_len - 1) for (ids, lengths), split in sides)
     return _batch(sources, targets, tokenizer)
 
 
@@ -57,6 +62,14 @@ def _batch(sources: tuple[Ints, Ints], targets: tuple[Ints, Ints], tokenizer: To
         target=torch.from_numpy(_fill(ids, lengths, tokenizer.pad_id, (sides.start, *sides.opening), ())),
         labels=torch.from_numpy(_fill(ids, lengths, IGNORED, sides.opening, (sides.end,))),
         n_tokens=int(lengths.sum()) + len(lengths) * (len(sides.opening) + 1),
+    )
+
+
+def _sides(store: PairStore, rows: Ints | Sequence[int]) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    rows = np.asarray(rows)
+    return (
+        _gather(store.source_ids, store.source_offsets, rows),
+        _gather(store.target_ids, store.target_offsets, rows),
     )
 
 

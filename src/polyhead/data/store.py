@@ -37,8 +37,8 @@ class PairStore:
     token every side has there (end of the source; start of the decoder input, end of the labels).
     """
 
-    def __init__(self, directory: Path, report: CorpusReport) -> None:
-        self.directory, self.report = directory, report
+    def __init__(self, directory: Path, report: CorpusReport, max_len: int) -> None:
+        self.directory, self.report, self.max_len = directory, report, max_len
         flat = {name: open_flat(directory / f"{name}.npy") for name in DTYPES}
         self.source_ids, self.source_offsets = flat["source"], flat["source_offsets"]
         self.target_ids, self.target_offsets = flat["target"], flat["target_offsets"]
@@ -88,7 +88,7 @@ class PairStore:
             _write(temporary, corpus, tokenizer, max_len, report)
             return report
 
-        return cls(directory, whole(directory, DTYPES, CorpusReport, write))
+        return cls(directory, whole(directory, DTYPES, CorpusReport, write), max_len)
 
 
 def _write(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport) -> None:

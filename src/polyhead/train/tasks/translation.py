@@ -13,16 +13,18 @@ from polyhead.analysis.cost.decoding import cache_shape
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.cache.make import make_cache
 from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
-from polyhead.data.collate import Batch, collate
+from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError, at
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
+from polyhead.ranges import Share
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
+from polyhead.text.halves import Halves
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
@@ -41,9 +43,11 @@ class Translation:
     """Pairs of a source and a target: the decoder reads the target shifted by one and predicts all of it at once.
 
     Equation: -Σ_t log p(y_t | y_1 ... y_{t-1}, x)
-    Paper: Sutskever et al., 2014; Vaswani et al., 2017
+    Paper: Sutskever et al., 2014; Vaswani et al., 2017; token_split: Provilkov et al., 2020; Sims et al., 2025
     When: every text has one that it should become; the default
-    Recipe: task: translation
+    Recipe: task: {name: translation, token_split: 0.1}
+    Options:
+      token_split: share of the tokens that are written as two shorter ones while it learns, others each time; for small data
     """
 
     kind = "encoder-decoder"
@@ -60,10 +64,13 @@ class Translation:
         config: TrainConfig,
         measures: Sequence[Measure] = (),
         title: str = "A translator",
+        *,
+        token_split: Share = 0.0,
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.config, self.measures = config, measures
         self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
+        self.halves = _halves(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         self.valid_batches = self._plan(
             valid, 0
@@ -107,6 +114,7 @@ class Translation:
             recipe.train,
             _measures(recipe, tokenizer),
             f"A translator, {pair}",
+            **recipe.task.options,
         )
         plan = task.plan(0)
         fill = fill_rate(plan, stores[0].source_lengths, stores[0].target_lengths)
@@ -127,7 +135,9 @@ class Translation:
         return deal(rows, n)
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """Padded tensors of some training pairs."""
+        """Padded tensors of some training pairs, some of their tokens as two."""
+        if self.halves:
+            return collate_split(self.train, rows, self.tokenizer, self.halves)
         return collate(self.train, rows, self.tokenizer)
 
     def count(self, batch: Batch) -> int:
@@ -183,6 +193,14 @@ def corpus_of(recipe: Recipe, split: str) -> Corpus:
     if split == "valid" and not data.valid:
         raise UserError("data.valid: name the files to measure progress on")
     return open_corpus(data.paths(split), format=data.format, source=data.source, target=data.target)
+
+
+def _halves(tokenizer: Tokenizer, share: float) -> tuple[Halves, Halves] | None:
+    """How tokens of sources and targets are written as two; None where none are."""
+    if not share:
+        return None
+    source = Halves(tokenizer, share)
+    return source, source if tokenizer.target is tokenizer else Halves(tokenizer.target, share)
 
 
 def _check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
