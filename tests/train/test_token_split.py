@@ -43,12 +43,13 @@ def ids(rows: torch.Tensor, *around: int) -> list[list[int]]:
 
 def test_every_batch_says_the_same_in_other_tokens(place: Path) -> None:
     given = recipe(place, "unused")
+    given = given.model_copy(update={"data": given.data.model_copy(update={"max_len": 12})})
     files = [path.read_text().split("\n")[:-1] for path in given.data.paths("train")]
     source, target = (train_tokenizer(lines, Choice("bpe"), 320) for lines in files)
     tokenizer = Tokenizer(source._inner, target=target)  # each side is cut in its own way
     task = Translation.open(given, tokenizer, Notes())
     torch.manual_seed(1)
-    longer = total = 0
+    longer = total = longest = 0
     for rows in [rows for epoch in (0, 1) for rows in task.plan(epoch)]:
         batch = task.batch(rows)
         lines = task.train.lines[rows] - 1
@@ -58,8 +59,9 @@ def test_every_batch_says_the_same_in_other_tokens(place: Path) -> None:
         assert target.decode(said) == [files[1][line] for line in lines]
         assert [[tokenizer.bos_id, *row] for row in said] == ids(batch.target, tokenizer.pad_id)
         assert task.count(batch) == sum(map(len, said)) + len(rows)
-        assert max(map(len, read + said)) < task.train.max_len
+        longest = max(longest, *map(len, read + said))
         longer, total = longer + task.count(batch), total + sum(task.train.target_lengths[rows])
+    assert longest + 1 == 12  # with its end
     assert 1.1 * total < longer < 1.5 * total
 
 
