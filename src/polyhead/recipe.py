@@ -15,7 +15,7 @@ from polyhead.config import ModelSection
 from polyhead.data_sections import DataConfig, TokenizerConfig
 from polyhead.errors import UserError, explain
 from polyhead.presets import PRESETS
-from polyhead.registry import CACHE, CHAT, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
+from polyhead.registry import CACHE, CHAT, FORM, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
 
 Pooling = Literal["mean", "first", "max", "own"]
@@ -134,16 +134,19 @@ class GenerationConfig(Section):
     chat: Choice | None = Field(
         None, description="language models: how conversations are written; none are held if not given"
     )
+    form: Choice | None = Field(
+        None, description="language models: what an output must look like; anything goes if not given"
+    )
 
     pooling: Pooling = Field(
         "mean", description="encoders: how embed makes one vector of a text, mean, first, max or own"
     )
     normalize: bool = Field(False, description="encoders: whether such a vector has the length 1")
 
-    @field_validator("cache", "speculate", "chat")
+    @field_validator("cache", "speculate", "chat", "form")
     @classmethod
     def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        known = {"cache": CACHE, "speculate": SPECULATE, "chat": CHAT}
+        known = {"cache": CACHE, "speculate": SPECULATE, "chat": CHAT, "form": FORM}
         registry: Registry[Any] = known[str(info.field_name)]
         return None if choice is None else registry.check(choice)
 

@@ -165,6 +165,7 @@ CACHE: Registry[Any] = Registry("cache", "polyhead.cache", "shape n_rows max_len
 SPECULATE: Registry[Any] = Registry("speculate", "polyhead.speculate", "target")
 TOKENIZER: Registry[Any] = Registry("tokenizer", "polyhead.text.trainers", "texts vocab_size")
 CHAT: Registry[Any] = Registry("chat", "polyhead.text.chat")
+FORM: Registry[Any] = Registry("form", "polyhead.text.form")
 OPTIMIZER: Registry[Any] = Registry("optimizer", "polyhead.train.optim", "model lr")
 SCHEDULE: Registry[Any] = Registry("schedule", "polyhead.train.schedule", "d_model steps")
 TASK: Registry[Any] = Registry("task", "polyhead.train.tasks", "")
@@ -183,6 +184,7 @@ ALL: tuple[Registry[Any], ...] = (
     SPECULATE,
     TOKENIZER,
     CHAT,
+    FORM,
     OPTIMIZER,
     SCHEDULE,
 )

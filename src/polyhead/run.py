@@ -24,11 +24,11 @@ from polyhead.errors import UserError
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
-from polyhead.generate.search import continued, in_order, search
+from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed
 from polyhead.generate.speculative import Proposer
-from polyhead.generate.text import Said, continuations, likeliest_continuations
+from polyhead.generate.text import Said, continuations, likeliest, likeliest_continuations
 from polyhead.models import Model
 from polyhead.models.build import ABLE
 from polyhead.recipe import GenerationConfig, Recipe
@@ -187,8 +187,8 @@ class Run:
         """
         if self.config.kind == "decoder" and prefix is None:
             config = changed(self.generation, changes, "the likeliest texts")
-            model, most, end = self._need("decoder"), self.config.max_len, self.tokenizer.eos_id
-            found = continued(model, self._read(texts), config, eos_id=end, max_len=most)
+            given = self.tokenizer, config, self._read(texts), self.config.max_len
+            found = likeliest(self._need("decoder"), *given)
             return in_order(found, len(texts), progress)
         config = changed(self.generation, changes, "translations")
         found = search(

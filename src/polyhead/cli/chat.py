@@ -18,6 +18,7 @@ from polyhead.cli.options import (
     CacheName,
     Device,
     Dtype,
+    Form,
     MinP,
     NoRepeat,
     RepetitionPenalty,
@@ -59,6 +60,7 @@ def run(
         list[str] | None, typer.Option(help="text that ends an answer; may be given again")
     ] = None,
     no_repeat_ngram_size: NoRepeat = None,
+    form: Form = None,
     cache: CacheName = None,
     others: With = None,
     dtype: Dtype = "fp32",
@@ -82,6 +84,7 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
+        "form": None if form is None else parse_part(form),
     }
     wishes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     from polyhead.fast.memory import tune_memory

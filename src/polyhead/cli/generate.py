@@ -16,6 +16,7 @@ from polyhead.cli.options import (
     CacheName,
     Device,
     Dtype,
+    Form,
     MinP,
     NoRepeat,
     RepetitionPenalty,
@@ -58,6 +59,7 @@ def run(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends it; may be given again")] = None,
     no_repeat_ngram_size: NoRepeat = None,
+    form: Form = None,
     cache: CacheName = None,
     speculate: Annotated[
         str | None,
@@ -79,6 +81,7 @@ def run(
     polyhead generate runs/shakespeare "To be" -n 3 --seed 7
     polyhead generate runs/shakespeare "To be" --beam-size 5 --max-new-tokens 40
     polyhead generate runs/shakespeare "To be" --speculate draft,run=runs/small
+    polyhead generate runs/forms "Ann is 33." --form json,schema=person.json
     """
     typed: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -88,6 +91,7 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
+        "form": None if form is None else parse_part(form),
         "beam_size": beam_size,
         "seed": seed,
         "length_penalty": length_penalty,

@@ -18,7 +18,7 @@ from polyhead.errors import UserError
 DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 EXTRAS = {
     "babel": "demo", "tensorboard": "board", "transformers": "hf", "uvicorn": "serve", "prometheus_client": "serve",
-    "pyarrow": "parquet",
+    "pyarrow": "parquet", "llguidance": "form",
     **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "onnxruntime", "ctranslate2"), "export"),
 }  # fmt: skip
 NO_ROOM = ("allocate memory", "Storage size calculation overflowed")  # RuntimeErrors of torch

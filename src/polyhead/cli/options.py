@@ -24,6 +24,14 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
 ]
+Form = Annotated[
+    str | None,
+    typer.Option(
+        "--form",
+        help="what it must look like, e.g. json or '{name: choice, among: [red, blue]}'; see polyhead parts form",
+        show_default=AS_TRAINED,
+    ),
+]
 NoRepeat = Annotated[
     int | None,
     typer.Option(

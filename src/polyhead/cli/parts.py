@@ -18,6 +18,7 @@ from polyhead.registry import (
     CACHE,
     CHAT,
     FEATURE_MAP,
+    FORM,
     OPTIMIZER,
     SCHEDULE,
     SIMILARITY,
@@ -41,6 +42,7 @@ PLACES = {
     SCHEDULE.kind: ["train.schedule"],
     TOKENIZER.kind: ["tokenizer.kind"],
     CHAT.kind: ["generation.chat"],
+    FORM.kind: ["generation.form"],
 }
 
 

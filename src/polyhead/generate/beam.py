@@ -18,6 +18,7 @@ from polyhead.generate.repeats import repeats
 from polyhead.generate.request import Search
 from polyhead.generate.top import likeliest
 from polyhead.registry import Choice
+from polyhead.text.form.form import STUCK, Form
 
 __all__ = ["Beaming", "Beams", "EarlyStopping", "Hypothesis", "Wish", "beam_search"]
 
@@ -60,7 +61,7 @@ class Beaming:
 
     These are the rules of Hugging Face ``generate``. One beam that stops early is greedy search, and costs no more.
     ``min_new_tokens`` are wanted before the end of the sentence, ``forbidden`` tokens never come, and no
-    ``no_repeat_ngram_size`` tokens in a row come twice.
+    ``no_repeat_ngram_size`` tokens in a row come twice. All that is said has the ``form``, if there is one.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Beaming:
         min_new_tokens: int = 0,
         forbidden: Sequence[int] = (),
         no_repeat_ngram_size: int = 0,
+        form: Form | None = None,
     ) -> None:
         if not 1 <= n_best <= beam_size:
             raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
@@ -81,7 +83,7 @@ class Beaming:
             raise UserError(f"min_new_tokens is {min_new_tokens}, wanted 0 or more")
         self.size, self.eos_id, self.n_best, self.alpha = beam_size, eos_id, n_best, length_penalty
         self.early_stopping, self.least, self.forbidden = early_stopping, min_new_tokens, list(forbidden)
-        self.ngram = no_repeat_ngram_size
+        self.ngram, self.form = no_repeat_ngram_size, form
         self.looked_at = 1 if beam_size == 1 and early_stopping is True else 2 * beam_size
 
     def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
@@ -100,12 +102,17 @@ class Beaming:
 
     def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
         again = [repeats([*b.wish.before, *row], self.ngram) for b in beams for row in b.rows if self.ngram]
-        found = likeliest(logits, self.looked_at, banned, self._forced(beams, width, logits.device), again)
+        said = [row for beam in beams for row in beam.rows]
+        shaped = None if self.form is None else self.form.shaped(logits, said)[0]
+        forced = self._forced(beams, width, logits.device)
+        found = likeliest(logits, self.looked_at, banned, forced, again, shaped)
         values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in found)
         best = _best_extensions(beams, _free(values, beams), ids, self.looked_at)
         for beam, (scores, origins, tokens) in zip(beams, best, strict=True):
             if isnan(scores[0]):
                 beam.error = NOT_A_NUMBER
+            elif self.form is not None and scores[0] == -np.inf and not beam.finished:
+                beam.error = STUCK
             else:
                 beam.take(scores, origins, tokens)
 

@@ -12,13 +12,14 @@ from torch import Tensor
 from polyhead.generate.decoder import NOT_A_NUMBER, Hypothesis, Ranked, Token
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Chance, Sampling
+from polyhead.text.form.form import STUCK, Form
 
 
 class Drawing:
-    """The rule: how logits are shaped before a token is drawn, and which tokens end a sequence."""
+    """The rule: how logits are shaped before a token is drawn, which tokens end a sequence, and what it must look like."""
 
-    def __init__(self, sampling: Sampling, *ends: int) -> None:
-        self.sampling, self.ends = sampling, ends
+    def __init__(self, sampling: Sampling, *ends: int, form: Form | None = None) -> None:
+        self.sampling, self.ends, self.form = sampling, ends, form
 
     def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
         """One token more for each row of each search."""
@@ -30,7 +31,8 @@ class Drawing:
         numbers = (
             [] if cold else [number for search in drawn for number in search.chance.uniform(search.numbers)]
         )
-        tokens = sampling.draw(logits, seen, numbers)
+        shaped, stuck = self._formed(drawn, logits)
+        tokens = sampling.draw(shaped, seen, numbers)
         chosen = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
         all_probs = logits.log_softmax(-1, dtype=torch.float32)
         log_probs = all_probs.gather(1, chosen).flatten().tolist()
@@ -38,8 +40,19 @@ class Drawing:
         for search in drawn:
             last = first + len(search.rows)
             top = ranked(all_probs[first:last], search.top) if search.top else []
-            search.take(tokens[first:last], log_probs[first:last], self.ends, top)
+            if any(first <= row < last for row in stuck):
+                search.error = STUCK
+            else:
+                search.take(tokens[first:last], log_probs[first:last], self.ends, top)
             first = last
+
+    def _formed(self, searches: Sequence[Drawn], logits: Tensor) -> tuple[Tensor, list[int]]:
+        """The logits as the form wants them, and the rows in which it wants what no token says, left as they are."""
+        if self.form is None:
+            return logits, []
+        shaped, stuck = self.form.shaped(logits, [row for search in searches for row in search.rows])
+        shaped[stuck] = logits[stuck]
+        return shaped, stuck
 
 
 def ranked(log_probs: Tensor, k: int) -> list[Ranked]:

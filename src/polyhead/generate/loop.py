@@ -10,6 +10,7 @@ from polyhead.generate.engine import Engine
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import check_drawn
 from polyhead.registry import Choice
+from polyhead.text.form.form import Form
 
 __all__ = ["Token", "generate"]
 
@@ -27,6 +28,7 @@ def generate(
     max_len: int | None = None,
     batch_tokens: int = 2**62,
     cache: Choice | None = None,
+    form: Form | None = None,
 ) -> Generator[Token, set[int] | None, None]:
     """New tokens of every sequence as they are made; prompt i makes the sequences n * i to n * i + n - 1, and
     ``first`` is added to their numbers.
@@ -42,7 +44,7 @@ def generate(
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
     engine, rule = (
         Engine(model, max_len=max(lengths), cache=cache, tokens=batch_tokens, refill=0.5),
-        Drawing(sampling, eos_id),
+        Drawing(sampling, eos_id, form=form),
     )
     wishes = [
         engine.submit(prompt, Drawn(rule, prompt, max_new_tokens, n, seed, first + n * i), cost=n * length)

@@ -10,6 +10,7 @@ from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.engine import Engine
 from polyhead.generate.request import Request
 from polyhead.recipe import GenerationConfig
+from polyhead.text.form.form import Form
 from polyhead.text.sides import Sides
 
 EMPTY = Hypothesis([], 0.0, 0.0)
@@ -67,7 +68,13 @@ def search(
 
 
 def continued(
-    model: Decoder, prompts: Sequence[Sequence[int]], config: GenerationConfig, *, eos_id: int, max_len: int
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    eos_id: int,
+    max_len: int,
+    form: Form | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The ``n_best`` continuations of each prompt by beam search, as (prompt from 0, best first), as they are found.
 
@@ -76,7 +83,7 @@ def continued(
     """
     check_prompts(prompts, max_len)
     rule, limits = (
-        beaming(config, eos_id),
+        beaming(config, eos_id, form=form),
         [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts],
     )
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
@@ -96,7 +103,9 @@ def continued(
     )
 
 
-def beaming(config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:
+def beaming(
+    config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = (), form: Form | None = None
+) -> Beaming:
     """The rule that a config asks for; one beam is greedy search."""
     return Beaming(
         config.beam_size,
@@ -107,6 +116,7 @@ def beaming(config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()
         min_new_tokens=config.min_new_tokens,
         forbidden=forbidden,
         no_repeat_ngram_size=config.no_repeat_ngram_size,
+        form=form,
     )
 
 

@@ -20,6 +20,7 @@ from polyhead.generate.stream import TextStream
 from polyhead.generate.text import Said
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import Choice
+from polyhead.text.form.form import Form, form_of
 from polyhead.text.sides import Sides, between
 from polyhead.text.tokenizer import Tokenizer
 
@@ -167,7 +168,9 @@ class TextEngine:
             choice = Choice("paged")
         self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)
         # a rule is kept as long as a request follows it: settings come from outside, and there is no end of them
-        self._drawing: WeakValueDictionary[tuple[Sampling, tuple[int, ...]], Drawing] = WeakValueDictionary()
+        self._drawing: WeakValueDictionary[tuple[Sampling, tuple[int, ...], Form | None], Drawing] = (
+            WeakValueDictionary()
+        )
         self._beaming: WeakValueDictionary[tuple[str, int], Beaming] = WeakValueDictionary()
 
     def submit(self, text: str | Sequence[int], **wishes: Any) -> Stream:
@@ -272,10 +275,11 @@ class TextEngine:
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...]) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
-        sampling = sampling_of(config)
-        return self._drawing.setdefault((sampling, ends), Drawing(sampling, *ends))
+        sampling, form = sampling_of(config), form_of(config.form, self.tokenizer, ends)
+        return self._drawing.setdefault((sampling, ends, form), Drawing(sampling, *ends, form=form))
 
     def _beam(self, config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:
+        form = form_of(config.form, self.tokenizer, [eos_id])
         return self._beaming.setdefault(
-            (config.model_dump_json(), eos_id), beaming(config, eos_id, forbidden)
+            (config.model_dump_json(), eos_id), beaming(config, eos_id, forbidden, form)
         )

@@ -18,11 +18,11 @@ BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
 POOLED = frozenset(["pooling", "normalize"])
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat"}
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form"}
 EFFECTIVE = {
-    "drawn text": DRAWN | BOTH,
+    "drawn text": DRAWN | BOTH | {"form"},
     "drawn translations": DRAWN | BOTH | LENGTHS,
-    "the likeliest texts": SEARCHED - LENGTHS | BOTH | {"max_new_tokens"},
+    "the likeliest texts": SEARCHED - LENGTHS | BOTH | {"max_new_tokens", "form"},
     "translations": SEARCHED | BOTH,
     "vectors of texts": POOLED,
 }

@@ -13,11 +13,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from polyhead.errors import UserError
 from polyhead.generate.decoder import Decoder, Token, to_host
 from polyhead.generate.reader import Reader
 from polyhead.generate.sampling import Chance, Sampling
 from polyhead.generate.search import check_drawn
 from polyhead.registry import Choice
+from polyhead.text.form.form import STUCK, Form
 
 
 class Guess(NamedTuple):
@@ -72,6 +74,7 @@ def speculative(
     max_len: int | None = None,
     batch_tokens: int = 2**62,
     cache: Choice | None = None,
+    form: Form | None = None,
 ) -> Generator[Token, set[int] | None, None]:
     """As ``polyhead.generate.loop.generate``, with guesses: the same tokens at temperature 0, else the same distribution.
 
@@ -90,7 +93,7 @@ def speculative(
         reader = Reader(model, end - begin, max(lengths[begin:end]), max_len, cache)
         chance = Chance(seed, len(seen), first + n * begin)
         terms = Terms(sampling, chance, eos_id, max(map(len, seen)) + max_new_tokens)
-        yield from _together(reader, proposer, terms, seen, n, max_new_tokens, first + n * begin)
+        yield from _together(reader, proposer, terms, seen, n, max_new_tokens, first + n * begin, form)
         begin = end
 
 
@@ -103,6 +106,7 @@ def _together(
     n: int,
     max_new_tokens: int,
     first: int,
+    form: Form | None,
 ) -> Generator[Token, set[int] | None, None]:
     """Sequences that go on together, ``n`` after each prompt; they grow in place, and are numbered from ``first``."""
     sampling, live, limits = (
@@ -110,6 +114,7 @@ def _together(
         list(range(len(seen))),
         [len(tokens) + max_new_tokens for tokens in seen],
     )
+    begun = [len(tokens) for tokens in seen]
     reader.settle(seen[::n])
     guesser = proposer.begin(seen[::n], terms)
     if n > 1:
@@ -133,7 +138,8 @@ def _together(
         agreeing, done = list(range(len(live))), 0  # rows of which ``done`` guesses have come true
         while agreeing:
             own = torch.stack([logits[i][done] for i in agreeing])
-            allowed = sampling.apply(own, [seen[live[i]] for i in agreeing])
+            said = [seen[live[i]][begun[live[i]] :] for i in agreeing]
+            allowed = sampling.apply(kept(form, own, said), [seen[live[i]] for i in agreeing])
             offers = [offer(guesses[i], done) for i in agreeing]
             drawn = judge(allowed, offers, sampling, terms.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]
@@ -155,6 +161,16 @@ def _together(
             if live:
                 reader.keep(going)
                 guesser.keep(going)
+
+
+def kept(form: Form | None, logits: Tensor, said: Sequence[Sequence[int]]) -> Tensor:
+    """The logits of what may come next, as a form wants it; a UserError where it wants what no token says."""
+    if form is None:
+        return logits
+    shaped, stuck = form.shaped(logits, said)
+    if stuck:
+        raise UserError(STUCK)
+    return shaped
 
 
 class Offer(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from polyhead.generate.decoder import Decoder
+from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.loop import generate
 from polyhead.generate.search import continued
 from polyhead.generate.settings import sampling_of
 from polyhead.generate.speculative import Proposer, speculative
 from polyhead.generate.stream import TextStream
 from polyhead.recipe import GenerationConfig
+from polyhead.text.form.form import form_of
 from polyhead.text.tokenizer import Tokenizer
 
 
@@ -51,6 +52,7 @@ def continuations(
         "max_len": max_len,
         "batch_tokens": config.batch_tokens,
         "cache": config.cache,
+        "form": form_of(config.form, tokenizer, [tokenizer.eos_id]),
     }
     tokens = (
         generate(model, prompts, **rest)
@@ -69,6 +71,19 @@ def continuations(
         yield Said(token.row, text, token.last or stream.stopped)
 
 
+def likeliest(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    config: GenerationConfig,
+    prompts: Sequence[Sequence[int]],
+    max_len: int,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """The ``config.n_best`` likeliest continuations of each prompt, as ``continued`` finds them."""
+    end = tokenizer.eos_id
+    form = form_of(config.form, tokenizer, [end])
+    return continued(model, prompts, config, eos_id=end, max_len=max_len, form=form)
+
+
 def likeliest_continuations(
     model: Decoder,
     tokenizer: Tokenizer,
@@ -82,7 +97,7 @@ def likeliest_continuations(
 
     Each comes whole: which one is the best is known at its end.
     """
-    for i, best in continued(model, prompts, config, eos_id=tokenizer.eos_id, max_len=max_len):
+    for i, best in likeliest(model, tokenizer, config, prompts, max_len):
         for row, hypothesis in enumerate(best, i * config.n_best):
             stream = TextStream.of(tokenizer, stop, prompts[i])
             yield Said(row, "".join(map(stream.feed, hypothesis.tokens)) + stream.end(), True)

@@ -20,25 +20,27 @@ def likeliest(
     banned: Sequence[int] = (),
     forced: Tensor | None = None,
     again: Sequence[Sequence[int]] = (),
+    shaped: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k best next tokens of each row, (N, V) -> log-probabilities (N, k), best first, and ids (N, k).
 
-    ``banned`` are tokens that may not come, ``again`` those of each row. ``forced`` (N,) is the token that must come
-    whatever else holds, -1 for any. What is forbidden gets -inf and the rest keeps its probability under the model. At most V tokens come back. Logits may
-    be of any precision; probabilities are fp32.
+    ``banned`` are tokens that may not come, ``again`` those of each row; ``shaped`` (N, V) are the logits where others, too,
+    have -inf. ``forced`` (N,) is the token that must come whatever else holds, -1 for any. What is forbidden gets -inf and the
+    rest keeps its probability under the model. At most V tokens come back. Logits may be of any precision; probabilities are fp32.
     """
     rows = max(1, CHUNK // logits.size(1))
     if len(logits) > rows:
         parts = logits.split(rows)
         forces = [None] * len(parts) if forced is None else forced.split(rows)
+        shapes = [None] * len(parts) if shaped is None else shaped.split(rows)
         found = [
-            likeliest(part, k, banned, force, again[rows * i : rows * (i + 1)])
-            for i, (part, force) in enumerate(zip(parts, forces, strict=True))
+            likeliest(part, k, banned, force, again[rows * i : rows * (i + 1)], shape)
+            for i, (part, force, shape) in enumerate(zip(parts, forces, shapes, strict=True))
         ]
         return torch.cat([values for values, _ in found]), torch.cat([ids for _, ids in found])
     x = logits.float()
     most, log_sum = log_sums(x)
-    allowed = barred(x, again)
+    allowed = barred(x if shaped is None else shaped.float(), again)
     values, ids = best(allowed if forced is None else _alone(x, allowed, forced), min(k, x.size(1)), banned)
     return values - most - log_sum, ids
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,7 +25,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto", None),
     "functions": ([], None),
     "function_call": ("none", "auto", None),
-    "response_format": ({"type": "text"}, None),
     "modalities": (["text"], None),
     "audio": (None,),
     "reasoning_effort": (None,),
@@ -62,6 +61,35 @@ class Usage(BaseModel):
     include_usage: bool = Field(False, description="tell the number of tokens before the end")
 
 
+class Described(BaseModel):
+    """A JSON Schema as other services are given it."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    schema_: dict[str, Any] = Field(alias="schema", description="the JSON Schema that an output keeps to")
+
+
+class Format(BaseModel):
+    """What kind of text an output is."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="any text, a JSON object, or JSON by a schema"
+    )
+    json_schema: Described | None = Field(None, description="the schema, and its name")
+
+
+class Structure(BaseModel):
+    """What an output must look like, one of these."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    regex: str | None = Field(None, description="a regular expression that matches all of it")
+    choice: list[str] | None = Field(None, description="texts, one of which it is")
+    json_: dict[str, Any] | None = Field(None, alias="json", description="a JSON Schema")
+
+
 class Drawing(Body):
     """How text is drawn or searched for. What is not given is as the run was trained to be used."""
 
@@ -86,6 +114,10 @@ class Drawing(Body):
     stream_options: Usage = Field(Usage(), description="what a stream tells besides")
     truncate: bool = Field(
         False, description="take a part of a text that is longer than the model reads, instead of refusing it"
+    )
+    response_format: Format | None = Field(None, description="language models: any text, or JSON alone")
+    structured_outputs: Structure | None = Field(
+        None, description="language models: what an output must look like, in other ways"
     )
 
 

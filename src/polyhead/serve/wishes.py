@@ -8,6 +8,7 @@ from typing import Any
 
 from polyhead.errors import UserError, show
 from polyhead.generate.service import Asked, TextEngine
+from polyhead.registry import Choice
 from polyhead.serve.bodies import Drawing
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
@@ -34,7 +35,7 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
     wishes: dict[str, Any] = {name: getattr(body, name) for name in SAME if name in given}
     if "min_tokens" in given:
         wishes["min_new_tokens"] = body.min_tokens
-    wishes |= {"n": body.n, "stop": body.stop, **others}
+    wishes |= {"n": body.n, "stop": body.stop, **formed(body), **others}
     found = []
     for text in texts:
         if not isinstance(text, str):
@@ -47,6 +48,37 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
         except UserError as error:
             raise _named(str(error)) from None
     return found
+
+
+def formed(body: Drawing) -> dict[str, Choice]:
+    """The form that an output is asked to have, if there is one."""
+    found = []
+    wanted, structure = body.response_format, body.structured_outputs
+    if wanted is not None and wanted.type == "json_schema":
+        if wanted.json_schema is None:
+            raise Refusal(400, "invalid_value", "response_format: json_schema is missing", "response_format")
+        found.append(Choice("json", schema=wanted.json_schema.schema_))
+    elif wanted is not None and wanted.type == "json_object":
+        found.append(Choice("json"))
+    if structure is not None:
+        options = {"regex": "pattern", "choice": "among", "json": "schema"}
+        given = structure.model_dump(by_alias=True, exclude_none=True)
+        found += [Choice(name, **{options[name]: value}) for name, value in given.items()]
+        if not given:
+            raise Refusal(
+                400,
+                "invalid_value",
+                f"structured_outputs has none of {', '.join(options)}",
+                "structured_outputs",
+            )
+    if len(found) > 1:
+        raise Refusal(
+            400,
+            "invalid_value",
+            "an output has one form: response_format and structured_outputs name several",
+            "structured_outputs",
+        )
+    return {"form": found[0]} if found else {}
 
 
 def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
@@ -121,4 +153,5 @@ def _named(message: str) -> Refusal:
     for ours, theirs in OTHERWISE.items():
         message = message.replace(ours, theirs)
     first = message.partition(" ")[0].rstrip(":")
+    first = "response_format" if first == "form" else first
     return Refusal(400, "invalid_value", message, first if first in Drawing.model_fields else None)

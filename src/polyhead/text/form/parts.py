@@ -1,0 +1,74 @@
+"""Forms by name. A part takes its options and gives a grammar, as llguidance writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from polyhead.errors import UserError
+from polyhead.registry import FORM
+from polyhead.text.form.library import llguidance
+
+BLANKS = r"[ \n\t]{0,16}"  # some models never stop saying blanks where nothing keeps them from it
+
+
+def _schema(given: Any) -> Any:
+    """A schema, or that of a file."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(Path(given).read_text())
+    except OSError as error:
+        raise UserError(f"{given}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{given} is no JSON: {error}") from None
+
+
+Schema = Annotated[dict[str, Any], BeforeValidator(_schema)]
+
+
+@FORM.register("json")
+def json_object(*, schema: Schema | None = None) -> str:
+    """JSON: an object, or what a JSON Schema describes.
+
+    Keys come in the order of the schema. What of a schema cannot be kept, such as ``not``, is refused.
+
+    Paper: Geng et al., 2025 (JSONSchemaBench)
+    When: several fields are filled in
+    Recipe: generation: {form: {name: json, schema: person.json}}
+    Options:
+      schema: a JSON Schema, or the name of its file; any object if not given
+    """
+    wanted = json.dumps({"type": "object"} if schema is None else schema)
+    matcher = llguidance().LLMatcher
+    return str(matcher.grammar_from_json_schema(wanted, overrides={"whitespace_pattern": BLANKS}))
+
+
+@FORM.register("regex")
+def regex(*, pattern: str) -> str:
+    """What a regular expression matches as a whole.
+
+    When: dates, numbers, codes
+    Recipe: generation: {form: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}
+    Options:
+      pattern: a regular expression without references to groups; of what stands around, it can say nothing
+    """
+    return str(llguidance().LLMatcher.grammar_from_regex(pattern))
+
+
+@FORM.register("choice")
+def choice(*, among: list[str]) -> str:
+    """One of some texts.
+
+    When: a question has few answers
+    Recipe: generation: {form: {name: choice, among: ["yes", "no"]}}
+    Options:
+      among: the texts
+    """
+    if not among or not all(among):
+        raise UserError(f"form 'choice': among is {among}, wanted texts, none of them empty")
+    return regex(pattern="|".join(map(re.escape, among)))
