@@ -138,7 +138,6 @@ def test_openais_client_converses(live):
         ({"messages": [{"role": "user", "content": [7]}]}, "messages", "reads text alone"),
         ({"messages": [TALK[1], {"role": "assistant", "content": "", "tool_calls": [{}]}, TALK[3]]}, "messages", "tool_calls, which is not supported"),
         ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"messages": TALK, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
         ({"messages": TALK, "logprobs": 3}, "logprobs", ""),

@@ -25,7 +25,9 @@ from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 
 KINDS = ("bpe", "unigram", "wordpiece", "char", "byte")
-LINES = ['{"name": "Ann", "age": 33} 0123456789 -two (2) cats and a dog, 狗 and 猫, é?! [1] true false null :.'] * 30
+LINES = [
+    '{"name": "Ann", "age": 33} 0123456789 -two (2) cats and a dog, 狗 and 猫, é?! [1] true false null :.'
+] * 30
 LINES += [string.printable]
 
 
@@ -67,7 +69,9 @@ def test_a_token_may_come_where_some_match_begins_so(kind: str, pattern: str) ->
     for seed in range(4):
         said, masks = walk(form, tokenizer, seed)
         for at, mask in enumerate(masks):
-            texts = [text.removeprefix(head) for text in tokenizer.decode([[*before, *said[:at], i] for i in ids])]
+            texts = [
+                text.removeprefix(head) for text in tokenizer.decode([[*before, *said[:at], i] for i in ids])
+            ]
             (text,) = tokenizer.decode([[*before, *said[:at]]])
             text = text.removeprefix(head)
             if "�" in text:

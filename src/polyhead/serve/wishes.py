@@ -46,7 +46,7 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
             ids, longest = (_continued if engine.frame else _translated)(service, engine, body, ids, others)
             found.append(engine.read(ids, seed=seed, **wishes, **longest))
         except UserError as error:
-            raise _named(str(error)) from None
+            raise _named(str(error), body) from None
     return found
 
 
@@ -147,11 +147,12 @@ def _translated(
     return ids, {"max_length_ratio": 0.0, "max_length_extra": body.max_tokens}
 
 
-def _named(message: str) -> Refusal:
+def _named(message: str, body: Drawing) -> Refusal:
     """An error of the engine in the words of a request, with the field that it names first."""
     message = message.partition("; these have:")[0]
     for ours, theirs in OTHERWISE.items():
         message = message.replace(ours, theirs)
     first = message.partition(" ")[0].rstrip(":")
-    first = "response_format" if first == "form" else first
+    if first == "form":
+        first = "structured_outputs" if body.structured_outputs else "response_format"
     return Refusal(400, "invalid_value", message, first if first in Drawing.model_fields else None)

@@ -37,9 +37,10 @@ def json_object(*, schema: Schema | None = None) -> str:
 
     Keys come in the order of the schema. What of a schema cannot be kept, such as ``not``, is refused.
 
+    Equation: p(x_t) = 0 where no JSON of the schema begins with x_1 ... x_t
     Paper: Geng et al., 2025 (JSONSchemaBench)
     When: several fields are filled in
-    Recipe: generation: {form: {name: json, schema: person.json}}
+    Recipe: generation: {form: {name: json, schema: {type: object, properties: {age: {type: integer}}}}}
     Options:
       schema: a JSON Schema, or the name of its file; any object if not given
     """
@@ -52,6 +53,8 @@ def json_object(*, schema: Schema | None = None) -> str:
 def regex(*, pattern: str) -> str:
     """What a regular expression matches as a whole.
 
+    Equation: p(x_t) = 0 where no match begins with x_1 ... x_t
+    Paper: Willard and Louf, 2023
     When: dates, numbers, codes
     Recipe: generation: {form: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}
     Options:
@@ -64,6 +67,8 @@ def regex(*, pattern: str) -> str:
 def choice(*, among: list[str]) -> str:
     """One of some texts.
 
+    Equation: p(x_t) = 0 where none of the texts begins with x_1 ... x_t
+    Paper: De Cao et al., 2021
     When: a question has few answers
     Recipe: generation: {form: {name: choice, among: ["yes", "no"]}}
     Options:
