@@ -189,8 +189,9 @@ def test_requests_of_different_forms_run_together_as_each_does_alone(kind: str) 
             assert all(re.fullmatch(form["pattern"], text) for text in texts)
 
 
-@pytest.mark.parametrize("beams", [{}, {"beam_size": 2}])
-def test_who_cannot_go_on_ends_by_an_error_and_the_others_go_on(beams: dict[str, int]) -> None:
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("beams", [{}, {"beam_size": 2}, {"top_p": 0.9, "min_p": 0.1}])
+def test_who_cannot_go_on_ends_by_an_error_and_the_others_go_on(beams: dict[str, float]) -> None:
     run = speaker(kind="char")
     good = {"name": "regex", "pattern": "dog+"}
     wanted = run.engine().submit(PROMPT, form=good, **beams).texts()

@@ -9,6 +9,7 @@ import sys
 import weakref
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,10 +143,12 @@ def test_a_choice_is_one_of_its_texts_and_each_may_come(kind: str) -> None:
 def test_every_token_that_ends_may_come_where_the_form_is_whole() -> None:
     tokenizer = trained("bpe")
     (dot,) = tokenizer.encode(["."])[0]
-    form = made("bpe", "regex", tokenizer.eos_id, dot, pattern="a.?")
+    ends = [tokenizer.eos_id, dot]
     (a,) = tokenizer.encode(["a"])[0]
-    assert not form.allowed([])[[tokenizer.eos_id, dot]].any()
-    assert form.allowed([a])[[tokenizer.eos_id, dot]].all()
+    form = made("bpe", "regex", *ends, pattern="a[0-9]?")
+    assert not form.allowed([])[ends].any() and form.allowed([a])[ends].all()
+    form = made("bpe", "regex", *ends, pattern="a.[0-9]")  # where it ends an output it is no part of one
+    assert not form.allowed([a])[ends].any()
 
 
 def test_what_may_come_depends_on_what_was_said_alone(monkeypatch: pytest.MonkeyPatch) -> None:
