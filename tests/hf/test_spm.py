@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +98,31 @@ def test_what_a_user_defined_comes_first_in_unigram_models_and_is_not_there_in_o
         assert made.encode(text, add_special_tokens=False).ids == model.encode(text), text
     learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=symbols, model_type="bpe")
     with pytest.raises(UserError, match="a bpe model with pieces defined by its user"):
+        read_pieces(tmp_path, "m.spm")
+
+
+@pytest.mark.parametrize("rules", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
+def test_letters_and_their_marks_are_one_character_however_long(rules: str, tmp_path: Path) -> None:
+    """Korean and Vietnamese in pieces, as files of some systems have it, and marked letters of half width."""
+    texts = ["한국어를 각각 읽는다", "ガラスノパンダ ～", "Tiếng Việt được viết bằng chữ Latinh", "ἄνδρα ᾧ ᾦ"]
+    model = learnt(
+        tmp_path, "m", lines("guide.md") + texts * 20, vocab_size=600, normalization_rule_name=rules
+    )
+    made = cutting(read_pieces(tmp_path, "m.spm"), numbered(model), ["<unk>"])
+    for text in [*(unicodedata.normalize("NFD", text) for text in texts), "ｶﾞﾗｽﾉﾊﾟﾝﾀﾞ", "カ\u3099"]:
+        wanted = model.encode(text)
+        assert made.encode(text, add_special_tokens=False).ids == wanted, text
+        assert model.unk_id() not in wanted
+
+
+@pytest.mark.parametrize(("piece", "written"), [("①", "1"), ("\t", " "), ("ﬁ", "fi")])
+def test_a_piece_of_its_user_that_its_rules_write_otherwise_is_refused(
+    piece: str, written: str, tmp_path: Path
+) -> None:
+    """There it is found all the same; here its rules come first."""
+    model = learnt(tmp_path, "m", lines("guide.md"), user_defined_symbols=[piece])
+    assert piece in model.encode(f"a{piece}b", out_type=str)
+    with pytest.raises(UserError, match=f"a piece defined by its user, .* its rules write as '{written}'"):
         read_pieces(tmp_path, "m.spm")
 
 

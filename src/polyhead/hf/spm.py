@@ -22,6 +22,12 @@ NORMAL, USER_DEFINED = 1, 4  # of its kinds of pieces, those that a text is made
 UNKNOWN_BELOW = 10.0  # a character that is no piece, below the least likely piece: theirs
 ALL = 1 << 16  # blanks before a text
 NEVER = -5_000.0  # of pieces that are none of this model: below any reading with its own
+COMPOSING = (
+    b"nfkc",
+    b"nfkc_cf",
+    b"nmt_nfkc",
+    b"nmt_nfkc_cf",
+)  # rules of these names make é of e and its mark
 
 
 class Pieces(NamedTuple):
@@ -140,8 +146,17 @@ def _pieces(data: bytes) -> Pieces:
                 f"a bpe model with pieces defined by its user, such as {piece!r}; wanted one without"
             )
         scores[piece] = len(piece.encode()) * most - 0.1  # theirs: above any other reading
+    normal: list[normalizers.Normalizer] = [normalizers.Precompiled(written[2])] if written.get(2) else []
+    if written.get(1) in COMPOSING:
+        # tokenizers applies a rule to a few bytes at most, and drops marks behind them: not to 각 of its letters
+        normal = [normalizers.NFC(), *normal, normalizers.NFC()]
+    for piece in (piece.replace("▁", " ") for piece in defined):
+        # there it is found before anything is written otherwise
+        if (other := normalizers.Sequence(normal).normalize_str(piece)) != piece:
+            raise UserError(
+                f"a piece defined by its user, {piece!r}, that its rules write as {other!r}; wanted none of that kind"
+            )
     flags = (bool(of.get(number, 1)) for of, number in ((trained, 22), (written, 3), (written, 4)))
-    normal = [normalizers.Precompiled(written[2])] if written.get(2) else []
     return Pieces(scores, kind == BPE, normal, *flags)
 
 
