@@ -294,6 +294,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda d: learnt(d, "source", lines("guide.md"), model_type="word"), "{0}/source.spm: a model of kind word; wanted unigram or bpe"),
     (lambda d: learnt(d, "target", lines("guide.md"), byte_fallback=True, vocab_size=800), "{0}/target.spm: a model with byte_fallback"),
     (lambda d: learnt(d, "target", lines("guide.md"), treat_whitespace_as_suffix=True), "{0}/target.spm: a model with treat_whitespace"),
+    (edited("tokenizer_config.json", separate_vocabs=True), "{0}/tokenizer_config.json: separate_vocabs is true, wanted false"),
     (lambda d: ((d / "target.spm").unlink(), (d / "target.spm").symlink_to(DOCS / "guide.md")), "{0}/target.spm is a link out of"),
 ]  # fmt: skip
 

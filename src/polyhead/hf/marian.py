@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.config import ModelConfig
+from polyhead.errors import UserError
 from polyhead.hf.bart import LM_HEAD, SHARED, SOURCE, TABLE, TARGET, common, fixed, said
 from polyhead.hf.family import FAMILY, Family, Made
+from polyhead.hf.files import read_json
 from polyhead.hf.given import Given
 from polyhead.hf.spm import cutting, read_numbers, read_pieces
 from polyhead.text.sides import TARGET_LANGUAGE
@@ -42,6 +44,12 @@ def vocabulary(directory: Path) -> Made:
 
     Models of several target languages have a token for each, ``>>fra<<``, which begins a source.
     """
+    where = directory / "tokenizer_config.json"
+    if (read_json(directory, where.name) or {}).get("separate_vocabs"):
+        raise UserError(
+            f"{where}: separate_vocabs is true, wanted false: sources and translations have one vocabulary here, "
+            "and target_vocab.json is another"
+        )
     ids = read_numbers(directory)
     specials = [token for token in ids if token in SPECIALS or TARGET_LANGUAGE.fullmatch(token)]
     source, target = (

@@ -22,12 +22,8 @@ NORMAL, USER_DEFINED = 1, 4  # of its kinds of pieces, those that a text is made
 UNKNOWN_BELOW = 10.0  # a character that is no piece, below the least likely piece: theirs
 ALL = 1 << 16  # blanks before a text
 NEVER = -5_000.0  # of pieces that are none of this model: below any reading with its own
-COMPOSING = (
-    b"nfkc",
-    b"nfkc_cf",
-    b"nmt_nfkc",
-    b"nmt_nfkc_cf",
-)  # rules of these names make é of e and its mark
+# rules of these names make é of e and its mark
+COMPOSING = (b"nfkc", b"nfkc_cf", b"nmt_nfkc", b"nmt_nfkc_cf")
 
 
 class Pieces(NamedTuple):
