@@ -191,6 +191,13 @@ def test_a_line_too_long_is_named_and_can_be_cut(
     assert err.startswith(f"polyhead: line 3 has {most + 1} tokens; this model takes {most} at most.")
     got = translated(capsys, tiny, long, "--truncate")
     assert got[1] == got[2]
+    begins = tmp_path / "begins.txt"
+    begins.write_text(f"\n{fits}\n{fits}x\n")
+    long.write_text("ein\n\nein\n")
+    assert main(["translate", str(tiny), str(long), "--prefix", str(begins)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"polyhead: --prefix: line 3 has {most + 1} tokens; this model takes {most} at most."
+    )
 
 
 @pytest.mark.parametrize(

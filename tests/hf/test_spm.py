@@ -212,6 +212,21 @@ def test_marian_is_told_the_language_of_the_target(language: str, marian: tuple[
     assert [best[0].tokens[:19] for best in found] == cut([row[1:20] for row in wanted], 0)
 
 
+def test_a_line_with_no_room_for_its_language_is_named_by_its_number(
+    marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, text = ph.load(marian[0]), tmp_path / "text"
+    most = run.config.max_len - 2  # beside the end the language
+    word = run.tokenizer.decode([run.tokenizer.encode(["the dog " * 60])[0][: most + 1]])[0]
+    assert len(run.tokenizer.encode([word])[0]) == most + 1
+    text.write_text(f"the dog\n\nthe dog\n\n{word}\n")
+    for chunk in ("2", "512"):
+        assert main(["translate", str(marian[0]), str(text), "--target-lang", "fra", "--chunk", chunk]) == 2
+        assert capsys.readouterr().err.startswith(
+            f"polyhead: line 5 has {most + 1} tokens; this model takes {most} at most. Split the line"
+        )
+
+
 def test_a_pair_of_languages_is_chosen_at_import(
     marian: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,21 +86,28 @@ def run(
         raise UserError("--prefix: standard input is the text already; name a file")
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
+    from polyhead.text.sides import between
 
     tune_memory()
     translator = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
-    counter, done = Counter(), 0
+    counter, done, most = Counter(), 0, translator.config.max_len
     changes |= {"truncate": truncate, "progress": counter.at}
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
+    cuts = translator.tokenizer
+    room = most - len(between(cuts, source_lang, target_lang).source(()))
     for texts in chunks(lines, chunk_size(source, chunk)):
         if not truncate:
-            refuse_long(translator, texts, first=done + 1)
+            way = "Split the line, or translate its beginning with --truncate"
+            refuse_long(cuts.encode(texts), room, done + 1, "line", way)
         if begins is not None:
             changes["prefix"] = list(islice(begins, len(texts)))
             if len(changes["prefix"]) < len(texts):
                 raise UserError(
                     f"--prefix: {prefix} ends before line {done + len(changes['prefix']) + 1} of the text"
                 )
+            refuse_long(
+                cuts.target.encode(changes["prefix"]), most - 1, done + 1, "--prefix: line", "Give less of it"
+            )
         for score, text in translations(translator, texts, n_best, changes):
             text = harmless(text)
             print(text if score is None or not scores else f"{score:.4f}\t{text}")
@@ -130,12 +137,10 @@ def translations(
             yield hypothesis.score, one_line(text)
 
 
-def refuse_long(run: Run, texts: list[str], first: int) -> None:
-    """A UserError that names the first line with more tokens than the model takes."""
-    most = run.config.max_len - run.tokenizer.sides.most  # the end of sentence needs a place
-    for number, tokens in enumerate(run.tokenizer.encode(texts), first):
+def refuse_long(rows: list[list[int]], most: int, first: int, what: str, way: str) -> None:
+    """A UserError that names the first line with more tokens than the model takes, and the way out."""
+    for number, tokens in enumerate(rows, first):
         if len(tokens) > most:
             raise UserError(
-                f"line {number} has {len(tokens)} tokens; this model takes {most} at most. "
-                "Split the line, or translate its beginning with --truncate"
+                f"{what} {number} has {len(tokens)} tokens; this model takes {most} at most. {way}"
             )
