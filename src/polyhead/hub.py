@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
@@ -33,15 +34,18 @@ def snapshot(
 def files_of(name: str) -> list[Path]:
     """The files that ``hf://datasets/OWNER/NAME/PATH`` stands for, in order; PATH may be a pattern, NAME end with ``@REVISION``."""
     found = FILES.fullmatch(name)
-    if found is None or ".." in name.split("/"):
+    if found is None or not {"", ".", ".."}.isdisjoint(found[3].split("/")):
         raise UserError(
             f"{name!r} names no file of a data set: wanted hf://datasets/OWNER/NAME/PATH, whose PATH may be a pattern, "
             "data/train-*.parquet"
         )
     owner, revision, path = found.groups()
     with at(f"the data set {owner!r} cannot be had from the hub"):
-        folder = snapshot(owner, [path], dataset=True, revision=revision)
-    paths = sorted(file for file in folder.glob(path) if file.is_file())
+        # the hub's ** is one folder at least
+        asked = dict.fromkeys([path, path.replace("**/", "")])
+        folder = snapshot(owner, [*asked], dataset=True, revision=revision)
+    names = glob.glob(path, root_dir=folder, recursive=True)
+    paths = sorted(file for file in (folder / name for name in names) if file.is_file())
     if not paths:
         there = _names(owner, revision) or [
             str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()

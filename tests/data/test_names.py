@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from polyhead import hub
 from polyhead.data_sections import DataConfig
@@ -72,6 +74,9 @@ def test_files_of_a_data_set_are_those_of_its_revision(cache: Path) -> None:
     stem = "hf://datasets/owner/small"
     assert texts(f"{stem}/data/train-*.tsv") == ["main data/train-0.tsv", "main data/train-1.tsv"]
     assert texts(f"{stem}/data/test.tsv") == ["main data/test.tsv"]
+    every = ["main data/test.tsv", "main data/train-0.tsv", "main data/train-1.tsv"]
+    for pattern in ("**/*.tsv", "data/**.tsv", "data/**", "**/*t*.tsv"):  # as of files that lie here
+        assert texts(f"{stem}/{pattern}") == every
     assert texts(f"{stem}@{CONVERTED}/data/test.tsv") == [f"{CONVERTED} data/test.tsv"]
     assert texts(f"{stem}@{40 * 'b'}/data/test.tsv") == [f"{CONVERTED} data/test.tsv"]
 
@@ -83,6 +88,9 @@ def test_what_is_not_there_is_said(cache: Path) -> None:
         ("hf://datasets/owner/large/a.tsv", "data set 'owner/large' cannot be had from the hub: HF_HUB_OFFLINE is set"),
         ("hf://datasets/small/a.tsv", "wanted hf://datasets/OWNER/NAME/PATH"),
         ("hf://datasets/owner/small/../../../x", "wanted hf://datasets/OWNER/NAME/PATH"),
+        ("hf://datasets/owner/small//data/test.tsv", "wanted hf://datasets/OWNER/NAME/PATH"),
+        ("hf://datasets/owner/small/data/", "wanted hf://datasets/OWNER/NAME/PATH"),
+        ("hf://datasets/owner/small/.", "wanted hf://datasets/OWNER/NAME/PATH"),
         ("hf://owner/small/a.tsv", "wanted hf://datasets/OWNER/NAME/PATH"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=f"^data\\.train: .*{re.escape(said)}"):
@@ -99,11 +107,11 @@ def test_a_plan_misses_only_what_would_be_here(cache: Path) -> None:
 
 
 def test_the_hub_is_asked_for_these_files_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = {}
+    asked: dict[str, Any] = {}
 
     def fetched(name: str, **options: object) -> str:
         asked[name] = options
-        (tmp_path / "data").mkdir()
+        (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data/a.tsv").touch()
         return str(tmp_path)
 
@@ -111,3 +119,7 @@ def test_the_hub_is_asked_for_these_files_alone(monkeypatch: pytest.MonkeyPatch,
     assert hub.files_of("hf://datasets/owner/small@v1/data/*.tsv") == [tmp_path / "data/a.tsv"]
     wanted = {"repo_type": "dataset", "revision": "v1", "allow_patterns": ["data/*.tsv"]}
     assert asked == {"owner/small": wanted}
+    assert hub.files_of("hf://datasets/owner/small@v1/**/*.tsv") == [tmp_path / "data/a.tsv"]
+    (patterns,) = (options["allow_patterns"] for options in asked.values())
+    for there in ("a.tsv", "data/a.tsv", "data/b/a.tsv"):  # as the hub's own library chooses
+        assert [*filter_repo_objects([there], allow_patterns=patterns)] == [there]
