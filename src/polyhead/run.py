@@ -114,7 +114,7 @@ class Run:
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
         model, most = self._need("decoder"), self.config.max_len
-        stop = [stop] if isinstance(stop, str) else stop
+        stop = [stop] if isinstance(stop, str) else list(stop)
         if "beam_size" not in changes:
             config = changed(self.generation, changes, "drawn text")
             read, guesses, seed = self._read(prompts), self._proposer(config.speculate), seed or 0

@@ -127,6 +127,16 @@ def test_how_each_sequence_ended(speaker):
     assert engine.engine.idle
 
 
+@pytest.mark.parametrize("way", [{"seed": 5}, {"beam_size": 2}])
+def test_stop_strings_may_come_one_by_one(speaker, way):
+    """All of several prompts, and each of their sequences, end by them."""
+    way = {"max_new_tokens": 12, "n": 2, **way}
+    letters = sorted({text[5] for texts in speaker.generate(TEXTS, **way) for text in texts})
+    wanted = speaker.generate(TEXTS, stop=letters, **way)
+    assert not any(letter in text for texts in wanted for text in texts for letter in letters)
+    assert speaker.generate(TEXTS, stop=iter(letters), **way) == wanted
+
+
 @pytest.mark.parametrize(("kind", "way"), [("decoder", {"max_new_tokens": 5}), ("encoder-decoder", {})])
 def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, way):
     run = speaker if kind == "decoder" else translator
@@ -143,6 +153,7 @@ def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, wa
     ("kind", "text", "wish", "message"),
     [
         ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the whole engine, not of one request"),
+        ("decoder", ["dogs", "cats"], {}, "a request is one text, got several; submit each"),
         ("decoder", "dogs", {"n": 0}, "n is 0 and seed is 0; wanted 1 or more"),
         ("decoder", "dogs", {"length_penalty": 2.0}, "length_penalty has no effect on"),
         ("decoder", "dogs", {"n": 3, "beam_size": 2}, r"n_best \(3\) is more than beam_size \(2\)"),

@@ -223,6 +223,8 @@ class TextEngine:
             )
         config = changed(self.config, changes if drawn else changes | {"n_best": n}, what)
         ids = self.tokens(text) if isinstance(text, str) else list(text)
+        if any(isinstance(one, str) for one in ids):
+            raise UserError("a request is one text, got several; submit each of them, and all run together")
         if translates:
             return self._translate(
                 ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang)
