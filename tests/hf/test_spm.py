@@ -272,7 +272,10 @@ def test_several_languages_and_none_named_is_told(
         lambda texts: run.score(texts, texts),
         lambda texts: run.attention(texts[0], texts[0]),
     ):
-        with pytest.raises(UserError, match=r"several languages; name the target's .* one of cmn_Hans, fra"):
+        with pytest.raises(
+            UserError,
+            match=r"name the target's .* for all else --target-lang of import\), one of cmn_Hans, fra",
+        ):
             unsaid(SOURCES)
     with pytest.raises(UserError, match="no token of this model names it; did you mean 'fra'"):
         run.translate(SOURCES, target_lang="frr")

@@ -109,8 +109,8 @@ def _check_chosen(tokens: Sequence[str]) -> None:
         names = sorted(map(_bare, tokens))
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise UserError(
-            "this model translates to several languages; name the target's (--target-lang of translate and import, target in a "
-            f"request), one of {', '.join(names[:SHOWN])}{more}"
+            "this model translates to several languages; name the target's (--target-lang of translate, target in a request "
+            f"to translate, or for all else --target-lang of import), one of {', '.join(names[:SHOWN])}{more}"
         )
 
 
