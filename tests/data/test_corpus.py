@@ -269,6 +269,8 @@ def test_there_are_forty_pathologies() -> None:
     (["a.jsonl"], {"source": "en", "target": "dee"}, "unknown key of a.jsonl 'dee'.* did you mean 'de'"),
     (["null.jsonl"], {"source": "en", "target": "de"}, "null.jsonl: the key 'en' is null in each of its first 2 lines"),
     (["deep.jsonl"], {"source": "t.en", "target": "t.dee"}, "'t.dee'; did you mean 't.de'[?] Known: t.de, t.en"),
+    (["deep.jsonl"], {}, "deep.jsonl has the keys t.de, t.en: set source to one of them, got number 0"),
+    (["deep.jsonl"], {"source": "t", "target": "t.de"}, "the key 't' holds an object: set source to what is in it, t.en, t.de"),
     (["one.json"], {"source": "en", "target": "de"}, "one.json is one JSON list; .*jq -c '.\\[\\]' one.json > one.jsonl"),
     (["list.jsonl"], {"source": 0, "target": 2}, "list of 2 a line: target must be a number below that"),
     (["a.txt"], {"format": "jsonl"}, "none of its first lines is a JSON object"),

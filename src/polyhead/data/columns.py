@@ -122,6 +122,11 @@ def _lookup(row: Any, key: Column) -> Any:
     return row
 
 
+def _holds(row: Any, key: Column) -> bool:
+    """Whether there is a value, and not only more keys."""
+    return not isinstance(_lookup(row, key), dict | None)
+
+
 def _whole(text: str) -> bool:
     """Whether a string from JSON is Unicode text: an escape can name half a surrogate pair."""
     return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
@@ -133,25 +138,29 @@ def _check_keys(path: Path, wanted: Wanted) -> None:
     objects = [row for row in parsed if isinstance(row, (dict, list))]
     if not objects:
         raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
-    row = next(
-        (row for row in objects if all(_lookup(row, key) is not None for key in wanted.values())), objects[0]
-    )
+    good = (row for row in objects if all(_holds(row, key) for key in wanted.values()))
+    row = next(good, objects[0])
     if isinstance(row, list) and len(parsed) == 1 and all(isinstance(one, dict) for one in row):
         raise UserError(
             f"{path.name} is one JSON list; JSONL has an object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
         )
     for use, key in wanted.items():
-        if _lookup(row, key) is not None:
+        if _holds(row, key):
             continue
+        if isinstance(inner := _lookup(row, key), dict):
+            named = ", ".join(_shown(_paths({str(key): inner}))) or "which is empty"
+            raise UserError(
+                f"{path.name}: the key {key!r} holds an object: set {use} to what is in it, {named}"
+            )
         if isinstance(row, list):
             raise UserError(
                 f"{path.name} has a list of {len(row)} a line: {use} must be a number below that, got {key!r}"
             )
+        known = list(_paths(row))
         if isinstance(key, int):
             raise UserError(
-                f"{path.name} has the keys {', '.join(sorted(_shown(row)))}: set {use} to one of them, got number {key}"
+                f"{path.name} has the keys {', '.join(sorted(_shown(known)))}: set {use} to one of them, got number {key}"
             )
-        known = list(_paths(row))
         if key in known:
             raise UserError(
                 f"{path.name}: the key {key!r} is null in each of its first {len(parsed):,} lines"
