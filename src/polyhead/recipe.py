@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.data_sections import DataConfig, TokenizerConfig
-from polyhead.errors import UserError, explain
+from polyhead.errors import UserError, explain, unknown
 from polyhead.presets import PRESETS
 from polyhead.registry import CACHE, CHAT, FORM, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
@@ -142,6 +143,18 @@ class GenerationConfig(Section):
         "mean", description="encoders: how embed makes one vector of a text, mean, first, max or own"
     )
     normalize: bool = Field(False, description="encoders: whether such a vector has the length 1")
+    max_text_len: int | None = Field(
+        None,
+        gt=0,
+        description="encoders: tokens of a text that embed reads; all that the model can if not given",
+    )
+    prompts: dict[str, str] = Field(
+        default_factory=dict,
+        description='encoders: what embed can put before texts, by name, e.g. {query: "query: "}',
+    )
+    prompt: str = Field(
+        "", description="encoders: what embed puts before a text, a name of prompts or itself"
+    )
 
     @field_validator("cache", "speculate", "chat", "form")
     @classmethod
@@ -154,7 +167,16 @@ class GenerationConfig(Section):
     def _agree(self) -> Self:
         if self.n_best > self.beam_size:
             raise UserError(f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})")
+        if self.prompt not in self.prompts and re.fullmatch(r"[\w-]+", self.prompt):  # no text to go on from
+            raise UserError(
+                f"{unknown('prompt', self.prompt, self.prompts)}; one that is no name has a blank or a mark, as 'query: '"
+            )
         return self
+
+    @property
+    def before(self) -> str:
+        """What stands before each text of which a vector is made."""
+        return self.prompts.get(self.prompt, self.prompt)
 
 
 class Recipe(Section):

@@ -247,7 +247,7 @@ class Run:
         return fill_mask(self._need("encoder"), self.tokenizer, texts, top)
 
     def embed(self, texts: Sequence[str], **changes: Any) -> Tensor:
-        """One vector for each text (N, C), as ``pooling`` ("mean", "first", "max" or "own") and ``normalize`` say."""
+        """One vector for each text (N, C), behind ``prompt``, as ``pooling`` ("mean", "first", "max" or "own") and ``normalize`` say."""
         self._alone("vectors are")
         model = self._need("classifier" if self.config.labels else "encoder")
         return embed(model, self.tokenizer, texts, changed(self.generation, changes, "vectors of texts"))

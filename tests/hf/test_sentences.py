@@ -47,11 +47,18 @@ def folder(directory: Path, pooling: dict[str, Any], *more: str) -> Any:
     return model
 
 
-def wanted(model: Any, directory: Path, mode: str, normalized: bool) -> torch.Tensor:
+def changed(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def wanted(
+    model: Any, directory: Path, mode: str, normalized: bool, before: str = "", most: int = 64
+) -> torch.Tensor:
     tokenizer, rows = transformers.AutoTokenizer.from_pretrained(directory), []
     for text in TEXTS:
+        given = tokenizer(before + text, truncation=True, max_length=most, return_tensors="pt")
         with torch.no_grad():
-            rows.append(POOLS[mode](model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]))
+            rows.append(POOLS[mode](model(**given).last_hidden_state[0]))
     found = torch.stack(rows)
     return found / found.norm(dim=1, keepdim=True) if normalized else found
 
@@ -98,9 +105,106 @@ def test_what_is_asked_for_goes_before_what_the_run_says(
     printed = [float(value) for value in capsys.readouterr().out.split("\t")]
     assert printed == pytest.approx(plain[0].tolist(), abs=1e-4)
     with pytest.raises(
-        UserError, match="temperature has no effect on vectors of texts; these have: normalize, pooling"
+        UserError,
+        match="temperature has no effect on vectors of texts; these have: max_text_len, normalize, p",
     ):
         run.embed(TEXTS, temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    "said", ["sentence_bert_config.json", "sentence_roberta_config.json", "the tokenizer"]
+)
+def test_texts_are_read_as_far_as_the_checkpoint_says(said: str, tmp_path: Path) -> None:
+    model = folder(tmp_path / "a", {"pooling_mode": "mean"})
+    vectors = wanted(model, tmp_path / "a", "mean", False, most=6)
+    if said == "the tokenizer":
+        changed(tmp_path / "a" / "tokenizer_config.json", model_max_length=6)
+    else:
+        (tmp_path / "a" / said).write_text('{"max_seq_length": 6, "do_lower_case": false}')
+        changed(tmp_path / "a" / "tokenizer_config.json", model_max_length=5)
+    run = ph.load(tmp_path / "a")
+    torch.testing.assert_close(run.embed(TEXTS), vectors, rtol=1e-5, atol=1e-5)
+    whole = wanted(model, tmp_path / "a", "mean", False)
+    assert not torch.allclose(whole, vectors, atol=1e-2)
+    torch.testing.assert_close(run.embed(TEXTS, max_text_len=None), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.embed(TEXTS, max_text_len=10**9), whole, rtol=1e-5, atol=1e-5)
+
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    torch.testing.assert_close(ph.load(tmp_path / "b").embed(TEXTS), vectors, rtol=1e-5, atol=1e-5)
+    lengths = json.loads((tmp_path / "b" / "sentence_bert_config.json").read_text())
+    assert lengths["max_seq_length"] == 6
+
+
+PROMPTS = {"query": "the red: ", "document": None}
+
+
+def test_prompts_stand_before_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = folder(tmp_path / "a", {"pooling_mode": "mean"})
+    said = {"prompts": PROMPTS, "default_prompt_name": "query", "similarity_fn_name": "cosine"}
+    (tmp_path / "a" / "config_sentence_transformers.json").write_text(json.dumps(said))
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    again = json.loads((tmp_path / "b" / "config_sentence_transformers.json").read_text())
+    assert again == {"prompts": {"query": "the red: ", "document": ""}, "default_prompt_name": "query"}
+
+    plain, queries, other = (
+        wanted(model, tmp_path / "a", "mean", False, before) for before in ("", "the red: ", "one dog, ")
+    )
+    for directory in ("a", "run", "b"):
+        run = ph.load(tmp_path / directory)
+        for given, vectors in (
+            ({}, queries),
+            ({"prompt": "query"}, queries),
+            ({"prompt": "document"}, plain),
+            ({"prompt": ""}, plain),
+            ({"prompt": "one dog, "}, other),
+        ):
+            torch.testing.assert_close(run.embed(TEXTS, **given), vectors, rtol=1e-5, atol=1e-5)
+    capsys.readouterr()
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for text in TEXTS))
+    asked = ["embed", str(tmp_path / "run"), str(tmp_path / "texts"), "--prompt", "document"]
+    for more, like in (([], plain[0]), (["--like-prompt", "query"], queries[0])):
+        assert main([*asked, "--like", TEXTS[0], *more]) == 0
+        near = [float(line.split("\t")[0]) for line in capsys.readouterr().out.splitlines()]
+        assert near == pytest.approx(torch.cosine_similarity(plain, like[None]).tolist(), abs=1e-4)
+    assert main([*asked, "--like-prompt", "query"]) == 2
+    assert "--like-prompt stands before the text of --like" in capsys.readouterr().err
+    assert main([*asked[:3], "--prompt", "qurey"]) == 2
+    told = "unknown prompt 'qurey'; did you mean 'query'? Known: document, query; one that is no name has a blank or a mark"
+    assert told in capsys.readouterr().err
+
+
+def test_a_prompt_without_a_name_is_written_as_its_own(tmp_path: Path) -> None:
+    folder(tmp_path / "a", {"pooling_mode": "mean"})
+    run = ph.load(tmp_path / "a")
+    run.generation = run.generation.model_copy(update={"prompt": "a dog: "})
+    run.save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    again = json.loads((tmp_path / "b" / "config_sentence_transformers.json").read_text())
+    assert again == {"prompts": {"a dog: ": "a dog: "}, "default_prompt_name": "a dog: "}
+    assert ph.load(tmp_path / "b").generation.before == "a dog: "
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config_sentence_transformers.json", {"prompts": ["a: "]}, r"prompts is \['a: '\], wanted an object of texts by name"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "wanted an object of texts by name"),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"query": "a: "}, "default_prompt_name": "querry"},
+            "default_prompt_name is 'querry', wanted one of query; did you mean 'query'?",
+        ),
+        ("sentence_bert_config.json", {"max_seq_length": "64"}, "max_seq_length is '64', wanted a whole number"),
+        ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case is 1, wanted true or false"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_meant_are_told(name: str, content: Any, said: str, tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"})
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=said):
+        ph.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +221,11 @@ def test_what_is_asked_for_goes_before_what_the_run_says(
             [],
             "edmean_tokens'], and here the mean",
         ),
+        (
+            {"pooling_mode": "mean", "include_prompt": False},
+            [],
+            "tokens of a prompt are not pooled there, and are here",
+        ),
         ({"pooling_mode": "mean"}, ["Dense"], "vectors of texts go through Dense there, and without it here"),
     ],
 )
@@ -128,6 +237,20 @@ def test_what_is_not_built_is_warned_of(
         assert ph.load(tmp_path).generation.pooling == "mean"
     (warned,) = [record.getMessage() for record in caplog.records]
     assert said in warned
+
+
+def test_lower_case_that_the_tokenizer_does_not_make_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"})
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    with caplog.at_level(logging.WARNING):
+        ph.load(tmp_path)
+        rules = json.loads((tmp_path / "tokenizer.json").read_text())
+        (tmp_path / "tokenizer.json").write_text(json.dumps(rules | {"normalizer": {"type": "Lowercase"}}))
+        ph.load(tmp_path)
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert "sentence_bert_config.json: texts are read in lower case there, and as they are here" in warned
 
 
 @pytest.mark.acceptance("F6")

@@ -35,6 +35,37 @@ def test_embeddings(services, pooling):
         )
 
 
+def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
+    run = make("encoder")
+    own = {"prompts": {"query": "two dogs: ", "page": ""}, "prompt": "query", "max_text_len": 12}
+    run.generation = run.generation.model_copy(update=own)
+    with serving(run) as live:
+        told = live.ask("/v1/models").json()["data"][0]["polyhead"]
+        assert (told["prompts"], told["max_text_len"]) == (own["prompts"], 12)
+        for body, before in (
+            ({}, "two dogs: "),
+            ({"prompt": "page"}, ""),
+            ({"prompt": ""}, ""),
+            ({"prompt": "a ."}, "a ."),
+        ):
+            answer = live.ask("/v1/embeddings", {"input": TEXTS[:2], "truncate": True, **body}).json()
+            wanted = run.embed([before + text for text in TEXTS[:2]], prompt="")
+            found = [one["embedding"] for one in answer["data"]]
+            np.testing.assert_allclose(found, wanted.numpy(), atol=1e-6)
+            lengths = [min(12, len(ids) + 2) for ids in run.tokenizer.encode([before + t for t in TEXTS[:2]])]
+            assert answer["usage"]["prompt_tokens"] == sum(lengths)
+        for body, said in (
+            (
+                {"input": "dogs bark " * 8},
+                "text 0 has more tokens than this model reads (12, special ones counted)",
+            ),
+            ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
+            ({"input": "dogs", "prompt": None}, "prompt: null is not text"),
+        ):
+            refused = live.ask("/v1/embeddings", body)
+            assert refused.status_code == 400 and said in refused.json()["error"]["message"]
+
+
 def test_classes_of_texts_and_of_pairs(services):
     live, pairs = services["classifier"], [["a dog barks .", "dogs"], ["dogs", "zwei hunde"]]
     for given in (TEXTS, pairs, TEXTS[0]):

@@ -31,6 +31,14 @@ def run(
     normalize: Annotated[
         bool | None, typer.Option(help="make the length of each vector 1", show_default=AS_TRAINED)
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|TEXT",
+            help="what stands before each text: a name of the run's prompts, or a text; '' for nothing",
+            show_default=AS_TRAINED,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -43,6 +51,12 @@ def run(
             metavar="TEXT", help="instead of vectors, how like this text each is: the cosine, and the text"
         ),
     ] = None,
+    like_prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|TEXT", help="what stands before the text of --like", show_default="as --prompt"
+        ),
+    ] = None,
     chunk: Annotated[
         int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
     ] = 512,
@@ -51,16 +65,19 @@ def run(
 ) -> None:
     """Make one vector of each text: a line of numbers for each line, parted by tabs.
 
-    Texts longer than the model's max_len are cut.
+    Texts longer than the run's max_text_len, or the model's max_len, are cut.
 
     \b
     polyhead embed runs/wikitext sentences.txt --output vectors.npy
     polyhead embed runs/wikitext sentences.txt --like "a church in the north of England" | sort -rn | head
+    polyhead embed runs/e5 pages.txt --prompt passage --like "How high is it?" --like-prompt query
     """
     if output is not None and output.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--output {output}: wanted a name that ends with .npy or .jsonl")
     if output is not None and like is not None:
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
+    if like_prompt is not None and like is None:
+        raise UserError("--like-prompt stands before the text of --like: give that too, or --prompt")
     if output is not None:
         file_place(output, "--output", [source, *own_files(directory)])
     given = lines_or_text(source)
@@ -68,11 +85,12 @@ def run(
     from polyhead.cli.vector_file import VectorFile
     from polyhead.loading import load
 
-    wished = {"pooling": pooling, "normalize": normalize}
+    wished = {"pooling": pooling, "normalize": normalize, "prompt": prompt}
     changes = {key: value for key, value in wished.items() if value is not None}
+    of_like = changes | ({} if like_prompt is None else {"prompt": like_prompt})
     loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter(prints=output is None)
     # a run that cannot is told before the first line comes
-    other = loaded.embed([] if like is None else [like], **changes)
+    other = loaded.embed([] if like is None else [like], **of_like)
     with nullcontext() if output is None else VectorFile(output, loaded.config.d_model) as file:
         for texts in chunks(given, chunk_size(source, chunk)):
             vectors = loaded.embed(texts, **changes)

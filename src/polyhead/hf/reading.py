@@ -72,7 +72,8 @@ def open_checkpoint(directory: Path) -> Opened:
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
     if model.config.kind == "encoder":
-        return Opened(model, tokenizer, GenerationConfig(**embedding_of(directory)))
+        vectors = embedding_of(directory, tokenizer, model.config.max_len)
+        return Opened(model, tokenizer, GenerationConfig(**vectors))
     settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory)})
     return Opened(model, tokenizer, settings)
 

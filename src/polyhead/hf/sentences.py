@@ -7,29 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.errors import UserError, show
-from polyhead.hf.files import read_json, read_value
+from polyhead.hf.files import inside, read_json, read_value
+from polyhead.hf.given import Given
 from polyhead.recipe import GenerationConfig
+from polyhead.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-MODULES, POOLING = "modules.json", "1_Pooling/config.json"
+MODULES, POOLING, PROMPTS = "modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"
+LENGTH = "sentence_bert_config.json"
+# of older versions, one for each kind of model
+LENGTHS = (LENGTH, *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")))
 POOLS = {"cls": "first", "mean": "mean", "max": "max"}  # theirs -> ours
 OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # how older files say it
 PLAIN = ("Transformer", "Dropout")  # what changes nothing here
 
 
-def embedding_of(directory: Path) -> dict[str, Any]:
+def embedding_of(directory: Path, tokenizer: Tokenizer, max_len: int) -> dict[str, Any]:
     """Fields of GenerationConfig; none where the checkpoint does not say. A warning names steps that are not built here."""
     steps = read_value(directory, MODULES)
     if steps is None:
         return {}
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise UserError(f"{directory / MODULES} must hold a list of objects")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"max_text_len": _length(directory, tokenizer, max_len), **_prompts(directory)}
     for step in steps:
         name, path = str(step.get("type")).rsplit(".", 1)[-1], f"{step.get('path')}/config.json"
         if name == "Pooling":
-            found["pooling"] = _pool(read_json(directory, path) or {}, directory / path)
+            pooling = read_json(directory, path) or {}
+            found["pooling"] = _pool(pooling, directory / path)
+            if pooling.get("include_prompt") is False:
+                log.warning("%s: tokens of a prompt are not pooled there, and are here", directory / path)
         elif name == "Normalize":
             found["normalize"] = True
         elif name not in PLAIN:
@@ -54,8 +62,44 @@ def modules(generation: GenerationConfig, width: int, max_len: int) -> dict[str,
         ],
         POOLING: {"word_embedding_dimension": width}
         | {f"pooling_mode_{old}": theirs == name for old, name in OLD.items()},
-        "sentence_bert_config.json": {"max_seq_length": max_len, "do_lower_case": False},
+        LENGTH: {"max_seq_length": min(generation.max_text_len or max_len, max_len), "do_lower_case": False},
+    } | _prompts_said(generation)
+
+
+def _length(directory: Path, tokenizer: Tokenizer, max_len: int) -> int | None:
+    """Tokens that are read of a text, which their tokenizer says where the model's own file does not."""
+    path = next((directory / name for name in LENGTHS if inside(directory, name)), directory / LENGTH)
+    given = Given(read_json(directory, path.name) or {}, path)
+    if given.flag("do_lower_case", False) and tokenizer.encode(["A"]) != tokenizer.encode(["a"]):
+        log.warning("%s: texts are read in lower case there, and as they are here", path)
+    if given.has("max_seq_length"):
+        most = given.size("max_seq_length")
+    else:
+        most = (read_json(directory, "tokenizer_config.json") or {}).get("model_max_length", max_len)
+    return most if isinstance(most, int) and 0 < most < max_len else None
+
+
+def _prompts(directory: Path) -> dict[str, Any]:
+    """What is put before texts there, by name, and which of it where nothing is said."""
+    given = Given(read_json(directory, PROMPTS) or {}, directory / PROMPTS)
+    texts = given.values.get("prompts", {})
+    if not isinstance(texts, dict) or not all(isinstance(text, str | None) for text in texts.values()):
+        raise given.wrong("prompts", "an object of texts by name")
+    texts = {name: text or "" for name, text in texts.items()}
+    has = given.has("default_prompt_name")
+    return {
+        "prompts": texts,
+        "prompt": given.word("default_prompt_name", "", texts or ["none"]) if has else "",
     }
+
+
+def _prompts_said(generation: GenerationConfig) -> dict[str, Any]:
+    """The way back of ``_prompts``; a text that has no name there is its own."""
+    if not generation.prompts and not generation.prompt:
+        return {}
+    named = {generation.prompt: generation.before} if generation.prompt else {}
+    told = {"prompts": {**generation.prompts, **named}, "default_prompt_name": generation.prompt or None}
+    return {PROMPTS: told}
 
 
 def _pool(given: dict[str, Any], where: Path) -> str:

@@ -166,6 +166,10 @@ class EmbeddingBody(Body):
     normalize: bool | None = Field(
         None, description="make the length of each vector 1; as the run does if not given"
     )
+    prompt: str = Field(
+        "",
+        description="what stands before each text: a name of the run's prompts, or a text; the run's if not given",
+    )
     truncate: bool = Field(
         False, description="read the beginning of a text that is too long, instead of refusing it"
     )

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.data.framed import framed
+from polyhead.analysis.vectors import reach, read_as
+from polyhead.data.framed import Framed, framed
+from polyhead.generate.settings import changed
 from polyhead.serve.bodies import (
     ClassifyBody,
     DetokenizeBody,
@@ -40,13 +42,22 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
 
     wished = {"pooling": body.pooling, "normalize": body.normalize}
     changes = {key: value for key, value in wished.items() if value is not None}
+    changes |= {"prompt": body.prompt} if "prompt" in body.model_fields_set else {}
+
+    def measured() -> list[tuple[Any, int]]:
+        config = changed(run.generation, changes, "vectors of texts")
+        rows, most = (
+            read_as(run.tokenizer, body.input, config, run.config.max_len),
+            reach(config, run.config.max_len),
+        )
+        return _measured(body.input, rows, most, body.truncate)
 
     def embed(items: list[Any]) -> Any:
         return run.embed([text for text, _ in items], **changes)
 
     items, vectors = await service.compute(
         ("embed", *changes.items()),
-        lambda: _measured(service, body.input, body.truncate),
+        measured,
         embed,
         body.input,
     )
@@ -66,14 +77,20 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
 async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
     """The class of each text, or pair of texts, and the probability of every class."""
     service.need("classify")
+    run = service.run
 
     def judge(items: list[Any]) -> Sequence[Any]:
-        return service.run.classify([text for text, _ in items])
+        return run.classify([text for text, _ in items])
+
+    def measured() -> list[tuple[Any, int]]:
+        most = run.config.max_len
+        sides = [(text,) if isinstance(text, str) else text for text in body.input]
+        columns = [run.tokenizer.encode(side) for side in zip(*sides, strict=True)]
+        rows = [framed(ids, run.tokenizer, most) for ids in zip(*columns, strict=True)]
+        return _measured(body.input, rows, most, body.truncate)
 
     pairs = not isinstance(body.input[0], str)
-    items, found = await service.compute(
-        ("classify", pairs), lambda: _measured(service, body.input, body.truncate), judge, body.input
-    )
+    items, found = await service.compute(("classify", pairs), measured, judge, body.input)
     data = [
         {"index": i, "label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
         for i, one in enumerate(found)
@@ -151,13 +168,9 @@ async def detokenize(service: Service, call: Call, body: DetokenizeBody) -> None
 
 
 def _measured(
-    service: Service, texts: Sequence[str] | Sequence[tuple[str, str]], truncate: bool
+    texts: Sequence[Any], rows: Sequence[Framed], most: int, truncate: bool
 ) -> list[tuple[Any, int]]:
     """Each text or pair with the number of its tokens; one that would be cut is refused, unless that is wished."""
-    tokenizer, most = service.run.tokenizer, service.run.config.max_len
-    sides = [(text,) if isinstance(text, str) else text for text in texts]
-    columns = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
-    rows = [framed(ids, tokenizer, most) for ids in zip(*columns, strict=True)]
     for number, row in enumerate(rows):
         if row.cut and not truncate:
             raise Refusal(

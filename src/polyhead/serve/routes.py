@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from polyhead.analysis.vectors import reach
 from polyhead.fast.pack import dtype_of
 from polyhead.serve import chatting, reading, speaking
 from polyhead.serve.bodies import (
@@ -65,6 +66,8 @@ def described(service: Service) -> dict[str, Any]:
     }  # fmt: skip
     if run.recipe is not None and run.recipe.data.source_lang:
         about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
+    if "embeddings" in service.tasks:
+        about |= {"max_text_len": reach(run.generation, own.max_len), "prompts": run.generation.prompts}
     if service.kind in ("decoder", "encoder-decoder"):
         drawn = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
         shown = (*drawn, "beam_size", "length_penalty")

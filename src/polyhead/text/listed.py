@@ -7,6 +7,15 @@ from collections.abc import Collection, Iterable
 from polyhead.errors import UserError
 
 
+def check_texts(texts: object, verb: str) -> None:
+    """A list, and of nothing but texts."""
+    check_listed(texts, verb)
+    assert isinstance(texts, Collection)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} is {type(text).__name__}, wanted a string")
+
+
 def check_listed(texts: object, verb: str) -> None:
     """Something that has a length and may be read again, or a UserError says how ``verb`` is called with what came."""
     if isinstance(texts, str):

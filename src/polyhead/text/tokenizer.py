@@ -14,7 +14,7 @@ import tokenizers
 from polyhead.errors import UserError
 from polyhead.text.files import FILE, TARGET, parsed, read_roles, replace, settled, written
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
-from polyhead.text.listed import check_listed
+from polyhead.text.listed import check_texts
 from polyhead.text.sides import TARGET_LANGUAGE, Sides, between
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
 from polyhead.text.spoken import Spoken, spoken
@@ -48,10 +48,7 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts to ids, without any special token."""
-        check_listed(texts, "encode")
-        for number, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise UserError(f"text {number} is {type(text).__name__}, wanted a string")
+        check_texts(texts, "encode")
         try:
             return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
         except (TypeError, UnicodeEncodeError):
