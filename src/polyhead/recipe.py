@@ -19,7 +19,7 @@ from polyhead.presets import PRESETS
 from polyhead.registry import CACHE, CHAT, FORM, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
 
-Pooling = Literal["mean", "first", "max", "own"]
+Pooling = Literal["mean", "first", "max", "last", "own"]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
 
 
@@ -140,21 +140,20 @@ class GenerationConfig(Section):
     )
 
     pooling: Pooling = Field(
-        "mean", description="encoders: how embed makes one vector of a text, mean, first, max or own"
+        "mean",
+        description="how embed makes one vector of a text: mean, first, max or last of its tokens, or own",
     )
-    normalize: bool = Field(False, description="encoders: whether such a vector has the length 1")
+    normalize: bool = Field(False, description="whether such a vector has the length 1")
     max_text_len: int | None = Field(
         None,
         gt=0,
-        description="encoders: tokens of a text that embed reads; all that the model can if not given",
+        description="tokens of a text that embed reads; all that the model can if not given",
     )
     prompts: dict[str, str] = Field(
         default_factory=dict,
-        description='encoders: what embed can put before texts, by name, e.g. {query: "query: "}',
+        description='what embed can put before texts, by name, e.g. {query: "query: "}',
     )
-    prompt: str = Field(
-        "", description="encoders: what embed puts before a text, a name of prompts or itself"
-    )
+    prompt: str = Field("", description="what embed puts before a text, a name of prompts or itself")
 
     @field_validator("cache", "speculate", "chat", "form")
     @classmethod

@@ -123,10 +123,8 @@ class Run:
         if "n_best" in changes:
             raise UserError("n says how many continuations there are, not n_best")
         changes |= {"n_best": n} if seed is None else {"n_best": n, "seed": seed}
-        config = changed(self.generation, changes, "the likeliest texts")
-        return likeliest_continuations(
-            model, self.tokenizer, config, self._read(prompts), max_len=most, stop=stop
-        )
+        config, read = changed(self.generation, changes, "the likeliest texts"), self._read(prompts)
+        return likeliest_continuations(model, self.tokenizer, config, read, max_len=most, stop=stop)
 
     def engine(self, **options: Any) -> TextEngine:
         """For many requests, each at its own time: ``run.engine(cache="paged").submit("Once", n=4)``.
@@ -247,10 +245,11 @@ class Run:
         return fill_mask(self._need("encoder"), self.tokenizer, texts, top)
 
     def embed(self, texts: Sequence[str], **changes: Any) -> Tensor:
-        """One vector for each text (N, C), behind ``prompt``, as ``pooling`` ("mean", "first", "max" or "own") and ``normalize`` say."""
+        """One vector for each text (N, C), as ``pooling`` ("mean", "first", "last", "max" or "own"), ``prompt`` and so on say."""
         self._alone("vectors are")
-        model = self._need("classifier" if self.config.labels else "encoder")
-        return embed(model, self.tokenizer, texts, changed(self.generation, changes, "vectors of texts"))
+        model = self._need("encoder" if self.kind == "encoder-decoder" else self.kind)
+        config = changed(self.generation, changes, "vectors of texts")
+        return embed(model, self.tokenizer, texts, config, self._frame if self.kind == "decoder" else None)
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""

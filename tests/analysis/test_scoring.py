@@ -177,7 +177,7 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ),
         (
             ["translate", "RUN", "FILE"],
-            "this takes an encoder-decoder, and the run is a language model: use generate, eval, score or attend",
+            "this takes an encoder-decoder, and the run is a language model: use generate, eval, score, embed or attend",
         ),
     ],
 )

@@ -20,8 +20,14 @@ from polyhead.text.tokenizer import Tokenizer
 BERT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20, "max_position_embeddings": 64,
 }  # fmt: skip
-OLD = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}
-POOLS = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}
+OLD = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens",
+       "lasttoken": "pooling_mode_lasttoken"}  # fmt: skip
+POOLS = {
+    "cls": lambda x: x[0],
+    "mean": lambda x: x.mean(0),
+    "max": lambda x: x.amax(0),
+    "lasttoken": lambda x: x[-1],
+}
 
 
 def folder(directory: Path, pooling: dict[str, Any], *more: str) -> Any:
@@ -29,6 +35,11 @@ def folder(directory: Path, pooling: dict[str, Any], *more: str) -> Any:
     model = make(directory, "BertConfig", auto="AutoModel", **BERT)
     tokenizer = Tokenizer.load(directory)
     tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id]).save(directory, segments=True)
+    with_steps(directory, pooling, *more)
+    return model
+
+
+def with_steps(directory: Path, pooling: dict[str, Any], *more: str) -> None:
     names = ["Transformer", "Pooling", *more]
     steps = [
         {
@@ -44,7 +55,6 @@ def folder(directory: Path, pooling: dict[str, Any], *more: str) -> Any:
     (directory / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 16, **pooling})
     )
-    return model
 
 
 def changed(path: Path, **values: Any) -> None:
@@ -136,6 +146,44 @@ def test_texts_are_read_as_far_as_the_checkpoint_says(said: str, tmp_path: Path)
     assert lengths["max_seq_length"] == 6
 
 
+SPEAKERS = {
+    # the two put nothing before a text; the first an end behind it, as Qwen3-Embedding does
+    "Qwen3Config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                    "head_dim": 8, "intermediate_size": 20, "max_position_embeddings": 64, "tie_word_embeddings": True},
+    "GPT2Config": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["lasttoken", "mean"])
+@pytest.mark.parametrize("config", SPEAKERS)
+def test_language_models_make_vectors_too(config: str, mode: str, tmp_path: Path) -> None:
+    make(tmp_path / "a", config, **SPEAKERS[config])
+    model = transformers.AutoModel.from_pretrained(tmp_path / "a").eval()
+    tokenizer = Tokenizer.load(tmp_path / "a")
+    if config == "Qwen3Config":
+        tokenizer.framed([], [tokenizer.eos_id]).save(tmp_path / "a")
+    with_steps(tmp_path / "a", {"pooling_mode": mode}, "Normalize")
+    (tmp_path / "a" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    for directory in ("a", "run", "b"):
+        for fast in (False, True):
+            run = ph.load(tmp_path / directory, fast=fast)
+            for prompt, before, most in (("", "", 64), ("query", "the red: ", 64), ("query", "the red: ", 9)):
+                vectors = wanted(model, tmp_path / "a", mode, True, before, most)
+                found = run.embed(TEXTS, prompt=prompt, max_text_len=most)
+                torch.testing.assert_close(found, vectors, rtol=1e-5, atol=1e-5)
+        assert run.embed(["", "the king"]).isfinite().all()
+    written = json.loads((tmp_path / "b" / "1_Pooling" / "config.json").read_text())
+    assert written[OLD[mode]] is True
+
+
+def test_a_language_model_that_is_asked_for_no_vectors_says_nothing_of_them(tmp_path: Path) -> None:
+    make(tmp_path / "a", "GPT2Config", **SPEAKERS["GPT2Config"])
+    assert main(["export", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    assert not (tmp_path / "b" / "modules.json").exists()
+
+
 PROMPTS = {"query": "the red: ", "document": None}
 
 
@@ -211,9 +259,9 @@ def test_files_that_cannot_be_meant_are_told(name: str, content: Any, said: str,
     ("pooling", "more", "said"),
     [
         (
-            {"pooling_mode": "lasttoken"},
+            {"pooling_mode": "weightedmean"},
             [],
-            "pooling is ['lasttoken'], and here the mean; built are cls, mean, max",
+            "pooling is ['weightedmean'], and here the mean; built are cls, mean, max, lasttoken",
         ),
         ({OLD["cls"]: True, OLD["max"]: True}, [], "pooling is ['cls', 'max'], and here the mean"),
         (

@@ -61,7 +61,7 @@ def test_scores_of_masked_tokens_pass_a_linear_map_gelu_norm_and_the_tied_embedd
 
 
 @pytest.mark.parametrize("activation", ["none", "tanh", "relu", "gelu"])
-@pytest.mark.parametrize("name", ["first", "mean", "max"])
+@pytest.mark.parametrize("name", ["first", "mean", "max", "last"])
 def test_classes_are_scored_from_one_vector_of_the_tokens_that_are_there(name, activation):
     model = made(labels=["x", "y", "z"], pooling={"name": name, "activation": activation})
     apply = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}[activation]
@@ -69,14 +69,14 @@ def test_classes_are_scored_from_one_vector_of_the_tokens_that_are_there(name, a
     assert logits.shape == (2, 3)
     for row, length in ((0, 5), (1, 3)):
         x = model.encoder(TOKENS[row : row + 1, :length])[0]
-        pooled = {"first": x[0], "mean": x.mean(0), "max": x.max(0).values}[name]
+        pooled = {"first": x[0], "mean": x.mean(0), "max": x.max(0).values, "last": x[-1]}[name]
         if activation != "none":
             pooled = apply(model.pooler.proj.weight @ pooled + model.pooler.proj.bias)
         wanted = model.classifier.weight @ pooled + model.classifier.bias
         torch.testing.assert_close(logits[row], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["first", "mean", "max"])
+@pytest.mark.parametrize("name", ["first", "mean", "max", "last"])
 def test_padding_on_the_left_is_as_inert_as_on_the_right(name):
     model = made(labels=["x", "y"], pooling=name)
     left = torch.tensor([[1, 1, 3, 6, 8]]), torch.tensor([[-1, -1, 0, 1, 2]])

@@ -17,9 +17,9 @@ TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs b
 LONG = "dogs bark " * 60
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
+@pytest.mark.parametrize("pooling", ["mean", "first", "max", "last"])
 def test_embeddings(services, pooling):
-    for kind in ("encoder", "classifier"):
+    for kind in ("encoder", "classifier", "decoder"):
         live = services[kind]
         wanted = live.run.embed(TEXTS, pooling=pooling).numpy()
         answer = live.ask("/v1/embeddings", {"input": TEXTS, "pooling": pooling, "dimensions": 16}).json()
@@ -30,8 +30,9 @@ def test_embeddings(services, pooling):
         ).json()
         found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]]
         np.testing.assert_allclose(found, wanted, atol=1e-6)
+        special = 1 if kind == "decoder" else 2
         assert answer["usage"]["prompt_tokens"] == sum(
-            len(ids) + 2 for ids in live.run.tokenizer.encode(TEXTS)
+            len(ids) + special for ids in live.run.tokenizer.encode(TEXTS)
         )
 
 

@@ -201,7 +201,12 @@ def test_messages_that_say_nothing_are_counted_too(serving, maker, canary):
         ("encoder", "/v1/completions", {"prompt": "a"}, "/v1/embeddings, /v1/fill-mask"),
         ("encoder", "/v1/translations", {"input": "a"}, "/v1/embeddings, /v1/fill-mask"),
         ("decoder", "/v1/translations", {"input": "a"}, "/v1/completions, /v1/score"),
-        ("decoder", "/v1/embeddings", {"input": "a", "stream": True}, "/v1/completions, /v1/score"),
+        (
+            "decoder",
+            "/v1/fill-mask",
+            {"input": "a", "stream": True},
+            "/v1/completions, /v1/score, /v1/embeddings",
+        ),
         ("classifier", "/v1/fill-mask", {"input": "a <mask>"}, "/v1/classify, /v1/embeddings"),
         ("encoder-decoder", "/v1/classify", {"input": "a"}, "/v1/translations, /v1/completions"),
         ("encoder", "/v1/score", {"input": "a"}, "/v1/embeddings"),

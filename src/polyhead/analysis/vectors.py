@@ -1,4 +1,4 @@
-"""One vector for each text, from an encoder."""
+"""One vector for each text, from an encoder or a language model."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import torch
 from torch import Tensor
 
 from polyhead.analysis.reading import read
-from polyhead.data.framed import Framed, framed
+from polyhead.data.framed import Framed, framed, framed_by
 from polyhead.errors import UserError
-from polyhead.models import Classifier, Embedder, MaskedLM
-from polyhead.nn.pooling import first_token, largest_token, mean_token
+from polyhead.generate.frame import Frame
+from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM
+from polyhead.nn.pooling import first_token, largest_token, last_token, mean_token
 from polyhead.recipe import GenerationConfig
+from polyhead.text.frame import Around
 from polyhead.text.listed import check_texts
 from polyhead.text.tokenizer import Tokenizer
 
 Pool = Callable[[Tensor, Tensor | None], Tensor]
-POOLS: dict[str, Pool] = {"mean": mean_token, "first": first_token, "max": largest_token}
+POOLS: dict[str, Pool] = {
+    "mean": mean_token,
+    "first": first_token,
+    "max": largest_token,
+    "last": last_token,
+}
 
 
 @torch.inference_mode()
 def embed(
-    model: MaskedLM | Classifier | Embedder,
+    model: MaskedLM | Classifier | Embedder | CausalLM,
     tokenizer: Tokenizer,
     texts: Sequence[str],
     config: GenerationConfig,
+    about: Frame | None = None,
     batch_tokens: int = 4096,
 ) -> Tensor:
-    """(N, C) float32: the mean vector of each text's tokens, the first, the largest of each feature, or the model's own.
+    """(N, C) float32: the mean vector of each text's tokens, the first, the last, the largest of each feature, or the model's own.
 
     Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt. Texts longer than
     ``reach`` are cut. ``pooling`` "own" is what the model was trained with, map and all.
@@ -36,7 +44,7 @@ def embed(
     pool = POOLS.get(config.pooling) or getattr(model, "pooler", None)
     if pool is None:
         raise UserError(f"this model has no pooling of its own; choose one of {', '.join(POOLS)}")
-    rows = read_as(tokenizer, texts, config, model.config.max_len)
+    rows = read_as(tokenizer, texts, config, model.config.max_len, about)
     out = torch.zeros(len(rows), model.config.d_model)
     for numbers, vectors, pos in read(model, rows, tokenizer, batch_tokens):
         out[numbers] = pool(vectors, pos).float().cpu()
@@ -49,12 +57,23 @@ def reach(config: GenerationConfig, max_len: int) -> int:
 
 
 def read_as(
-    tokenizer: Tokenizer, texts: Sequence[str], config: GenerationConfig, max_len: int
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    config: GenerationConfig,
+    max_len: int,
+    about: Frame | None = None,
 ) -> list[Framed]:
-    """The texts as the model reads them: behind their prompt, between special tokens, as far as it reaches."""
+    """The texts as the model reads them: behind their prompt, as far as it reaches, between special tokens.
+
+    ``about`` says what stands about a text that a language model reads, beside the rules of its tokenizer.
+    """
     check_texts(texts, "embed")
-    encoded = tokenizer.encode([config.before + text for text in texts])
-    return [framed([ids], tokenizer, reach(config, max_len)) for ids in encoded]
+    encoded, most = tokenizer.encode([config.before + text for text in texts]), reach(config, max_len)
+    if about is None:
+        return [framed([ids], tokenizer, most) for ids in encoded]
+    around = Around(about.begin if about.always else [], [], about.end or tokenizer.end, False)
+    rows = [framed_by(around, [ids], most) for ids in encoded]
+    return [row if row.ids else Framed(about.begin, len(about.begin), False) for row in rows]
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -15,7 +15,10 @@ from polyhead.places import file_place, own_files
 
 
 def run(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained encoder")],
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="directory of a trained encoder, classifier or language model"),
+    ],
     source: Annotated[
         str,
         typer.Argument(
@@ -25,7 +28,8 @@ def run(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="mean, first or max of the tokens' vectors, or the model's own", show_default=AS_TRAINED
+            help="mean, first, last or max of the tokens' vectors, or the model's own",
+            show_default=AS_TRAINED,
         ),
     ] = None,
     normalize: Annotated[

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.errors import UserError
+from polyhead.text.frame import Around
 from polyhead.text.tokenizer import Tokenizer
 
 Ints = NDArray[Any]
@@ -43,7 +44,12 @@ def framed(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -
     """
     if not 1 <= len(texts) <= 2:
         raise UserError(f"an encoder reads one text or two together, got {len(texts)}")
-    before, between, after, apart = tokenizer.around(len(texts))
+    return framed_by(tokenizer.around(len(texts)), texts, max_len)
+
+
+def framed_by(around: Around, texts: Sequence[Sequence[int]], max_len: int) -> Framed:
+    """One text or two with that around them; of two that do not fit the longer one is cut first."""
+    before, between, after, apart = around
     special = len(before) + len(between) + len(after)
     room = max_len - special
     if room < len(texts):

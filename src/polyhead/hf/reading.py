@@ -71,10 +71,10 @@ def open_checkpoint(directory: Path) -> Opened:
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
+    vectors = embedding_of(directory, tokenizer, model.config.max_len)
     if model.config.kind == "encoder":
-        vectors = embedding_of(directory, tokenizer, model.config.max_len)
         return Opened(model, tokenizer, GenerationConfig(**vectors))
-    settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory)})
+    settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory), **vectors})
     return Opened(model, tokenizer, settings)
 
 

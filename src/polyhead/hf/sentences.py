@@ -18,8 +18,9 @@ MODULES, POOLING, PROMPTS = "modules.json", "1_Pooling/config.json", "config_sen
 LENGTH = "sentence_bert_config.json"
 # of older versions, one for each kind of model
 LENGTHS = (LENGTH, *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "xlm-roberta")))
-POOLS = {"cls": "first", "mean": "mean", "max": "max"}  # theirs -> ours
-OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # how older files say it
+POOLS = {"cls": "first", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs -> ours
+# how older files say it
+OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "lasttoken"}
 PLAIN = ("Transformer", "Dropout")  # what changes nothing here
 
 
@@ -45,6 +46,11 @@ def embedding_of(directory: Path, tokenizer: Tokenizer, max_len: int) -> dict[st
                 "%s: vectors of texts go through %s there, and without it here", directory / MODULES, name
             )
     return found
+
+
+def of_vectors(generation: GenerationConfig) -> dict[str, Any]:
+    """The settings that say how vectors are made."""
+    return generation.model_dump(include={"pooling", "normalize", "max_text_len", "prompts", "prompt"})
 
 
 def modules(generation: GenerationConfig, width: int, max_len: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import part
 from polyhead.hf.reading import read_config
-from polyhead.hf.sentences import modules
+from polyhead.hf.sentences import modules, of_vectors
 from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
@@ -80,6 +80,8 @@ def published(
         if model.config.kind == "encoder" and not (model.config.head or model.config.labels)
         else ""
     )
+    # a language model is asked for vectors where it says how, most are not
+    speaks = model.config.kind == "decoder" and of_vectors(generation) != of_vectors(GenerationConfig())
     return Published(
         name,
         said | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
@@ -88,7 +90,7 @@ def published(
             name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()
             for name, tensor in tensors.items()
         },
-        modules(generation, model.config.d_model, model.config.max_len) if bare else {},
+        modules(generation, model.config.d_model, model.config.max_len) if bare or speaks else {},
     )
 
 

@@ -19,7 +19,7 @@ Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder
 
 ABLE = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
-    "decoder": ("a language model", "generate, eval, score or attend"),
+    "decoder": ("a language model", "generate, eval, score, embed or attend"),
     "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
     "classifier": ("a classifier", "classify, embed, eval or attend"),
 }

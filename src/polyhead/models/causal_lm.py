@@ -38,7 +38,11 @@ class CausalLM(nn.Module):
 
     def features(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
         """What the head reads: (B, T) -> (B, T, C)."""
-        out: Tensor = self.stack(self.embedding(tokens, pos), pos)
+        return self.encoder(tokens, pos)
+
+    def encoder(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """As that of an encoder, but each vector knows of what stands before it alone: (B, T) -> (B, T, C)."""
+        out: Tensor = self.stack(self.embedding(tokens, pos, segments), pos)
         return out
 
     def decode(

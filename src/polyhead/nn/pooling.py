@@ -77,6 +77,13 @@ def largest_token(x: Tensor, pos: Tensor | None) -> Tensor:
     return most.where(real.any(1)[:, None], 0)
 
 
+def last_token(x: Tensor, pos: Tensor | None) -> Tensor:
+    """The vector of the last token of each row, wherever padding stands: (B, T, C), (B, T) -> (B, C)."""
+    if pos is None:
+        return x[:, -1]
+    return x[torch.arange(x.size(0), device=x.device), pos.argmax(1)]
+
+
 @POOLING.register("first")
 def first(config: ModelSection, *, activation: Activation = "tanh", norm: bool = False) -> Pooler:
     """The vector of the first token, which stands for the whole text, as BERT's [CLS].
@@ -108,3 +115,14 @@ def largest(config: ModelSection, *, activation: Activation = "none", norm: bool
     When: single words decide, as in questions and sentiment
     """
     return Pooler(config, largest_token, activation, norm)
+
+
+@POOLING.register("last")
+def last(config: ModelSection, *, activation: Activation = "none", norm: bool = False) -> Pooler:
+    """The vector of the last token, which alone has seen the whole text where no token sees what follows it.
+
+    Equation: y = x_T
+    Paper: Wang et al., 2023, Improving text embeddings with large language models, sec. 3.1
+    When: vectors of language models, as Qwen3-Embedding and E5-Mistral
+    """
+    return Pooler(config, last_token, activation, norm)

@@ -161,7 +161,8 @@ class EmbeddingBody(Body):
     )
     dimensions: int = number(1, 1, about="if given, the width that the model has; others it cannot make")
     pooling: str | None = Field(
-        None, description="mean, first, max, or own: what the model was trained with; the run's if not given"
+        None,
+        description="mean, first, max, last, or own: what the model was trained with; the run's if not given",
     )
     normalize: bool | None = Field(
         None, description="make the length of each vector 1; as the run does if not given"

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyhead.analysis.vectors import reach, read_as
 from polyhead.data.framed import Framed, framed
+from polyhead.generate.frame import frame
 from polyhead.generate.settings import changed
 from polyhead.serve.bodies import (
     ClassifyBody,
@@ -46,10 +47,9 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
 
     def measured() -> list[tuple[Any, int]]:
         config = changed(run.generation, changes, "vectors of texts")
-        rows, most = (
-            read_as(run.tokenizer, body.input, config, run.config.max_len),
-            reach(config, run.config.max_len),
-        )
+        about = frame(run.recipe, run.tokenizer) if run.kind == "decoder" else None
+        most = reach(config, run.config.max_len)
+        rows = read_as(run.tokenizer, body.input, config, most, about)
         return _measured(body.input, rows, most, body.truncate)
 
     def embed(items: list[Any]) -> Any:

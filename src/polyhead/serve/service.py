@@ -27,7 +27,7 @@ READERS = 2  # threads that turn text into tokens
 SHORT = 4096  # characters that are tokenized on the spot: handing them to another thread takes longer
 TASKS = {
     "encoder-decoder": ["translations", "completions", "score"],
-    "decoder": ["completions", "score"],
+    "decoder": ["completions", "score", "embeddings"],
     "encoder": ["embeddings", "fill-mask"],
     "classifier": ["classify", "embeddings"],
 }

@@ -97,6 +97,11 @@ class Tokenizer:
         """What the rules of its file put before a text, such as the <s> of Llama; none where they put nothing."""
         return self._ruled[0].before
 
+    @property
+    def end(self) -> list[int]:
+        """What they put behind a text."""
+        return self._ruled[0].after
+
     def around(self, texts: int) -> Around:
         """What stands around one text or two as an encoder reads them.
 

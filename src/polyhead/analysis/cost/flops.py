@@ -219,7 +219,7 @@ def _ends(config: ModelConfig, load: Load) -> list[Work]:
         if not config.labels:
             return []
         pooling = config.pooling or Choice("first", activation="tanh")
-        if pooling.name not in ("first", "mean", "max"):
+        if pooling.name not in ("first", "mean", "max", "last"):
             raise Unknown(f"pooling {pooling.name!r}")
         mapped = pooling.options.get("activation") != "none"
         classes = len(config.labels)
