@@ -208,6 +208,7 @@ def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     arguments = ["--family", theirs.config.model_type, "--dtype", dtype]
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
+    assert main(["import", str(tmp_path / "b"), str(tmp_path / "again")]) == 0
     before, after = load_file(tmp_path / "a/model.safetensors"), load_file(tmp_path / "b/model.safetensors")
     assert before.keys() == after.keys()
     for key, tensor in before.items():

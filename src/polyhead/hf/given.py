@@ -14,7 +14,7 @@ MAX_SIZE = 1 << 24  # of any size: a file that asks for more is a mistake or an 
 HARMLESS = set(
     """
     model_type architectures dtype torch_dtype transformers_version _name_or_path name_or_path use_cache
-    initializer_range bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id
+    initializer_range bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id decoder_start_token_id
     id2label label2id num_labels problem_type output_attentions output_hidden_states return_dict
     return_dict_in_generate torchscript use_bfloat16 chunk_size_feed_forward gradient_checkpointing
     task_specific_params prefix finetuning_task is_encoder_decoder is_decoder tie_encoder_decoder

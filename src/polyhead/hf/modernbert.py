@@ -22,7 +22,7 @@ def read(given: Given) -> dict[str, Any]:
         "reference_compile",
         "mlp_dropout",
     )
-    given.passed("repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index", "cls_token_id")
+    given.passed("repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index")
     given.passed("position_embedding_type", "classifier_dropout")
     model, bias = model_of(given, "ModernBert"), given.flag("mlp_bias", False)
     given.word("classifier_activation", "gelu", ["gelu"])
