@@ -155,6 +155,10 @@ class GenerationConfig(Section):
     )
     prompt: str = Field("", description="what embed puts before a text, a name of prompts or itself")
 
+    sigmoid: bool = Field(
+        True, description="classifiers of one label: whether their score is bounded by 0 and 1"
+    )
+
     @field_validator("cache", "speculate", "chat", "form")
     @classmethod
     def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:

@@ -233,12 +233,12 @@ class Run:
         return math.exp(-sum(s.log_prob for s in scores) / max(1, sum(s.tokens for s in scores)))
 
     def classify(self, texts: Texts, batch_tokens: int = 4096) -> list[Classified]:
-        """The class of each text, or of each pair (a, b), and the probability of every class.
+        """The class of each text, or of each pair (a, b), and the probability of every class; of a reranker its score.
 
         Texts longer than the model's max_len are cut.
         """
         self._need("classifier")
-        return classify(self.members, texts, batch_tokens)
+        return classify(self.members, texts, batch_tokens, self.generation.sigmoid)
 
     def fill_mask(self, texts: Sequence[str], top: int = 5) -> list[list[list[Fill]]]:
         """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.data.batches import budget, plan_epoch
@@ -24,7 +25,10 @@ Judges = Sequence[tuple[Classifier, Tokenizer]]  # with the same classes, whose 
 
 
 class Classified(NamedTuple):
-    """The likeliest class of a text, and the probability of every class, in the order of the model's labels."""
+    """The likeliest class of a text, and the probability of every class, in the order of the model's labels.
+
+    A model of one label ranks: in place of a probability there is its score.
+    """
 
     label: str
     probabilities: dict[str, float]
@@ -38,9 +42,17 @@ class Measured(NamedTuple):
     cut: int  # texts that did not fit
 
 
-def classify(judges: Judges, texts: Texts, batch_tokens: int) -> list[Classified]:
-    """The class of each text, or pair of texts; they are cut where they are longer than the model's max_len."""
-    labels, (log_p, _) = judges[0][0].config.labels, judged(judges, texts, batch_tokens)
+def classify(judges: Judges, texts: Texts, batch_tokens: int, sigmoid: bool = True) -> list[Classified]:
+    """The class of each text, or pair of texts; they are cut where they are longer than the model's max_len.
+
+    ``sigmoid`` bounds the scores of models of one label, which are no classes.
+    """
+    labels = judges[0][0].config.labels
+    if len(labels) == 1:
+        return [
+            Classified(labels[0], {labels[0]: one}) for one in _rated(judges, texts, batch_tokens, sigmoid)
+        ]
+    log_p, _ = judged(judges, texts, batch_tokens)
     return [
         Classified(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True)))
         for row in log_p
@@ -50,6 +62,10 @@ def classify(judges: Judges, texts: Texts, batch_tokens: int) -> list[Classified
 def measure_classes(judges: Judges, examples: Sequence[Example], batch_tokens: int) -> Measured:
     """Loss, accuracy, macro F1 and Matthews correlation on labelled texts, whose labels the models must know."""
     labels = judges[0][0].config.labels
+    if len(labels) == 1:
+        raise UserError(
+            "this model gives each text a number, not a class, so none can be right: classify tells the numbers"
+        )
     numbers = {label: number for number, label in enumerate(labels)}
     for example in examples:
         if example.label not in numbers:
@@ -76,11 +92,24 @@ def judged(judges: Judges, texts: Texts, batch_tokens: int) -> tuple[NDArray[np.
     return np.logaddexp.reduce(log_p) - math.log(len(judges)), max(cut for _, cut in found)
 
 
-@torch.inference_mode()
+def _rated(judges: Judges, texts: Texts, batch_tokens: int, sigmoid: bool) -> list[float]:
+    """The mean score of each text."""
+    scores = [_logits(*judge, texts, batch_tokens)[0] for judge in judges]
+    mean: Tensor = torch.stack([one.sigmoid() if sigmoid else one for one in scores]).mean(0)[:, 0]
+    return [float(one) for one in mean]
+
+
 def class_log_probs(
     model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int
 ) -> tuple[NDArray[np.float64], int]:
     """log p of each class (N, L) of N texts, and how many of them were cut to the model's max_len."""
+    logits, cut = _logits(model, tokenizer, texts, batch_tokens)
+    return logits.log_softmax(-1).numpy(), cut
+
+
+@torch.inference_mode()
+def _logits(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int) -> tuple[Tensor, int]:
+    """What stands before the softmax (N, L) in double precision, and how many texts were cut."""
     check_listed(texts, "classify")
     sides = [
         tuple(text) if isinstance(text, Iterable) and not isinstance(text, str) else (text,) for text in texts
@@ -90,7 +119,7 @@ def class_log_probs(
     encoded = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
     rows = [framed(ids, tokenizer, model.config.max_len) for ids in zip(*encoded, strict=True)]
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
-    out = np.zeros((len(rows), len(model.config.labels)))
+    out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
     device = next(model.parameters()).device
     widest = budget(batch_tokens, lengths)
     for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
@@ -98,5 +127,5 @@ def class_log_probs(
             [rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id
         )
         called = [None if part is None else part.to(device) for part in given.called(model.config.segments)]
-        out[batch] = model(*called).double().log_softmax(-1).cpu().numpy()
+        out[batch] = model(*called).double().cpu()
     return out, sum(row.cut for row in rows)

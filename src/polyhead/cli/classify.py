@@ -33,11 +33,13 @@ def run(
 ) -> None:
     """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
 
-    A line with a tab is a pair of texts. Texts longer than the model's max_len are cut.
+    A line with a tab is a pair of texts. Texts longer than the model's max_len are cut. A reranker has no classes: of a
+    question, a tab and a text it says how well the text answers, one number a line.
 
     \b
     polyhead classify runs/sst2 "a gripping, funny film"
     polyhead classify runs/trec questions.txt
+    polyhead classify runs/reranker pairs.tsv | paste - pairs.tsv | sort -rn | head
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
     given = lines_or_text(source)
@@ -49,6 +51,9 @@ def run(
     counter = Counter()
     for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
         for found in classifier.classify(lines):
+            if len(found.probabilities) == 1:
+                print(f"{found.probabilities[found.label]:.4f}")
+                continue
             ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
             shown = ranked if all_classes else ranked[:1]
             print("\t".join(f"{harmless(label)}\t{probability:.4f}" for label, probability in shown))

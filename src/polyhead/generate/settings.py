@@ -18,7 +18,7 @@ BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
 POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt"])
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form"}
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}
 EFFECTIVE = {
     "drawn text": DRAWN | BOTH | {"form"},
     "drawn translations": DRAWN | BOTH | LENGTHS,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.errors import UserError
 from polyhead.hf.given import MAX_SIZE, Given
 from polyhead.registry import Choice
 
@@ -57,21 +56,21 @@ def top(
 
 
 def labels(given: Given) -> list[str]:
-    """The classes in their order, from id2label; LABEL_0 and LABEL_1 are theirs where nothing is said."""
-    given.only("problem_type", "single_label_classification")
-    given.passed("label2id")
+    """The classes in their order, from id2label; LABEL_0 and LABEL_1 are theirs where nothing is said.
+
+    One alone is the name of a number, as rerankers give it.
+    """
+    given.passed("label2id", "sentence_transformers", "sbert_ce_default_activation_function")
     names = given.values.get("id2label")
     if names is None:
         names = {str(i): f"LABEL_{i}" for i in range(min(given.size("num_labels", 2), MAX_SIZE >> 8))}
-    if not isinstance(names, dict) or set(names) != {str(i) for i in range(len(names))}:
+    if not isinstance(names, dict) or not names or set(names) != {str(i) for i in range(len(names))}:
         raise given.wrong("id2label", 'an object of names with the keys "0", "1" and so on')
     found = [names[str(i)] for i in range(len(names))]
     if not all(isinstance(name, str) for name in found):
         raise given.wrong("id2label", "names of classes")
-    if len(found) < 2:
-        raise UserError(
-            f"{given.where}: id2label has {len(found)} labels: such a model gives a number, not classes"
-        )
+    kind = "single_label_classification"
+    given.word("problem_type", kind, ["regression", kind] if len(found) == 1 else [kind])
     return found
 
 

@@ -18,7 +18,7 @@ from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import DTYPES, Entry, entries, read_json
 from polyhead.hf.given import Given
-from polyhead.hf.sentences import embedding_of
+from polyhead.hf.sentences import embedding_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
 from polyhead.models.build import Model, model_class
@@ -72,6 +72,8 @@ def open_checkpoint(directory: Path) -> Opened:
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
     vectors = embedding_of(directory, tokenizer, model.config.max_len)
+    if len(model.config.labels) == 1:
+        vectors |= rating_of(directory, config)
     if model.config.kind == "encoder":
         return Opened(model, tokenizer, GenerationConfig(**vectors))
     settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory), **vectors})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyhead.config import ModelConfig
 from polyhead.errors import UserError, show
 from polyhead.hf.files import inside, read_json, read_value
 from polyhead.hf.given import Given
@@ -21,6 +23,7 @@ LENGTHS = (LENGTH, *(f"sentence_{kind}_config.json" for kind in ("roberta", "dis
 POOLS = {"cls": "first", "mean": "mean", "max": "max", "lasttoken": "last"}  # theirs -> ours
 # how older files say it
 OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "lasttoken"}
+FUNCTION = "activation_fn"
 PLAIN = ("Transformer", "Dropout")  # what changes nothing here
 
 
@@ -106,6 +109,28 @@ def _prompts_said(generation: GenerationConfig) -> dict[str, Any]:
     named = {generation.prompt: generation.before} if generation.prompt else {}
     told = {"prompts": {**generation.prompts, **named}, "default_prompt_name": generation.prompt or None}
     return {PROMPTS: told}
+
+
+def rating_of(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of GenerationConfig for a classifier of one label, whose score a sigmoid bounds where nothing is said."""
+    newest = read_json(directory, PROMPTS) or {}
+    section = Given(config, directory / "config.json").section("sentence_transformers")
+    newer = section.values if section else {}
+    said = (newest.get(FUNCTION), newer.get(FUNCTION), config.get("sbert_ce_default_activation_function"))
+    name = next((one for one in said if one is not None), "torch.nn.Sigmoid")
+    known = {"Sigmoid": True, "Identity": False}
+    if not isinstance(name, str) or (found := known.get(name.rsplit(".", 1)[-1])) is None:
+        raise UserError(
+            f"{directory}: scores go through {show(name)} there; built are {' and '.join(known)} of torch"
+        )
+    return {"sigmoid": found}
+
+
+def rating_said(config: ModelConfig, generation: GenerationConfig) -> dict[str, Any]:
+    """The way back of ``rating_of``, in config.json."""
+    if len(config.labels) != 1 or generation.sigmoid:
+        return {}
+    return {"sentence_transformers": {FUNCTION: "torch.nn.modules.linear.Identity"}}
 
 
 def _pool(given: dict[str, Any], where: Path) -> str:

@@ -13,7 +13,7 @@ from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import part
 from polyhead.hf.reading import read_config
-from polyhead.hf.sentences import modules, of_vectors
+from polyhead.hf.sentences import modules, of_vectors, rating_said
 from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
@@ -84,7 +84,10 @@ def published(
     speaks = model.config.kind == "decoder" and of_vectors(generation) != of_vectors(GenerationConfig())
     return Published(
         name,
-        said | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} | ids,
+        said
+        | rating_said(model.config, generation)
+        | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+        | ids,
         _decoding(model.config, generation, tokenizer) | ids | stops,
         {
             name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()

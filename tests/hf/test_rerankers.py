@@ -1,0 +1,113 @@
+"""Classifiers of one label, as rerankers are published: their numbers are the reference's logits, bounded or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.hf.conftest import TEXTS
+from tests.hf.test_encoders import CLASSES, ROBERTA, SIZES, Case, published
+from tests.serve.conftest import living
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.together import together
+
+PAIRS = [(a, b) for a in TEXTS for b in TEXTS]
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+FIRST, NEWER, NEWEST = (
+    "sbert_ce_default_activation_function",
+    "sentence_transformers",
+    "config_sentence_transformers.json",
+)
+
+
+def reranker(directory: Path, said: dict[str, Any], seed: int = 0) -> torch.Tensor:
+    """The logits of all pairs."""
+    config, more = ("BertConfig", {}) if seed else ("RobertaConfig", ROBERTA)
+    model = published(Case(config, CLASSES, {**SIZES, **more, "num_labels": 1}), directory, seed=seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    with torch.no_grad():
+        logits = [model(**tokenizer(*pair, return_tensors="pt")).logits[0, 0] for pair in PAIRS]
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {k: v for k, v in said.items() if k != NEWEST}))
+    if NEWEST in said:
+        (directory / NEWEST).write_text(json.dumps({"activation_fn": said[NEWEST]}))
+    return torch.stack(logits)
+
+
+def rated(run: Any) -> torch.Tensor:
+    return torch.tensor([one.probabilities[one.label] for one in run.classify(PAIRS)])
+
+
+@pytest.mark.parametrize(
+    ("said", "bounded"),
+    [
+        ({}, True),
+        ({FIRST: IDENTITY}, False),
+        ({NEWER: {"activation_fn": IDENTITY, "version": "4.1.0"}}, False),
+        ({NEWER: {"version": "4.1.0"}, FIRST: None}, True),
+        ({NEWEST: SIGMOID, NEWER: {"activation_fn": IDENTITY}}, True),
+        ({NEWEST: IDENTITY}, False),
+    ],
+)
+def test_scores_are_those_of_the_reference(said: dict[str, Any], bounded: bool, tmp_path: Path) -> None:
+    logits = reranker(tmp_path / "a", said)
+    wanted = logits.sigmoid() if bounded else logits
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    for directory in ("a", "run", "b"):
+        torch.testing.assert_close(rated(ph.load(tmp_path / directory)), wanted, rtol=1e-5, atol=1e-5)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config.get(NEWER) == (None if bounded else {"activation_fn": IDENTITY})
+
+
+def test_a_line_a_number_and_the_same_from_the_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logits = reranker(tmp_path / "a", {FIRST: IDENTITY}).tolist()
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    for more in ([], ["--all"]):
+        assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv"), *more]) == 0
+        found = [float(line) for line in capsys.readouterr().out.splitlines()]
+        assert found == pytest.approx(logits, abs=1e-4)
+    with living(ph.load(tmp_path / "a")) as live:
+        data = live.ask("/v1/classify", {"input": PAIRS}).json()["data"]
+        assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
+
+
+def test_several_rerankers_rate_by_the_mean_of_their_scores(tmp_path: Path) -> None:
+    scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
+    assert not torch.allclose(*scores, atol=1e-2)
+    runs = [ph.load(tmp_path / str(seed)) for seed in (0, 1)]
+    torch.testing.assert_close(rated(together(runs)), (scores[0] + scores[1]) / 2, rtol=1e-5, atol=1e-5)
+
+
+def test_there_is_nothing_to_be_right_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reranker(tmp_path / "a", {})
+    (tmp_path / "labelled.tsv").write_text("a dog\tLABEL_0\n")
+    assert (
+        main(["eval", str(tmp_path / "a"), str(tmp_path / "labelled.tsv"), "--text", "0", "--label", "1"])
+        == 2
+    )
+    assert "this model gives each text a number, not a class, so none can be right" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({FIRST: "torch.nn.Tanh"}, "scores go through 'torch.nn.Tanh' there; built are Sigmoid and Identity of torch"),
+        ({NEWER: {"activation_fn": 1}}, "scores go through 1 there"),
+        ({NEWER: IDENTITY}, "sentence_transformers is '.*Identity', wanted an object of keys"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', wanted one of regression, single_"),
+    ],
+)  # fmt: skip
+def test_other_functions_are_told(said: dict[str, Any], told: str, tmp_path: Path) -> None:
+    reranker(tmp_path, said)
+    with pytest.raises(UserError, match=told):
+        ph.load(tmp_path)
