@@ -236,6 +236,7 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
         ("olmo2", LIKE_LLAMA, "qk_norm of attention 'softmax' is false, there 'whole'; sandwich_norm is false, there 'after'"),
         ("olmo2", LIKE_OLMO | {"sandwich_norm": True}, "sandwich_norm is true, there 'after'"),
         ("olmo2", LIKE_OLMO | {"norm": {"name": "rmsnorm", "eps": 1e-5}}, "olmo2: rms_norm_eps is 1e-05, wanted 1e-06, all that"),
+        ("llama", LIKE_LLAMA | {"position": "sinusoidal", "pattern": [{"position": "rope"}]}, "position is 'sinusoidal', there 'rope'"),
         ("llama", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}}, "fraction of position 'rope' is 0.5, there 1.0"),
     ],
 )  # fmt: skip

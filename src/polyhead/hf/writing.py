@@ -18,7 +18,7 @@ from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
-from polyhead.registry import CHAT, POOLING, Choice
+from polyhead.registry import CHAT, POOLING, POSITION, Choice
 from polyhead.text.chat.tokens import ends
 from polyhead.text.tokenizer import Tokenizer
 
@@ -176,9 +176,16 @@ def _heads(config: ModelConfig, family: Family) -> set[str]:
 
 
 def _in_layers(field: str, config: ModelConfig, back: ModelConfig) -> list[str]:
-    """What differs in some layer; however a pattern is written, it is what it makes of each."""
+    """What differs in some layer; however a pattern is written, it is what it makes of each.
+
+    Positions that are added to the embeddings are so beside those of all layers.
+    """
     layers = range(config.n_layers)
     pairs = [[part(model, field, i) for model in (config, back)] for i in layers]
+    if field == "position" and any(
+        POSITION.get(m.position.name).acts_on == "embeddings" for m in (config, back)
+    ):
+        pairs = [[config.position, back.position], *pairs]
     return list(dict.fromkeys(line for ours, theirs in pairs for line in _between(field, ours, theirs)))
 
 
