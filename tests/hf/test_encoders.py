@@ -45,6 +45,7 @@ ONE = {**SIZES, "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers"
 DISTIL = {"dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 20, "max_position_embeddings": 40, "bos_token_id": None,
           "eos_token_id": None, "pad_token_id": 0}  # fmt: skip
 ROBERTA = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "type_vocab_size": 1}
+MP = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 MODERN = {
     **SIZES,
     "hidden_size": 32,
@@ -76,6 +77,11 @@ CASES = {
         Case("XLMRobertaConfig", CLASSES, {**SIZES, **ROBERTA, "num_labels": 1, "problem_type": "regression"}),
         Case("XLMRobertaConfig", BARE, {**ONE, **ROBERTA, "hidden_act": "relu"}),
     ],
+    "mpnet": [
+        Case("MPNetConfig", MLM, {**SIZES, **MP}),
+        Case("MPNetConfig", CLASSES, {**ODD, **MP, **NAMES, "layer_norm_eps": 1e-5}),
+        Case("MPNetConfig", BARE, {**ONE, **MP, "num_hidden_layers": 3, "hidden_act": "relu"}),
+    ],
     "distilbert": [
         Case("DistilBertConfig", MLM, DISTIL),
         Case("DistilBertConfig", MLM, {**DISTIL, "dim": 30, "n_heads": 5, "n_layers": 3, "tie_word_embeddings": False,
@@ -96,6 +102,7 @@ CASES = {
         Case("ModernBertConfig", BARE, {**MODERN, "layer_types": ["sliding_attention"] * 4, "local_attention": 1}),
     ],
 }  # fmt: skip
+COUNTED = ("Roberta", "XLMRoberta", "MPNet")  # positions from that of padding on
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
 
@@ -147,7 +154,7 @@ def published(case: Case, directory: Path, **given: Any) -> Any:
     """The model of a case in its directory, with the tokenizer that its family has."""
     model = make(directory, case.config, auto=case.auto, **case.sizes, **given)
     inputs = ["input_ids", *["token_type_ids"] * has_segments(case), "attention_mask"]
-    (s_and_s if "Roberta" in case.config else cls_and_sep)(directory, model_input_names=inputs)
+    (s_and_s if case.config.startswith(COUNTED) else cls_and_sep)(directory, model_input_names=inputs)
     return model
 
 
@@ -185,7 +192,7 @@ def test_padding_on_either_side_does_not_matter(case: Case, side: str, tmp_path:
     real = place >= 12 - lengths[:, None] if side == "left" else place < lengths[:, None]
     tokens = torch.randint(5, VOCABULARY, (3, 12))
     pos = real.long().cumsum(1) - 1
-    first = case.sizes["pad_token_id"] + 1 if "Roberta" in case.config else 0
+    first = case.sizes["pad_token_id"] + 1 if case.config.startswith(COUNTED) else 0
     with torch.no_grad():
         found = ours(tokens, pos.masked_fill(~real, -1))
         alone = [ours(tokens[row][real[row]][None])[0] for row in range(3)]
@@ -390,6 +397,37 @@ def test_a_tied_bias_that_differs_is_refused(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+def test_a_bare_mpnet_may_say_that_it_fills_masks(tmp_path: Path) -> None:
+    """As all-mpnet-base-v2 does, whose files hold no head; a masked one that lost a part of its head is still told."""
+    theirs, tokens = published(CASES["mpnet"][2], tmp_path / "bare"), torch.randint(5, VOCABULARY, (2, 19))
+    edited(tmp_path / "bare" / "config.json", architectures=["MPNetForMaskedLM"])
+    with torch.no_grad():
+        wanted = theirs(tokens)
+        ours = open_model(tmp_path / "bare")
+        torch.testing.assert_close(ours(tokens), wanted.last_hidden_state, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            ours.get_submodule("pooler")(ours(tokens)), wanted.pooler_output, rtol=1e-5, atol=1e-5
+        )
+    published(CASES["mpnet"][0], tmp_path / "masked")
+    rewritten(tmp_path / "masked", lambda tensors: tensors.pop("lm_head.dense.weight"))
+    with pytest.raises(UserError, match=r"missing: lm_head\.dense\.weight"):
+        open_model(tmp_path / "masked")
+
+
+@pytest.mark.parametrize("case", CASES["mpnet"])
+def test_biases_beside_learned_positions_have_a_faster_form(case: Case, tmp_path: Path) -> None:
+    """Over distances of all buckets, with padding."""
+    theirs = published(Case(case.config, case.auto, {**case.sizes, "max_position_embeddings": 202}), tmp_path)
+    tokens, place = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
+    real = place < torch.tensor([[200], [150]])
+    with torch.no_grad():
+        wanted = out(theirs, tokens.where(real, 1), attention_mask=real.long())
+        for fast in (False, True):
+            found = ph.load(tmp_path, fast=fast).model(tokens, place.where(real, -1))
+            there = real if case.auto != CLASSES else slice(None)
+            torch.testing.assert_close(found[there], wanted[there], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("every", [1, 2, 3, 9])
 def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: Path) -> None:
     kinds = ["sliding_attention" if i % every else "full_attention" for i in range(4)]
@@ -418,6 +456,9 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("bert", 2, {"id2label": {"0": "a", "2": "b"}}, "id2label is {'0': 'a', '2': 'b'}, wanted an object of names"),
         ("bert", 2, {"id2label": {"0": "a", "1": "a"}}, "two of the labels are the same"),
         ("bert", 2, {"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification', wanted"),
+        ("mpnet", 0, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64, wanted 32, all that is built"),
+        ("mpnet", 0, {"pad_token_id": 0}, "pad_token_id is 0, wanted 1, all that is built"),
+        ("mpnet", 0, {"max_position_embeddings": 2}, "max_position_embeddings is 2, wanted more than 2"),
         ("distilbert", 0, {"activation": "relu"}, "activation is 'relu', wanted 'gelu'"),
         ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
         ("modernbert", 0, {"classifier_bias": True}, "classifier_bias is true, wanted false, as mlp_bias"),

@@ -13,15 +13,15 @@ from polyhead.hf.table import Row, both, one
 FIRST = {"name": "first", "activation": "tanh"}
 
 
-def common(given: Given, stem: str, *, bare: bool = True) -> dict[str, Any]:
-    """What BERT and its kin say alike."""
+def common(given: Given, stem: str, *, head: str | None = None) -> dict[str, Any]:
+    """What BERT and its kin say alike; ``head`` as in ``model_of``."""
     given.passed("classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads")
     given.passed("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     given.only("position_embedding_type", "absolute")
     given.only("is_decoder", False)
     given.only("add_cross_attention", False)
     given.only("pruned_heads", {})
-    model = model_of(given, stem)
+    model = model_of(given, stem, head)
     fields = top(given, model, pooled=FIRST, bare=FIRST)
     if fields.get("tie_embeddings") == "none":
         given.only("tie_word_embeddings", True)

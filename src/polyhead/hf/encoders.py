@@ -28,16 +28,18 @@ def named(stem: str) -> dict[str, str]:
     }
 
 
-def model_of(given: Given, stem: str) -> str:
+def model_of(given: Given, stem: str, head: str | None = None) -> str:
     """Which of our models a file holds; where it does not say, the bare one, as AutoModel reads it.
 
-    The model that BERT was trained as has one more head, for whether a text follows another; it is passed over.
+    The model that BERT was trained as has one more head, for whether a text follows another; it is passed over. Some
+    bare ones still say that they fill masks, as they began: those without the tensor ``head``.
     """
     known = {theirs: ours for ours, theirs in named(stem).items()} | {f"{stem}ForPreTraining": "MaskedLM"}
     names = given.names("architectures") or [f"{stem}Model"]
     if names[0] not in known:
         raise given.wrong("architectures", f"one of {', '.join(known)}")
-    return known[names[0]]
+    found = known[names[0]]
+    return "Embedder" if found == "MaskedLM" and head and not given.holds(head, True) else found
 
 
 def top(
