@@ -358,7 +358,7 @@ def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
         (run(kind="encoder", labels=("n", "y")), "classify"),
     ):
         with pytest.raises(
-            UserError, match=r"wants a list of texts, got one text; write (encode|classify)\(\[text\]\)"
+            UserError, match=r"wants a list of texts, got one text; write (encode|embed|classify)\(\[text\]\)"
         ):
             getattr(able, verb)("ein hund")
 

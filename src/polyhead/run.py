@@ -17,7 +17,7 @@ from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
 from polyhead.analysis.perplexity import Perplexity, of_text
 from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
-from polyhead.analysis.vectors import embed
+from polyhead.analysis.vectors import Embedded, embed
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.errors import UserError
@@ -246,6 +246,10 @@ class Run:
 
     def embed(self, texts: Sequence[str], **changes: Any) -> Tensor:
         """One vector for each text (N, C), as ``pooling`` ("mean", "first", "last", "max" or "own"), ``prompt`` and so on say."""
+        return self.embedded(texts, **changes).vectors
+
+    def embedded(self, texts: Sequence[str], **changes: Any) -> Embedded:
+        """As ``embed``, and how many of the texts were cut."""
         self._alone("vectors are")
         model = self._need("encoder" if self.kind == "encoder-decoder" else self.kind)
         config = changed(self.generation, changes, "vectors of texts")
@@ -257,10 +261,7 @@ class Run:
         return of_text(self._need("decoder"), self.tokenizer, text, width, self.generation.batch_tokens)
 
     def attention(self, source: str, target: str | None = None) -> tuple[list[str], list[str], Tensor]:
-        """Source tokens, target tokens and cross-attention (layers, heads, T, S); translates where no target is given.
-
-        Row t shows where the decoder looked to predict target token t.
-        """
+        """Source tokens, target tokens and cross-attention (layers, heads, T, S); row t is of what predicts target token t."""
         self._need("encoder-decoder")
         return cross(self.attention_maps(source, target))
 

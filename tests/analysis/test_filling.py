@@ -144,7 +144,7 @@ def test_mistakes_are_told(run: Run) -> None:
     with pytest.raises(UserError, match="text 1 has more tokens than this model takes \\(40"):
         run.fill_mask(["<mask>" + " the dog" * 30])
     with pytest.raises(
-        UserError, match="pooling: 'means' is not one of mean, first, max, own; did you mean 'mean'"
+        UserError, match="pooling: 'means' is not one of mean, first, max, last, own; did you mean 'mean'"
     ):
         run.embed(["a"], pooling="means")
     with pytest.raises(
@@ -153,8 +153,8 @@ def test_mistakes_are_told(run: Run) -> None:
         run.embed(["a"], pooling="own")
     with pytest.raises(UserError, match="this encoder scores no tokens"):
         made(head=False).fill_mask(["<mask>"])
-    with pytest.raises(UserError, match="this takes an encoder, and the run is a language model"):
-        made(kind="decoder").embed(["a"])
+    with pytest.raises(UserError, match="this takes an encoder, and the run is an encoder-decoder"):
+        made(kind="encoder-decoder").embed(["a"])
     with pytest.raises(
         UserError, match="this takes an encoder, and the run is a classifier: use classify, embed"
     ):
@@ -226,7 +226,7 @@ def test_vectors_made_before_an_end_are_kept(
     file, out = place.parent / "long.txt", place.parent / f"half.{kind}"
     part, options = out.with_name(f"{out.name}.part"), ["embed", str(place), str(file), "--output", str(out)]
     file.write_text("the dog\na cat runs\n" * 3)
-    wanted, embed = run.embed(["the dog", "a cat runs"] * 3), Run.embed
+    wanted, embed = run.embed(["the dog", "a cat runs"] * 3), Run.embedded
 
     def ends_behind(calls: int) -> None:
         left = iter([None] * (calls + 1))  # the first is without a text
@@ -236,7 +236,7 @@ def test_vectors_made_before_an_end_are_kept(
                 raise KeyboardInterrupt
             return embed(self, texts, **changes)
 
-        monkeypatch.setattr(Run, "embed", embed_or_end)
+        monkeypatch.setattr(Run, "embedded", embed_or_end)
 
     def read(path: Path) -> Any:
         if kind == "npy":
@@ -249,7 +249,7 @@ def test_vectors_made_before_an_end_are_kept(
     assert not out.exists()
     np.testing.assert_allclose(read(part), wanted[:4], atol=1e-6)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    monkeypatch.setattr(Run, "embed", embed)
+    monkeypatch.setattr(Run, "embedded", embed)
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (len(part.read_bytes()) + 10, limits[1])
     )  # as a disk that is full
@@ -264,7 +264,7 @@ def test_vectors_made_before_an_end_are_kept(
     ends_behind(0)
     assert main(options) == 130  # nothing was made
     assert not out.exists() and not part.exists()
-    monkeypatch.setattr(Run, "embed", embed)
+    monkeypatch.setattr(Run, "embedded", embed)
     assert main([*options, "--chunk", "4"]) == 0
     np.testing.assert_allclose(read(out), wanted, atol=1e-6)
     assert not part.exists()
@@ -278,7 +278,7 @@ def test_vectors_made_before_an_end_are_kept(
             ["--output", "x.npy", "--like", "a"],
             "--like prints how like the texts are; without it --output writes their vectors",
         ),
-        (["--pooling", "average"], "pooling: 'average' is not one of mean, first, max, own"),
+        (["--pooling", "average"], "pooling: 'average' is not one of mean, first, max, last, own"),
     ],
 )
 def test_mistakes_in_the_shell(

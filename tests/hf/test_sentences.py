@@ -124,8 +124,11 @@ def test_what_is_asked_for_goes_before_what_the_run_says(
 @pytest.mark.parametrize(
     "said", ["sentence_bert_config.json", "sentence_roberta_config.json", "the tokenizer"]
 )
-def test_texts_are_read_as_far_as_the_checkpoint_says(said: str, tmp_path: Path) -> None:
+def test_texts_are_read_as_far_as_the_checkpoint_says(
+    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = folder(tmp_path / "a", {"pooling_mode": "mean"})
+    capsys.readouterr()
     vectors = wanted(model, tmp_path / "a", "mean", False, most=6)
     if said == "the tokenizer":
         changed(tmp_path / "a" / "tokenizer_config.json", model_max_length=6)
@@ -138,6 +141,13 @@ def test_texts_are_read_as_far_as_the_checkpoint_says(said: str, tmp_path: Path)
     assert not torch.allclose(whole, vectors, atol=1e-2)
     torch.testing.assert_close(run.embed(TEXTS, max_text_len=None), whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(run.embed(TEXTS, max_text_len=10**9), whole, rtol=1e-5, atol=1e-5)
+
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for text in ["a", *TEXTS]))
+    for chunk in ("1", "512"):
+        assert main(["embed", str(tmp_path / "a"), str(tmp_path / "texts"), "--chunk", chunk]) == 0
+        assert capsys.readouterr().err == "polyhead: cut to 6 tokens: 3 of 4 texts\n"
+    assert main(["embed", str(tmp_path / "a"), "a"]) == 0
+    assert capsys.readouterr().err == ""
 
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0

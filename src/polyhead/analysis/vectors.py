@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,14 @@ POOLS: dict[str, Pool] = {
 }
 
 
+class Embedded(NamedTuple):
+    """A vector for each text, and how many of the texts were cut to how many tokens."""
+
+    vectors: Tensor  # (N, C) float32
+    cut: int
+    most: int
+
+
 @torch.inference_mode()
 def embed(
     model: MaskedLM | Classifier | Embedder | CausalLM,
@@ -35,8 +44,8 @@ def embed(
     config: GenerationConfig,
     about: Frame | None = None,
     batch_tokens: int = 4096,
-) -> Tensor:
-    """(N, C) float32: the mean vector of each text's tokens, the first, the last, the largest of each feature, or the model's own.
+) -> Embedded:
+    """The mean vector of each text's tokens, the first, the last, the largest of each feature, or the model's own.
 
     Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt. Texts longer than
     ``reach`` are cut. ``pooling`` "own" is what the model was trained with, map and all.
@@ -48,7 +57,8 @@ def embed(
     out = torch.zeros(len(rows), model.config.d_model)
     for numbers, vectors, pos in read(model, rows, tokenizer, batch_tokens):
         out[numbers] = pool(vectors, pos).float().cpu()
-    return torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
+    out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
+    return Embedded(out, sum(row.cut for row in rows), reach(config, model.config.max_len))
 
 
 def reach(config: GenerationConfig, max_len: int) -> int:

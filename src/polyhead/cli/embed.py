@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -69,7 +70,7 @@ def run(
 ) -> None:
     """Make one vector of each text: a line of numbers for each line, parted by tabs.
 
-    Texts longer than the run's max_text_len, or the model's max_len, are cut.
+    Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on standard error.
 
     \b
     polyhead embed runs/wikitext sentences.txt --output vectors.npy
@@ -93,11 +94,12 @@ def run(
     changes = {key: value for key, value in wished.items() if value is not None}
     of_like = changes | ({} if like_prompt is None else {"prompt": like_prompt})
     loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter(prints=output is None)
+    cut = most = 0
     # a run that cannot is told before the first line comes
     other = loaded.embed([] if like is None else [like], **of_like)
     with nullcontext() if output is None else VectorFile(output, loaded.config.d_model) as file:
         for texts in chunks(given, chunk_size(source, chunk)):
-            vectors = loaded.embed(texts, **changes)
+            vectors, short, most = loaded.embedded(texts, **changes)
             if file is not None:
                 file.add(texts, vectors)
             elif like is not None:
@@ -108,4 +110,7 @@ def run(
                     print("\t".join(f"{value:.6g}" for value in row))
             print(end="", flush=True)
             counter.add(len(texts))
+            cut += short
     counter.close()
+    if cut:
+        print(f"polyhead: cut to {most} tokens: {cut:,} of {counter.lines:,} texts", file=sys.stderr)
