@@ -220,7 +220,7 @@ def test_a_text_may_be_longer_than_the_name_of_a_file(
         ("one.tx", "'one.tx' is read as a text, for no file is there; did you mean 'one.txt'?"),
         ("he/she", "'he/she' is read as a text, for no file is there"),
         ("hund", ""),
-        ("one.tx is there", ""),
+        ("one.tx ja", ""),
     ],
 )
 @pytest.mark.parametrize("verb", ["classify", "embed"])
