@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors import torch as safetensors
 from torch import Tensor
 
 from polyhead.config import ModelConfig
@@ -139,17 +138,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold an object")
     return value
-
-
-def weights_file(weights: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """A safetensors file. The library writes metadata in random order; equal weights shall be equal files."""
-    content = safetensors.save(weights)
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(
-        {"__metadata__": metadata} | json.loads(content[8:start]), separators=(",", ":")
-    ).encode()
-    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
-    return len(header).to_bytes(8, "little") + header + content[start:]
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -76,8 +76,9 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
     from polyhead.hf.files import INDEX
     from polyhead.hf.shards import bytes_of, index_of, shards
     from polyhead.hf.writing import published
-    from polyhead.run_files import weights_file, write_json
-    from polyhead.train.files import replace_file
+    from polyhead.run_files import write_json
+    from polyhead.train.files import replacing
+    from polyhead.train.tensors import write
 
     most = bytes_of(shard_size or LARGEST)
     content = published(made.model, made.tokenizer, made.generation, family, dtype)
@@ -92,7 +93,8 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
             write_json(place / name, value)
         save_tokenizer(made, place)
         for name, tensors in parts.items():
-            replace_file(place / name, weights_file(tensors, {"format": "pt"}))
+            with replacing(place / name) as out:
+                write(out, tensors, {"format": "pt"})
         if len(parts) > 1:
             write_json(place / INDEX, index_of(parts))
         files = f" in {len(parts)} files" if len(parts) > 1 else ""
