@@ -261,6 +261,6 @@ def _noted(row: Row, note: str) -> Row:
     return replace(row, note="; ".join(filter(None, (row.note, note))))
 
 
-def close(a: int, b: int, within: float = 0.01) -> bool:
-    """Whether two counts agree within a share of the second."""
-    return abs(a - b) <= within * b
+def close(a: int, b: int) -> bool:
+    """Whether two counts agree within 1 % of the second."""
+    return abs(a - b) <= 0.01 * b

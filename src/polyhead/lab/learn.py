@@ -80,7 +80,6 @@ def learn(
     warmup: int | None = None,
     schedule: str = "cosine",
     clip_norm: float = 1.0,
-    log_every: int | None = None,
 ) -> Learned:
     """Train from scratch for some steps (warm-up: a tenth of them) and judge on rows it never saw.
 
@@ -89,7 +88,7 @@ def learn(
     warmup = steps // 10 if warmup is None else warmup
     settings = TrainConfig(
         steps=steps, lr=lr, clip_norm=clip_norm, seed=seed, label_smoothing=0.0, precision="fp32", keep=1,
-        schedule={"name": schedule, "warmup": warmup}, log_every=log_every or max(1, steps // 40),
+        schedule={"name": schedule, "warmup": warmup}, log_every=max(1, steps // 40),
         eval_every=steps, save_every=steps,
     )  # fmt: skip
     model, listener, task = build(config, seed), Listener(), Generated(problem, seed, steps)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyhead.analysis import sizes
 from polyhead.analysis.cost import decoding as cost_of_decoding
 from polyhead.analysis.cost.communication import Layout, traffic
@@ -97,7 +99,7 @@ def _of(
     config, train, largest = subject.config, subject.train, subject.largest
     if context is not None and not 1 <= context <= config.max_len:
         raise UserError(f"context is {context}, wanted 1 to max_len ({config.max_len}) of the model")
-    precision = resolve(train.precision, _cpu())
+    precision = resolve(train.precision, torch.device("cpu"))
     parts = sizes.parts(config)
     parameters = sum(part.total for part in parts)
     loads = subject.loads
@@ -252,9 +254,3 @@ def _decoding(
 def _machine() -> int:
     """Bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -14,6 +14,7 @@ from polyhead.errors import UserError
 from polyhead.train.files import replace_file
 
 Row = Mapping[str, float]
+COUNTERS = ("step", "epoch", "seconds", "best", "split")  # what of a row was not measured
 
 
 class Reporter(Protocol):
@@ -205,9 +206,9 @@ def _speed(row: Row) -> str:
     return f"{row['tokens_per_s']:,.0f} tokens/s{skipped}"
 
 
-def measures(row: Row, leave_out: Sequence[str] = ("step", "epoch", "seconds", "best", "split")) -> str:
+def measures(row: Row) -> str:
     """Everything that was measured, name and number."""
-    return "  ".join(f"{name} {value:.3f}" for name, value in row.items() if name not in leave_out)
+    return "  ".join(f"{name} {value:.3f}" for name, value in row.items() if name not in COUNTERS)
 
 
 def _left(row: Row) -> str:

@@ -44,12 +44,12 @@ def token_flops(config: ModelConfig, context: int, source: int = 0, cache: Choic
     return sum(work.total for work in flops.token(config, context, source))
 
 
-def cache_shape(config: ModelConfig, dtype: torch.dtype = torch.float32) -> CacheShape:
+def cache_shape(config: ModelConfig) -> CacheShape:
     """What a cache must hold for the model of that config, without memory for the model."""
     with weightless():
         model = model_class(config)(config)
         assert isinstance(model, CausalLM | Seq2Seq), "an encoder decodes nothing"
-        return model.cache_shape._replace(dtype=dtype, device=torch.device("cpu"))
+        return model.cache_shape._replace(device=torch.device("cpu"))
 
 
 def held(choice: Choice | None, shape: CacheShape, rows: int, length: int) -> Held:
