@@ -13,6 +13,7 @@ from polyhead.data.arrays import flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.conversations import ConversationReport, Conversations
 from polyhead.data.files import fingerprint
+from polyhead.data.reading import count
 from polyhead.data.rows import Ints, Rows
 from polyhead.errors import UserError
 from polyhead.nn.loss import IGNORED
@@ -92,14 +93,14 @@ def _write(
             try:
                 pieces = format.write(messages, False)
             except UserError as error:
-                report.note("unfit", f"{place}, {error}")
+                count(report, "unfit", f"{place}, {error}")
                 continue
             row, kept = _fitting(tokens(pieces, tokenizer), messages, format, tokenizer, max_len)
             if row is None:
-                report.note("overlong", place)
+                count(report, "overlong", place)
                 continue
             if len(kept) < len(messages):
-                report.note("cut", place)
+                count(report, "cut", place)
             report.kept += 1
             report.answers += sum(message.role == "assistant" for message in kept)
             out["ids"].append(row.ids)

@@ -9,15 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.data.corpus import blank, count
 from polyhead.data.files import check_file, is_text, lines
-from polyhead.data.held_out import held_out, none_held_out
+from polyhead.data.reading import blank, count, of_share, placed, skipped
 from polyhead.errors import UserError
 from polyhead.text.chat.base import Message
 
 KEYS = ("messages", "conversations")
 NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # of roles, as others write them
-KINDS = ("blank", "overlong", "broken", "unfit")
 SAMPLE_LINES = 100  # looked at to tell whether a file holds conversations at all
 
 
@@ -47,22 +45,11 @@ class ConversationReport:
     cut: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def note(self, kind: str, place: str) -> None:
-        """Count one of a kind, and remember where the first ones stand."""
-        count(self, kind, place)
-
     def __str__(self) -> str:
         """One line: 'talks.jsonl: 998 of 1,000 conversations, 2,310 answers; skipped 2 broken (first: line 17)'."""
-        skipped = [
-            f"{getattr(self, kind):,} {kind} (first: {self.examples[kind][0]})"
-            for kind in KINDS
-            if getattr(self, kind)
-        ]
-        return (
-            f"{self.where}: {self.kept:,} of {self.read:,} conversations, {self.answers:,} answers"
-            + (f"; skipped {', '.join(skipped)}" if skipped else "")
-            + (f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else "")
-        )
+        cut = f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else ""
+        told = f"{self.kept:,} of {self.read:,} conversations, {self.answers:,} answers"
+        return f"{self.where}: {told}{skipped(self, 'blank', 'overlong', 'broken', 'unfit')}{cut}"
 
 
 @dataclass(frozen=True)
@@ -79,21 +66,14 @@ class Conversations:
 
     def read(self, report: ConversationReport) -> Iterator[Conversation]:
         """The usable ones; who writes them counts those that are kept."""
-        number = 0
-        for path in self.files:
-            name = f"{path.name} " if len(self.files) > 1 else ""
-            for line, raw in enumerate(lines(path), 1):
-                number += 1
-                if self.share and self.held != held_out(number, self.share):
-                    continue
-                report.read += 1
-                place, found = f"{name}line {line:,}", parsed(raw)
-                if isinstance(found, str):
-                    report.note(found, place)
-                else:
-                    yield Conversation(place, found)
-        if self.share and number and not report.read:
-            raise none_held_out(self.share, number, "conversation", self.where)
+        every = placed(self.files, lambda path: enumerate(lines(path), 1))
+        for place, _, raw in of_share(every, self.share, self.held, "conversation", self.where):
+            report.read += 1
+            found = parsed(raw)
+            if isinstance(found, str):
+                count(report, found, place)
+            else:
+                yield Conversation(place, found)
 
 
 def open_conversations(files: Sequence[Path], share: float = 0.0, held: bool = False) -> Conversations:

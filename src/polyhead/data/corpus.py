@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_text, lines
+from polyhead.data.reading import blank, count, placed, skipped
 from polyhead.errors import MOST, UserError, unknown
 
 Format = Literal["auto", "parallel", "tsv", "jsonl"]
-EXAMPLES = 5  # places kept of each kind of skipped pair
-INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 
 
 class Pair(NamedTuple):
@@ -24,20 +24,6 @@ class Pair(NamedTuple):
     source: str
     target: str
     place: str  # the line, and of several files which
-
-
-class Examples(Protocol):
-    """A report that keeps places of what it counts."""
-
-    examples: dict[str, list[str]]
-
-
-def count(report: Examples, kind: str, place: str) -> None:
-    """Count one of a kind, and remember where the first ones stand."""
-    setattr(report, kind, getattr(report, kind) + 1)
-    seen = report.examples.setdefault(kind, [])
-    if len(seen) < EXAMPLES:
-        seen.append(place)
 
 
 @dataclass
@@ -52,20 +38,10 @@ class CorpusReport:
     broken: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def skip(self, kind: str, place: str) -> None:
-        """Count a pair that is left out, and remember where the first ones stand."""
-        count(self, kind, place)
-
     def __str__(self) -> str:
         """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""
-        skipped = [
-            f"{getattr(self, kind):,} {kind} (first: {self.examples[kind][0]})"
-            for kind in ("blank", "overlong", "broken")
-            if getattr(self, kind)
-        ]
-        return f"{self.where}: {self.kept:,} of {self.read:,} pairs" + (
-            f"; skipped {', '.join(skipped)}" if skipped else ""
-        )
+        left_out = skipped(self, "blank", "overlong", "broken")
+        return f"{self.where}: {self.kept:,} of {self.read:,} pairs{left_out}"
 
 
 @dataclass(frozen=True)
@@ -88,12 +64,11 @@ class Corpus:
 
     def pairs(self, report: CorpusReport) -> Iterator[Pair]:
         """The usable pairs one by one; the rest is counted in the report. An error if none is left."""
-        for file, line, row in _rows(self):
+        for place, line, row in _rows(self):
             report.read += 1
             kind = row if isinstance(row, str) else "blank" if blank(row[0]) or blank(row[1]) else ""
-            place = f"{file}line {line:,}"
             if kind:
-                report.skip(kind, place)
+                count(report, kind, place)
             else:
                 report.kept += 1
                 yield Pair(line, row[0], row[1], place)
@@ -142,11 +117,6 @@ def texts(corpus: Corpus) -> Iterator[str]:
         yield pair.target
 
 
-def blank(text: str) -> bool:
-    """Whether nothing of a text can be seen."""
-    return not text.strip() or not text.strip().strip(INVISIBLE)
-
-
 Row = tuple[str, str] | str  # a pair, or the kind of trouble: "broken", "overlong"
 
 
@@ -165,14 +135,13 @@ def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
-    """Every row with its place: the file, where there are several, and the line."""
+    """Every row with its place and its line."""
     if corpus.format == "parallel":
-        yield from (("", line, row) for line, row in enumerate(_parallel(*corpus.files), 1))
+        yield from ((f"line {line:,}", line, row) for line, row in enumerate(_parallel(*corpus.files), 1))
         return
-    for path in corpus.files:
-        name = f"{path.name} " if len(corpus.files) > 1 else ""
-        for line, row in rows(path, corpus.format, corpus.wanted):
-            yield name, line, row if isinstance(row, str) else _texts(*row)
+    read = partial(rows, format=corpus.format, wanted=corpus.wanted)
+    for place, line, row in placed(corpus.files, read):
+        yield place, line, row if isinstance(row, str) else _texts(*row)
 
 
 def _texts(a: Any, b: Any) -> Row:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
-from polyhead.data.corpus import blank, count
 from polyhead.data.files import check_file
-from polyhead.data.held_out import held_out, none_held_out
+from polyhead.data.reading import blank, count, of_share, placed, skipped
 from polyhead.errors import UserError, nearest, show
 
-KINDS = ("blank", "overlong", "broken", "unknown")
 FEW = 20  # texts; of more than so many, not every second one may have a label of its own
 
 
@@ -43,23 +42,11 @@ class LabelledReport:
     cut: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def note(self, kind: str, place: str) -> None:
-        """Count one of a kind, and remember where the first ones stand."""
-        count(self, kind, place)
-
     def __str__(self) -> str:
         """One line: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""
-        names = {"unknown": "of an unknown label"}
-        skipped = [
-            f"{getattr(self, kind):,} {names.get(kind, kind)} (first: {self.examples[kind][0]})"
-            for kind in KINDS
-            if getattr(self, kind)
-        ]
-        return (
-            f"{self.where}: {self.kept:,} of {self.read:,} texts"
-            + (f"; skipped {', '.join(skipped)}" if skipped else "")
-            + (f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else "")
-        )
+        cut = f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else ""
+        left_out = skipped(self, "blank", "overlong", "broken", unknown="of an unknown label")
+        return f"{self.where}: {self.kept:,} of {self.read:,} texts{left_out}{cut}"
 
 
 @dataclass(frozen=True)
@@ -88,26 +75,19 @@ class Labelled:
 
     def examples(self, report: LabelledReport, labels: Sequence[str] | None = None) -> Iterator[Example]:
         """The usable texts one by one, of the given labels if they are given; the rest is counted. An error if none is left."""
-        known, number = None if labels is None else set(labels), 0
-        for path in self.files:
-            name = f"{path.name} " if len(self.files) > 1 else ""
-            for line, row in rows(path, self.format, self.wanted):
-                number += 1
-                if self.share and self.held != held_out(number, self.share):
-                    continue
-                report.read += 1
-                place = f"{name}line {line:,}"
-                found = row if isinstance(row, str) else _example(line, row, place)
-                if isinstance(found, str):
-                    report.note(found, place + _no_label(row))
-                elif known is not None and found.label not in known:
-                    hint = nearest(found.label, known).removeprefix("; ")
-                    report.note("unknown", f"{place}, {found.label!r}" + (f", {hint}" if hint else ""))
-                else:
-                    report.kept += 1
-                    yield found
-        if self.share and number and not report.read:
-            raise none_held_out(self.share, number, "text", self.where)
+        known = None if labels is None else set(labels)
+        every = placed(self.files, partial(rows, format=self.format, wanted=self.wanted))
+        for place, line, row in of_share(every, self.share, self.held, "text", self.where):
+            report.read += 1
+            found = row if isinstance(row, str) else _example(line, row, place)
+            if isinstance(found, str):
+                count(report, found, place + _no_label(row))
+            elif known is not None and found.label not in known:
+                hint = nearest(found.label, known).removeprefix("; ")
+                count(report, "unknown", f"{place}, {found.label!r}" + (f", {hint}" if hint else ""))
+            else:
+                report.kept += 1
+                yield found
         if not report.kept:
             among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
             raise UserError(f"no usable text in {report}{among}")

@@ -16,6 +16,7 @@ from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
 from polyhead.data.framed import FramedBatch, Ints, collate_framed, framed
 from polyhead.data.labelled import Example, Labelled, LabelledReport
+from polyhead.data.reading import count
 from polyhead.text.tokenizer import Tokenizer
 
 LAYOUT = 1  # of the files of a cache; another number makes another cache
@@ -98,7 +99,7 @@ def _write(
             rows = [framed(texts, tokenizer, max_len) for texts in zip(*encoded, strict=True)]
             for example, row in zip(chunk, rows, strict=True):
                 if row.cut:
-                    report.note("cut", example.place)
+                    count(report, "cut", example.place)
             out["offsets"].append([*accumulate((len(row.ids) for row in rows), initial=out["ids"].count)][1:])
             out["ids"].append([i for row in rows for i in row.ids])
             out["seconds"].append([row.second for row in rows])

@@ -15,6 +15,7 @@ from polyhead.data.arrays import flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
+from polyhead.data.reading import count
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import Tokenizer
 
@@ -117,7 +118,7 @@ def _fits(pair: Pair, source: list[int], target: list[int], max_len: int, report
     if shortest > 0 and longest < max_len:
         return True
     report.kept -= 1
-    report.skip("overlong" if longest >= max_len else "blank", pair.place)
+    count(report, "overlong" if longest >= max_len else "blank", pair.place)
     return False
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
-from polyhead.data.corpus import blank
 from polyhead.data.files import check_file, is_text, spans
+from polyhead.data.reading import blank
 from polyhead.errors import UserError
 from polyhead.text.learn import MAX_TRAINING_CHARACTERS
 

@@ -1,0 +1,78 @@
+"""What the readers of lines have in common: where a line stands, which are held out, and what is counted and not used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from polyhead.errors import UserError
+
+T = TypeVar("T")
+EXAMPLES = 5  # places kept of each kind of what is left out
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+
+
+class Report(Protocol):
+    """Counts by kind, and the places of the first ones."""
+
+    examples: dict[str, list[str]]
+
+
+def count(report: Report, kind: str, place: str) -> None:
+    """Count one of a kind, and remember where the first ones stand."""
+    setattr(report, kind, getattr(report, kind) + 1)
+    seen = report.examples.setdefault(kind, [])
+    if len(seen) < EXAMPLES:
+        seen.append(place)
+
+
+def skipped(report: Report, *kinds: str, **called: str) -> str:
+    """What was left out, of kinds that are called so or otherwise: '; skipped 3 blank (first: line 17)'."""
+    found = [
+        f"{getattr(report, kind):,} {name} (first: {report.examples[kind][0]})"
+        for kind, name in (dict(zip(kinds, kinds, strict=True)) | called).items()
+        if getattr(report, kind)
+    ]
+    return f"; skipped {', '.join(found)}" if found else ""
+
+
+def blank(text: str) -> bool:
+    """Whether nothing of a text can be seen."""
+    return not text.strip() or not text.strip().strip(INVISIBLE)
+
+
+def placed(
+    files: Sequence[Path], read: Callable[[Path], Iterable[tuple[int, T]]]
+) -> Iterator[tuple[str, int, T]]:
+    """Everything that is read, with its line and how people are told of that: of several files also which."""
+    for path in files:
+        name = f"{path.name} " if len(files) > 1 else ""
+        for line, found in read(path):
+            yield f"{name}line {line:,}", line, found
+
+
+def of_share(found: Iterable[T], share: float, held: bool, what: str, where: str) -> Iterator[T]:
+    """Those that a ``share`` holds out, or the others: spread evenly, because files are often sorted.
+
+    A share that is none of them, or all, is a UserError.
+    """
+    number = kept = 0
+    for number, one in enumerate(found, 1):
+        out = math.floor(number * share) > math.floor((number - 1) * share)
+        if not share or held == out:
+            kept += 1
+            yield one
+    if share and number and not kept:
+        raise UserError(
+            f"data.valid_share is {share:g}: of the {number:,} {what}{'s' * (number > 1)} in {where} that is none; "
+            + (f"{_least(number):g} or more would hold out one, or " if number > 1 else "")
+            + "name files in data.valid"
+        )
+
+
+def _least(number: int) -> float:
+    """A short number that is one of so many, or a little more: 0.34 of 3."""
+    digits = len(str(number)) + 1
+    return math.ceil(10**digits / number) / 10**digits
