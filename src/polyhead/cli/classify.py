@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, lines_or_text
+from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text
 from polyhead.cli.options import Device, Dtype, With
+from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
 

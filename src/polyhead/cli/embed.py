@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, lines_or_text, one_line
+from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
 from polyhead.cli.options import AS_TRAINED, Device, Dtype
+from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
 

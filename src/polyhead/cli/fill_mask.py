@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, lines_or_text, one_line
+from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
 from polyhead.cli.options import Device, Dtype, With
+from polyhead.data.reading import chunks
 
 
 def run(

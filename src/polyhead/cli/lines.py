@@ -7,16 +7,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from polyhead.data import files
 from polyhead.data.parquet import SUFFIX
-from polyhead.errors import MOST, UserError, at, nearest
+from polyhead.errors import UserError, at, nearest
 from polyhead.text.control import spelled
 
-T = TypeVar("T")
 LONGEST_NAME = 255  # characters of a file's name
 ALIKE = 0.7  # how like a word and a file's name are for one to be meant by the other
 
@@ -80,13 +77,6 @@ def decoded(raw: Iterable[bytes | None]) -> Iterator[str]:
         yield text
     if bad > 1:
         print(f"polyhead: {bad:,} lines in all are not UTF-8", file=sys.stderr)
-
-
-def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of ``size`` items, the last one shorter."""
-    stream = iter(items)
-    while chunk := list(islice(stream, min(size, MOST))):
-        yield chunk
 
 
 def chunk_size(source: str, wanted: int) -> int:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, lines_or_text, read_lines
+from polyhead.cli.lines import Counter, chunk_size, lines_or_text, read_lines
 from polyhead.cli.options import Device, With
+from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
 

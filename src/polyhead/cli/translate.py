@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, chunks, harmless, one_line, read_lines
+from polyhead.cli.lines import Counter, chunk_size, harmless, one_line, read_lines
 from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, NoRepeat, SourceLang, TargetLang, With
+from polyhead.data.reading import chunks
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,8 @@ from polyhead.data.arrays import flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
 from polyhead.data.framed import FramedBatch, Ints, collate_framed, framed
-from polyhead.data.labelled import Example, Labelled, LabelledReport
-from polyhead.data.reading import count
+from polyhead.data.labelled import Labelled, LabelledReport
+from polyhead.data.reading import chunks, count
 from polyhead.text.tokenizer import Tokenizer
 
 LAYOUT = 1  # of the files of a cache; another number makes another cache
@@ -92,7 +92,7 @@ def _write(
     numbers = {label: number for number, label in enumerate(labels)}
     with flat_files(directory, DTYPES) as out:
         out["offsets"].append([0])
-        for chunk in _chunks(labelled.examples(report, labels)):
+        for chunk in chunks(labelled.examples(report, labels), CHUNK):
             encoded = [
                 tokenizer.encode(side) for side in zip(*(example.texts for example in chunk), strict=True)
             ]
@@ -105,8 +105,3 @@ def _write(
             out["seconds"].append([row.second for row in rows])
             out["labels"].append([numbers[example.label] for example in chunk])
             out["lines"].append([example.line for example in chunk])
-
-
-def _chunks(examples: Iterator[Example]) -> Iterator[list[Example]]:
-    while chunk := list(islice(examples, CHUNK)):
-        yield chunk

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from polyhead.errors import UserError
+from polyhead.errors import MOST, UserError
 
 T = TypeVar("T")
 EXAMPLES = 5  # places kept of each kind of what is left out
@@ -70,6 +71,13 @@ def of_share(found: Iterable[T], share: float, held: bool, what: str, where: str
             + (f"{_least(number):g} or more would hold out one, or " if number > 1 else "")
             + "name files in data.valid"
         )
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of ``size`` items, the last one shorter."""
+    stream = iter(items)
+    while chunk := list(islice(stream, min(size, MOST))):
+        yield chunk
 
 
 def _least(number: int) -> float:

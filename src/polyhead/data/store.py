@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from polyhead.data.arrays import flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
-from polyhead.data.reading import count
+from polyhead.data.reading import chunks, count
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import Tokenizer
 
@@ -96,7 +95,7 @@ def _write(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, 
     with flat_files(directory, DTYPES) as out:
         for side in ("source", "target"):
             out[f"{side}_offsets"].append([0])
-        for chunk in _chunks(corpus.pairs(report)):
+        for chunk in chunks(corpus.pairs(report), CHUNK):
             encoded = zip(
                 chunk,
                 tokenizer.encode([pair.source for pair in chunk]),
@@ -120,8 +119,3 @@ def _fits(pair: Pair, source: list[int], target: list[int], max_len: int, report
     report.kept -= 1
     count(report, "overlong" if longest >= max_len else "blank", pair.place)
     return False
-
-
-def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    while chunk := list(islice(pairs, CHUNK)):
-        yield chunk
