@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyhead.registry import CHAT
-from polyhead.text.chat.base import BOS, Message, Piece, apart, check, token
+from polyhead.text.chat.base import BOS, EOS, Message, Piece, apart, check, token
 from polyhead.text.chat.jinja import quoted
 
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
@@ -28,7 +28,7 @@ class ChatML:
       thinks: whether the model thinks aloud before it answers, as Qwen 3
     """
 
-    ends = (token(CLOSE), Piece("eos_token", "role"))
+    ends = (token(CLOSE), EOS)
     trims = False
 
     def __init__(self, *, system: str = "", bos: bool = False, thinks: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from polyhead.errors import UserError
 from polyhead.registry import CHAT
-from polyhead.text.chat.base import BOS, Message, Piece, apart, check, token
+from polyhead.text.chat.base import BOS, EOS, Message, Piece, apart, check, token
 from polyhead.text.chat.jinja import ALTERNATE, APART
 
 OPEN, CLOSE = "<start_of_turn>", "<end_of_turn>"
@@ -24,7 +24,7 @@ class Gemma:
       system: where the system's message goes: first, before the first question as in Gemma 3, or none: it is refused
     """
 
-    ends = (token(CLOSE), Piece("eos_token", "role"))
+    ends = (token(CLOSE), EOS)
     trims = True
 
     def __init__(self, *, system: Literal["first", "none"] = "first") -> None:

@@ -59,7 +59,7 @@ class Llama3:
       header: what the system's message begins with, which is then there in any case; Llama 3.1 wants dates there
     """
 
-    ends = (token(END), Piece("eos_token", "role"))
+    ends = (token(END), EOS)
     trims = True
 
     def __init__(self, *, header: str = "") -> None:

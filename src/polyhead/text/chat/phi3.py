@@ -21,7 +21,7 @@ class Phi3:
       bos: whether the begin-of-text token comes first, as in the first edition; else the end-of-text token ends it all
     """
 
-    ends = (token(END), Piece("eos_token", "role"))
+    ends = (token(END), EOS)
     trims = False
 
     def __init__(self, *, bos: bool = False) -> None:
