@@ -123,7 +123,9 @@ def opened(options: argparse.Namespace) -> tuple[Translation, list[Any]]:
 
 def settings(options: argparse.Namespace) -> TrainConfig:
     """How all of them learn."""
-    return TrainConfig(steps=10**6, max_tokens=options.max_tokens, precision=options.precision, lr=1e-4)
+    return TrainConfig(
+        steps=10**6, max_tokens=options.max_tokens, precision=options.precision, lr=1e-4, label_smoothing=0.1
+    )
 
 
 def stepper(

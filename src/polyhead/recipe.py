@@ -73,6 +73,11 @@ class TrainConfig(Section):
         120.0, ge=1, le=86400, description="seconds that several processes wait for each other in a step"
     )
 
+    @property
+    def smoothing(self) -> float:
+        """The label smoothing, where a recipe has filled in that of its task."""
+        return self.label_smoothing or 0.0
+
     @field_validator("optimizer", "schedule")
     @classmethod
     def _known(cls, choice: Choice, info: ValidationInfo) -> Choice:

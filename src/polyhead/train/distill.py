@@ -164,7 +164,7 @@ def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer:
             for name, run in zip(config.teacher, teachers, strict=True)
         ],
         config,
-        recipe.train.label_smoothing or 0.0,
+        recipe.train.smoothing,
     )
 
 

@@ -51,7 +51,6 @@ class Chat:
         self, train: ConversationStore, valid: ConversationStore, pad_id: int, config: TrainConfig
     ) -> None:
         self.train, self.valid, self.pad_id, self.config = train, valid, pad_id, config
-        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         self.plan(0)  # a row that is larger than a batch is told now
 
@@ -108,7 +107,7 @@ class Chat:
 
     def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
-        return next_token.loss(model, batch, self.smoothing)
+        return next_token.loss(model, batch, self.config.smoothing)
 
     def scores(self, model: nn.Module, batch: Rows) -> Scores:
         """Of every token that the assistant says."""

@@ -68,7 +68,6 @@ class Classification:
     ) -> None:
         self.train, self.valid, self.labels = train, valid, tuple(labels)
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
-        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         self.valid_batches = self.batches(valid)
 
@@ -160,7 +159,7 @@ class Classification:
     def loss(self, model: nn.Module, batch: Examples) -> Loss:
         """Label-smoothed cross-entropy as sums."""
         batch = beside(model, batch)
-        return classification(_scores(model, batch.given), batch.labels, self.smoothing)
+        return classification(_scores(model, batch.given), batch.labels, self.config.smoothing)
 
     def scores(self, model: nn.Module, batch: Examples) -> Scores:
         """Of every text."""

@@ -102,7 +102,6 @@ class Denoising:
         self.train, self.valid, self.tokenizer, self.config = train, valid, tokenizer, config
         self.noise, self.share, self.span = noise, SHARES[noise] if share is None else share, span
         self.room = data.max_len - tokenizer.sides.most
-        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.ends = words_of(tokenizer).ends_sentence if permute else None
         self.sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if noise == "spans":
@@ -173,7 +172,7 @@ class Denoising:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy as sums."""
-        return writing.loss(model, batch, self.smoothing)
+        return writing.loss(model, batch, self.config.smoothing)
 
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token to be written."""

@@ -50,7 +50,6 @@ class LanguageModel:
         self.train, self.valid, self.config = train, valid, config
         self.width, self.documents = data.max_len, len(train.begins) > 1
         self.rows = config.max_tokens // self.width
-        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         if not self.rows:
             raise UserError(
                 f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
@@ -104,7 +103,7 @@ class LanguageModel:
 
     def loss(self, model: nn.Module, batch: Rows) -> Loss:
         """Cross-entropy as sums."""
-        return next_token.loss(model, batch, self.smoothing)
+        return next_token.loss(model, batch, self.config.smoothing)
 
     def scores(self, model: nn.Module, batch: Rows) -> Scores:
         """Of every token that has a next one."""

@@ -79,7 +79,6 @@ class MaskedLanguage:
     ) -> None:
         self.train, self.valid, self.tokenizer, self.config, self.mask = train, valid, tokenizer, config, mask
         self.width, self.rows = data.max_len, config.max_tokens // data.max_len
-        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         if not self.rows:
             raise UserError(
                 f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
@@ -150,7 +149,7 @@ class MaskedLanguage:
         assert isinstance(model, MaskedLM)
         batch = beside(model, batch)
         asked = batch.labels[batch.labels != IGNORED]
-        return cross_entropy(features(model, batch), model.head, asked, self.smoothing)
+        return cross_entropy(features(model, batch), model.head, asked, self.config.smoothing)
 
     def scores(self, model: nn.Module, batch: Masked) -> Scores:
         """Of the tokens asked for."""

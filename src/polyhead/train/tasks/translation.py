@@ -69,7 +69,6 @@ class Translation:
     ) -> None:
         self.train, self.valid, self.tokenizer = train, valid, tokenizer
         self.config, self.measures = config, measures
-        self.smoothing = self.label_smoothing if config.label_smoothing is None else config.label_smoothing
         self.halves = _halves(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         self.valid_batches = self._plan(
@@ -146,7 +145,7 @@ class Translation:
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Label-smoothed cross-entropy as sums."""
-        return writing.loss(model, batch, self.smoothing)
+        return writing.loss(model, batch, self.config.smoothing)
 
     def scores(self, model: nn.Module, batch: Batch) -> Scores:
         """Of every token of the targets."""
