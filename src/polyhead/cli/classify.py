@@ -9,25 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text
-from polyhead.cli.options import Device, Dtype, With
+from polyhead.cli.options import Chunk, Device, Dtype, Texts, With
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
 
 def run(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="directory of a trained run")],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
-        ),
-    ] = "-",
+    source: Texts = "-",
     all_classes: Annotated[
         bool, typer.Option("--all", help="the probability of every class, the likeliest first")
     ] = False,
-    chunk: Annotated[
-        int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
-    ] = 512,
+    chunk: Chunk = 512,
     others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import AS_TRAINED, Device, Dtype
+from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
@@ -21,12 +21,7 @@ def run(
         Path,
         typer.Argument(metavar="RUN", help="directory of a trained encoder, classifier or language model"),
     ],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
-        ),
-    ] = "-",
+    source: Texts = "-",
     pooling: Annotated[
         str | None,
         typer.Option(
@@ -63,9 +58,7 @@ def run(
             metavar="NAME|TEXT", help="what stands before the text of --like", show_default="as --prompt"
         ),
     ] = None,
-    chunk: Annotated[
-        int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
-    ] = 512,
+    chunk: Chunk = 512,
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import Device, Dtype, With
+from polyhead.cli.options import Chunk, Device, Dtype, Texts, With
 from polyhead.data.reading import chunks
 
 
@@ -16,16 +16,9 @@ def run(
     directory: Annotated[
         Path, typer.Argument(metavar="RUN", help="directory of a trained masked language model")
     ],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
-        ),
-    ] = "-",
+    source: Texts = "-",
     top: Annotated[int, typer.Option(min=1, help="tokens shown for a mask, the likeliest first")] = 5,
-    chunk: Annotated[
-        int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
-    ] = 64,
+    chunk: Chunk = 64,
     others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",

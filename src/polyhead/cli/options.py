@@ -8,6 +8,15 @@ import typer
 
 AS_TRAINED = "of the run"  # what holds where an option is not given
 
+Texts = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|TEXT", help="a file with a text a line, a text itself, or - for standard input"
+    ),
+]
+Chunk = Annotated[
+    int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
+]
 Temperature = Annotated[
     float | None, typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED)
 ]
