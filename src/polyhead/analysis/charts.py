@@ -6,7 +6,7 @@ Pixels count from the upper left corner; ``Scale`` is the one place where a valu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -133,18 +133,8 @@ def line_chart(
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" data-x="{numbers(x)}" data-y="{numbers(y)}" '
         f'aria-label="{escape(summary(curves, x_label, y_label))}">'
     ]
-    for value in y_ticks:
-        at = f"{y.at(value):.1f}"
-        parts.append(f'<line class="grid" x1="{x.start:.1f}" x2="{x.end:.1f}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick end" x="{x.start - 8:.1f}" y="{y.at(value) + 4:.1f}">{number(value)}</text>'
-        )
-    for value in x_ticks:
-        at = f"{x.at(value):.1f}"
-        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{y.start:.1f}" y2="{y.start + 5:.1f}"/>')
-        parts.append(f'<text class="tick middle" x="{at}" y="{y.start + 19:.1f}">{number(value)}</text>')
-    parts.append(
-        f'<line class="axis" x1="{x.start:.1f}" x2="{x.end:.1f}" y1="{y.start:.1f}" y2="{y.start:.1f}"/>'
+    parts += axes(
+        x, y, {value: number(value) for value in x_ticks}, {value: number(value) for value in y_ticks}
     )
     parts.append(f'<text class="label end" x="{x.end:.1f}" y="{height - 4}">{escape(x_label)}</text>')
     for i, curve in enumerate(curves):
@@ -153,6 +143,21 @@ def line_chart(
         if len(pixels) <= 24:
             parts += [f'<circle class="dot c{i}" cx="{a}" cy="{b}" r="3"/>' for a, b in pixels]
     return "".join([*parts, "</svg>"])
+
+
+def axes(x: Scale, y: Scale, x_ticks: Mapping[float, str], y_ticks: Mapping[float, str]) -> list[str]:
+    """The line at the bottom, and ticks with what is written at them: below it, and on lines of a grid to the left."""
+    bottom, parts = max(y.start, y.end), []
+    for value, text in y_ticks.items():
+        at = f"{y.at(value):.1f}"
+        parts.append(f'<line class="grid" x1="{x.start:.1f}" x2="{x.end:.1f}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="tick end" x="{x.start - 8:.1f}" y="{y.at(value) + 4:.1f}">{text}</text>')
+    for value, text in x_ticks.items():
+        at = f"{x.at(value):.1f}"
+        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom:.1f}" y2="{bottom + 5:.1f}"/>')
+        parts.append(f'<text class="tick middle" x="{at}" y="{bottom + 19:.1f}">{text}</text>')
+    ends = f'x1="{x.start:.1f}" x2="{x.end:.1f}"'
+    return [*parts, f'<line class="axis" {ends} y1="{bottom:.1f}" y2="{bottom:.1f}"/>']
 
 
 def numbers(scale: Scale) -> str:

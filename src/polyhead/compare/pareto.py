@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from polyhead.analysis.charts import Scale, number, ticks
+from polyhead.analysis.charts import Scale, axes, number, ticks
 from polyhead.compare import table
 from polyhead.compare.tasks.base import Measure
 
@@ -68,21 +68,10 @@ def pareto_chart(dots: Sequence[Dot], measure: Measure, cost: Cost, width: int, 
     parts = [
         f'<svg class="chart pareto" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(_summary(dots, measure, cost))}">'
     ]
-    for value in y_ticks:
-        at = f"{y.at(value):.1f}"
-        parts.append(f'<line class="grid" x1="{x.start:.1f}" x2="{x.end}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(value) + 4:.1f}">{number(value)}</text>'
-        )
     # as many figures as tell neighbours apart
     digits = next((n for n in (3, 4, 5, 6) if len({table.short(v, n) for v in x_ticks}) == len(x_ticks)), 7)
-    for value in x_ticks:
-        at = f"{x.at(value):.1f}"
-        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 5}"/>')
-        parts.append(
-            f'<text class="tick middle" x="{at}" y="{bottom + 19}">{table.short(value, digits)}</text>'
-        )
-    parts.append(f'<line class="axis" x1="{x.start:.1f}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+    at_x = {value: table.short(value, digits) for value in x_ticks}
+    parts += axes(x, y, at_x, {value: number(value) for value in y_ticks})
     parts.append(f'<text class="label end" x="{x.end}" y="{height - 3}">{escape(cost.title)}</text>')
     parts.append(
         f'<text class="label" x="{left + 6:.1f}" y="12">{escape(measure.title)}, better is up</text>'

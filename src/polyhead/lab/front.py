@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from polyhead.analysis.charts import Scale, log_ticks, number, powers
+from polyhead.analysis.charts import Scale, axes, log_ticks, number, powers
 from polyhead.analysis.scatter import place
 from polyhead.compare.pareto import Dot, frontier
 from polyhead.lab.result import Front
@@ -25,17 +25,8 @@ def front_chart(front: Front, width: int, height: int) -> str:
     parts = [
         f'<svg class="chart front" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(told(front))}">'
     ]
-    for mark in marks:
-        at = f"{y.at(mark):.1f}"
-        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{x.end}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick end" x="{left - 8:.1f}" y="{y.at(mark) + 4:.1f}">{said(mark, front.floor)}</text>'
-        )
-    for mark in (m for m in log_ticks(min(xs), max(xs)) if x.lo <= m <= x.hi):
-        at = f"{x.at(mark):.1f}"
-        parts.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 5}"/>')
-        parts.append(f'<text class="tick middle" x="{at}" y="{bottom + 19}">{number(mark)}</text>')
-    parts.append(f'<line class="axis" x1="{left:.1f}" x2="{x.end}" y1="{bottom}" y2="{bottom}"/>')
+    at_x = {mark: number(mark) for mark in log_ticks(min(xs), max(xs)) if x.lo <= mark <= x.hi}
+    parts += axes(x, y, at_x, {mark: said(mark, front.floor) for mark in marks})
     parts.append(f'<text class="label end" x="{x.end}" y="{height - 4}">{escape(front.x_label)}</text>')
     parts.append(
         f'<text class="label" x="{left + 6:.1f}" y="14">{escape(front.y_label)}, better is up</text>'
