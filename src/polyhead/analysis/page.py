@@ -74,9 +74,9 @@ def data(value: Any) -> str:
     return f'<script type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
 
 
-def asset(name: str) -> str:
-    """The text of a file that lies beside this one."""
-    return files("polyhead.analysis").joinpath(name).read_text(encoding="utf-8")
+def asset(name: str, package: str = "polyhead.analysis") -> str:
+    """The text of a file that lies in a package: beside this one, or beside another page."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def write(path: Path | str, text: str) -> Path:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from polyhead.analysis.page import Section, page, write
+from polyhead.analysis.page import Section, asset, page, write
 from polyhead.compare import table
 from polyhead.compare.curves import curves, pareto
 from polyhead.compare.plan import Plan
@@ -38,15 +37,10 @@ def write_page(path: Path, rows: Sequence[Row], plan: Plan) -> Path:
         lead(rows, plan),
         [section for section in sections if section.body],
         note(done),
-        style=asset("page.css") + palette(done),
-        script=asset("page.js"),
+        style=asset("page.css", "polyhead.compare") + palette(done),
+        script=asset("page.js", "polyhead.compare"),
     )
     return write(path, html)
-
-
-def asset(name: str) -> str:
-    """The text of a file that lies beside this one."""
-    return files("polyhead.compare").joinpath(name).read_text(encoding="utf-8")
 
 
 def lead(rows: Sequence[Row], plan: Plan) -> str:

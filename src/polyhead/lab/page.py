@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from importlib.resources import files
 
 from polyhead.analysis.charts import line_chart, number, thin
-from polyhead.analysis.page import Section, data, page
+from polyhead.analysis.page import Section, asset, data, page
 from polyhead.lab.dots import dot_chart
 from polyhead.lab.front import front_chart
 from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
@@ -28,9 +27,8 @@ def lab_page(result: Result, quick: bool, note: str) -> str:
     if quick:
         warning = '<p class="quick">Quick run: a fraction of the size, to see that it runs. Its verdicts mean nothing.</p>'
         sections[0] = sections[0]._replace(body=warning + sections[0].body)
-    html = page(result.title, result.lead, [section for section in sections if section.body], note)
-    style = files("polyhead.lab").joinpath("lab.css").read_text(encoding="utf-8")
-    return html.replace("</style>", f"{style}</style>", 1)
+    there = [section for section in sections if section.body]
+    return page(result.title, result.lead, there, note, style=asset("lab.css", "polyhead.lab"))
 
 
 def tally(several: Sequence[Claim]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from importlib.resources import files
 
 from polyhead.analysis.page import asset
 
@@ -56,15 +55,11 @@ def policy() -> str:
 
 
 def _style() -> str:
-    return asset("page.css") + _own("page.css")
+    return asset("page.css") + asset("page.css", "polyhead.serve")
 
 
 def _script() -> str:
-    return asset("page.js") + _own("page.js")
-
-
-def _own(name: str) -> str:
-    return files("polyhead.serve").joinpath(name).read_text(encoding="utf-8")
+    return asset("page.js") + asset("page.js", "polyhead.serve")
 
 
 def _hash(text: str) -> str:
