@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class H2OLayer(RowLayer):
     """(row, K, slot, D), in no order; one slot more than the budget, free between steps, holds the newest token until it
     is known which one goes."""
 
-    kept: ClassVar[dict[str, int]] = {"k": 0, "v": 0, "pos": -1, "score": 0}
+    kept: Mapping[str, int] = {"k": 0, "v": 0, "pos": -1, "score": 0}
 
     def __init__(self, shape: CacheShape, n_rows: int, slots: int, sink: int, recent: int) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class QuantizedCache(RowCache):
 class QuantizedLayer(RowLayer):
     """Packed groups (row, K, group, tokens / numbers a byte, D), what unpacks them, and a tail (row, K, tokens, D)."""
 
-    kept: ClassVar[dict[str, int]] = {
+    kept: Mapping[str, int] = {
         f"{name}{part}": 0 for name in ("k", "v") for part in ("", "_scale", "_zero", "_tail")
     }
 

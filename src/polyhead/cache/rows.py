@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -37,11 +37,11 @@ class Arrivals(NamedTuple):
 class RowLayer(ABC):
     """One layer's tensors with a row for each sequence; ``kept`` names them, and says what an empty row holds."""
 
-    kept: ClassVar[dict[str, int]] = {"k": 0, "v": 0}
+    kept: Mapping[str, int] = {"k": 0, "v": 0}
+    state: tuple[Tensor, ...] = ()
 
     def __init__(self) -> None:
         self.watcher: Watcher | None = None
-        self.state: tuple[Tensor, ...] = ()
         self.step: Any = None  # what the cache found out for all layers
 
     @property
@@ -167,7 +167,7 @@ def check_fits(length: int, max_len: int) -> None:
         )
 
 
-def lengthen(holder: object, kept: dict[str, int], n: int) -> None:
+def lengthen(holder: object, kept: Mapping[str, int], n: int) -> None:
     """So many rows more, empty ones, of the tensors that are kept."""
     for name, empty in kept.items():
         x = getattr(holder, name)

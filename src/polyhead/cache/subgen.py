@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -72,7 +71,7 @@ class SubGenLayer(RowLayer):
     """(row, K, slot, D): clusters in the order they began, then a ring of recent tokens, one longer than is kept between
     steps, so that the newest comes in before the oldest leaves."""
 
-    kept: ClassVar[dict[str, int]] = {"k": 0, "v": 0, "pos": -1, "count": 0}
+    kept: Mapping[str, int] = {"k": 0, "v": 0, "pos": -1, "count": 0}
 
     def __init__(self, shape: CacheShape, n_rows: int, recent: int, clusters: int, radius: float) -> None:
         super().__init__()
