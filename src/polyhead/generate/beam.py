@@ -20,8 +20,6 @@ from polyhead.generate.top import likeliest
 from polyhead.registry import Choice
 from polyhead.text.form.form import STUCK, Form
 
-__all__ = ["Beaming", "Beams", "EarlyStopping", "Hypothesis", "Wish", "beam_search"]
-
 EarlyStopping = bool | Literal["never"]
 
 

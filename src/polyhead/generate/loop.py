@@ -12,8 +12,6 @@ from polyhead.generate.search import check_drawn
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form
 
-__all__ = ["Token", "generate"]
-
 
 def generate(
     model: Decoder,
