@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from polyhead.analysis.recovered import Recovered, recovered
-from polyhead.data.rows import Ints, collate_rows
+from polyhead.data.arrays import Ints
+from polyhead.data.rows import collate_rows
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError

@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Ints = NDArray[Any]  # tokens, places, numbers of rows
+
 
 class FlatWriter:
     """Appends numbers to a .npy file; the header, which names their count, is completed at the end."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyhead.data.arrays import Ints
 from polyhead.data.store import PairStore
 from polyhead.nn.loss import IGNORED
 from polyhead.text.halves import Halves
 from polyhead.text.tokenizer import Tokenizer
-
-Ints = NDArray[Any]
 
 
 class Batch(NamedTuple):

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.conversations import ConversationReport, Conversations
 from polyhead.data.files import fingerprint
 from polyhead.data.reading import count
-from polyhead.data.rows import Ints, Rows
+from polyhead.data.rows import Rows
 from polyhead.errors import UserError
 from polyhead.nn.loss import IGNORED
 from polyhead.registry import CHAT, Choice

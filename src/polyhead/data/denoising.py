@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[Any]
+from polyhead.data.arrays import Ints
+
 Bools = NDArray[np.bool_]
 
 

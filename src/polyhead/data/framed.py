@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from polyhead.data.arrays import Ints
 from polyhead.errors import UserError
 from polyhead.text.frame import Around
 from polyhead.text.tokenizer import Tokenizer
-
-Ints = NDArray[Any]
 
 
 class Framed(NamedTuple):

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
-from polyhead.data.framed import FramedBatch, Ints, collate_framed, framed
+from polyhead.data.framed import FramedBatch, collate_framed, framed
 from polyhead.data.labelled import Labelled, LabelledReport
 from polyhead.data.reading import chunks, count
 from polyhead.text.tokenizer import Tokenizer

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from polyhead.data.arrays import Ints
 from polyhead.text.words import Words
 
-Ints = NDArray[Any]
 Bools = NDArray[np.bool_]
 MASKED, RANDOM = 0.8, 0.1  # of the tokens asked for; the rest stays (Devlin et al., 2018, sec. 3.1)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from polyhead.data.arrays import Ints
 from polyhead.data.token_store import TokenStore
 from polyhead.text.tokenizer import Tokenizer
 
-Ints = NDArray[Any]
 FRAME = 2  # special tokens about a piece: one begins it, one ends it
 
 

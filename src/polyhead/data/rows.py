@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from polyhead.data.arrays import Ints
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
 from polyhead.nn.loss import IGNORED
-
-Ints = NDArray[Any]
 
 
 class Rows(NamedTuple):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
@@ -18,7 +16,6 @@ from polyhead.data.reading import chunks, count
 from polyhead.errors import UserError
 from polyhead.text.tokenizer import Tokenizer
 
-Ints = NDArray[Any]
 LAYOUT = 1  # of the files of a cache; another number makes another cache
 CHUNK = 4096  # pairs tokenised at once
 DTYPES: dict[str, type[np.generic]] = {

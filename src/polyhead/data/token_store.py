@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyhead.data.arrays import flat_files, open_flat
+from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
 from polyhead.data.text import Text, TextReport
 from polyhead.text.tokenizer import Tokenizer
 
-Ints = NDArray[Any]
 LAYOUT = 2  # of the files of a cache; another number makes another cache
 DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "begins": np.int64}
 

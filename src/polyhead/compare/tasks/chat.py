@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from polyhead.compare.tasks.base import COMPARED, Words
 from polyhead.compare.tasks.language import piece
 from polyhead.compare.tasks.recovering import Recovering
+from polyhead.data.arrays import Ints
 from polyhead.data.conversation_store import ConversationStore
-from polyhead.data.rows import Ints, Rows
+from polyhead.data.rows import Rows
 from polyhead.train.tasks.chat import Chat, store_of
 
 

@@ -18,7 +18,7 @@ from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.compare.measure import counted, loss_and_ppl
 from polyhead.compare.significance import Floats, mean_of
 from polyhead.compare.tasks.base import Found, Measure, Piece, Words
-from polyhead.data.rows import Ints
+from polyhead.data.arrays import Ints
 from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from polyhead.analysis.recovered import Recovered
+from polyhead.data.arrays import Ints
 from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
-from polyhead.data.rows import Ints, Rows
+from polyhead.data.rows import Rows
 from polyhead.errors import UserError
 from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig

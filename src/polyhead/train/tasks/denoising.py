@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from polyhead.analysis.recovered import Recovered, recovered
+from polyhead.data.arrays import Ints
 from polyhead.data.batches import costliest, fill_rate, plan_epoch
 from polyhead.data.collate import Batch, collate_pairs
 from polyhead.data.denoising import (
@@ -21,7 +22,7 @@ from polyhead.data.denoising import (
     span_counts,
 )
 from polyhead.data.masking import drawn
-from polyhead.data.packing import Ints, Pieces, cut, documents
+from polyhead.data.packing import Pieces, cut, documents
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from polyhead.analysis.perplexity import perplexity
+from polyhead.data.arrays import Ints
 from polyhead.data.batches import deal
-from polyhead.data.rows import Ints, Rows, collate_rows, plan_rows
+from polyhead.data.rows import Rows, collate_rows, plan_rows
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig

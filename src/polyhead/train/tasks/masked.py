@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.analysis.recovered import Recovered, recovered
+from polyhead.data.arrays import Ints
 from polyhead.data.masking import drawn, mask_row
-from polyhead.data.packing import FRAME, Ints, Pack, collate_packs, cut, documents, plan_packs
+from polyhead.data.packing import FRAME, Pack, collate_packs, cut, documents, plan_packs
 from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
