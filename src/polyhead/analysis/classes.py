@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.analysis.class_metrics import class_measures
-from polyhead.data.batches import budget, plan_epoch
+from polyhead.data.batches import plan_reading
 from polyhead.data.framed import collate_framed, framed
 from polyhead.data.labelled import Example
 from polyhead.errors import UserError
@@ -121,8 +121,7 @@ def _logits(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens:
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
     out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
     device = next(model.parameters()).device
-    widest = budget(batch_tokens, lengths)
-    for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
+    for batch in plan_reading(lengths, lengths, batch_tokens):
         given = collate_framed(
             [rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id
         )

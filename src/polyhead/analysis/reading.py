@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.data.batches import budget, plan_epoch
+from polyhead.data.batches import plan_reading
 from polyhead.data.framed import Framed, collate_framed
 from polyhead.text.tokenizer import Tokenizer
 
@@ -20,9 +20,8 @@ def read(
 ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
     """By a model with an encoder: the numbers of some rows, their vectors (B, T, C) and their positions (B, T), batch by batch in any order."""
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
-    widest = budget(batch_tokens, lengths)
     device = next(model.parameters()).device
-    for batch in plan_epoch(lengths, lengths, max_tokens=widest, seed=0, epoch=0):
+    for batch in plan_reading(lengths, lengths, batch_tokens):
         chosen = [rows[i] for i in batch]
         given: Any = collate_framed(
             [row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id

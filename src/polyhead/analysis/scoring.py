@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.data.batches import budget, plan_epoch
+from polyhead.data.batches import plan_reading
 from polyhead.errors import UserError
 from polyhead.generate.frame import Frame
 from polyhead.generate.padding import pad
@@ -92,9 +92,8 @@ def _batched(
     score: Callable[[Sequence[T]], list[PairScore]],
 ) -> list[PairScore]:
     """Scores in the order of the items, computed in batches of items of like length."""
-    widest = budget(batch_tokens, a, b)
     scores: dict[int, PairScore] = {}
-    for rows in plan_epoch(a, b, max_tokens=widest, seed=0, epoch=0):
+    for rows in plan_reading(a, b, batch_tokens):
         scores |= zip(rows.tolist(), score([items[i] for i in rows]), strict=True)
     return [scores[i] for i in range(len(items))]
 

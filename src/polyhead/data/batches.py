@@ -44,11 +44,12 @@ def plan_epoch(
     return [batches[i] for i in np.argsort(bits.random_raw(len(batches)), kind="stable")]
 
 
-def budget(batch_tokens: int, *lengths: Ints) -> int:
-    """Tokens of a batch that is only read: so many, or as many as the longest row has."""
+def plan_reading(source_lengths: Ints, target_lengths: Ints, batch_tokens: int) -> list[Ints]:
+    """The same for rows that are only read, in batches of so many tokens, or as many as the longest row has."""
     if batch_tokens < 1:
         raise UserError(f"batch_tokens is {batch_tokens}; wanted 1 or more")
-    return max(batch_tokens, *(int(side.max(initial=1)) for side in lengths))
+    widest = max(batch_tokens, *(int(side.max(initial=1)) for side in (source_lengths, target_lengths)))
+    return plan_epoch(source_lengths, target_lengths, max_tokens=widest, seed=0, epoch=0)
 
 
 def fill_rate(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> float:
