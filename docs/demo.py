@@ -1,8 +1,12 @@
-"""A still picture for a README: how the loss fell, and what one head looks at. One SVG file with its own ground."""
+"""Draws docs/demo.svg from a run of the demo: how the loss fell, and what one head looks at while it translates a text.
+
+python docs/demo.py runs/demo "a text"
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,10 +14,13 @@ from typing import Any
 
 from polyhead.analysis.charts import line_chart
 from polyhead.analysis.heat_map import AttentionMap, heat_map
-from polyhead.analysis.page import asset, write
+from polyhead.analysis.page import write
 from polyhead.analysis.report import curves
 from polyhead.errors import UserError
+from polyhead.loading import load
+from polyhead.train.reporting import read_metrics
 
+HERE = Path(__file__).parent
 CHART_WIDTH, MARGIN, HEAD = 460, 24, 62
 
 
@@ -42,7 +49,7 @@ def write_figure(
     )
     svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total[0]} {total[1]}" \
 width="{total[0]}" height="{total[1]}" role="img" aria-label="Loss by step, and {escape(attention.kind)}">
-<style>{asset("figure.css")}</style>
+<style>{(HERE / "demo.css").read_text(encoding="utf-8")}</style>
 <rect class="ground" x="0.5" y="0.5" width="{total[0] - 1}" height="{total[1] - 1}" rx="12"/>
 <text class="title" x="{MARGIN + 14}" y="32">Loss</text>{legend}
 <text class="title" x="{right}" y="32">{escape(attention.kind.capitalize())}</text>
@@ -66,4 +73,13 @@ def placed(svg: str, x: int, y: int, width: int, height: int) -> str:
     return (
         bare.replace("<svg", f'<svg x="{x}" y="{y}" width="{width}" height="{height}"', 1)
         + svg[svg.index(">") :]
+    )
+
+
+if __name__ == "__main__":
+    run, text = Path(sys.argv[1]), sys.argv[2]
+    print(
+        write_figure(
+            HERE / "demo.svg", read_metrics(run / "metrics.jsonl"), load(run).attention_maps(text)["cross"]
+        )
     )
