@@ -8,8 +8,8 @@ import torch
 
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, design, first_curves, losses, trained
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import Learned, design, loss_dots, loss_plot, losses, slowness, slowness_dots, trained
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, bytes_per_token
 from polyhead.lab.tasks import copying, recall
 from polyhead.lab.verdict import above, all_of, less, said
@@ -27,9 +27,7 @@ def heads(bench: Bench) -> Result:
     """One head against many, and MHA against GQA and MQA: quality, bytes of the cache, decoding speed."""
     runs = {task: trainings(bench, task) for task in TASKS}
     loss = {task: losses(cells) for task, cells in runs.items()}
-    slow = {
-        task: {name: [r.slowness for r in rs] for name, rs in cells.items()} for task, cells in runs.items()
-    }
+    slow = {task: slowness(cells) for task, cells in runs.items()}
     parameters = {
         name: sum(p.numel() for p in rs[0].model.parameters()) for name, rs in runs["recall"].items()
     }
@@ -85,26 +83,9 @@ def heads(bench: Bench) -> Result:
             all_of(above(r, 1.0) for r in faster.values()),
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = []
-    for task, means in loss.items():
-        figures.append(Dots(f"Held-out loss, {task}", "nats a token", means, SEEDS))
-    for task, means in slow.items():
-        figures.append(
-            Dots(
-                f"How fast it learns: mean loss over training, {task}",
-                "nats a token",
-                means,
-                "Low for who learns early.",
-            )
-        )
-    figures.append(
-        Plot(
-            "Training loss, recall (first seed)",
-            "step",
-            first_curves(runs["recall"]),
-            from_zero=True,
-        )
-    )
+    figures: list[Plot | Dots | Table] = [loss_dots(task, means) for task, means in loss.items()]
+    figures += [slowness_dots(task, means) for task, means in slow.items()]
+    figures.append(loss_plot("recall", runs["recall"]))
     figures.append(
         Dots(
             f"One decoding step over {context:,} cached tokens",

@@ -19,6 +19,7 @@ from polyhead.config import ModelConfig
 from polyhead.data.collate import Batch
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import Bench
+from polyhead.lab.result import SEEDS, Dots, Plot
 from polyhead.lab.tasks import Problem
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
@@ -131,6 +132,27 @@ def losses(runs: Mapping[str, Sequence[Learned]]) -> dict[str, list[float]]:
 def first_curves(runs: Mapping[str, Sequence[Learned]]) -> list[Curve]:
     """The training loss of the first seed of every design, if it has one."""
     return [Curve(name, seeds[0].curve) for name, seeds in runs.items() if seeds[0].curve]
+
+
+def slowness(runs: Mapping[str, Sequence[Learned]]) -> dict[str, list[float]]:
+    """The mean loss over training of every seed."""
+    return {name: [run.slowness for run in seeds] for name, seeds in runs.items()}
+
+
+def loss_dots(of: str, loss: Mapping[str, Sequence[float]]) -> Dots:
+    """Where designs have come to."""
+    return Dots(f"Held-out loss, {of}", "nats a token", loss, SEEDS)
+
+
+def slowness_dots(of: str, slow: Mapping[str, Sequence[float]]) -> Dots:
+    """How soon."""
+    title = f"How fast it learns: mean loss over training, {of}"
+    return Dots(title, "nats a token", slow, "Low for who learns early.")
+
+
+def loss_plot(of: str, runs: Mapping[str, Sequence[Learned]]) -> Plot:
+    """The way there."""
+    return Plot(f"Training loss, {of} (first seed)", "step", first_curves(runs), from_zero=True)
 
 
 @dataclass

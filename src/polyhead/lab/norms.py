@@ -10,8 +10,8 @@ import torch
 
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, backward, design, first_curves, losses, sized, trained
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import Learned, backward, design, loss_dots, loss_plot, losses, sized, trained
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import PAD, START, copying
 from polyhead.lab.verdict import alike, all_of, below, less, said
 from polyhead.models.build import build
@@ -92,25 +92,9 @@ def norms(bench: Bench) -> Result:
             told < ROUNDING,
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
-        Dots(
-            f"Held-out loss, {name}",
-            "nats a token",
-            {norm: cells[norm] for norm in NORMS},
-            SEEDS,
-        )
-        for name, cells in loss.items()
-    ]
+    figures: list[Plot | Dots | Table] = [loss_dots(name, cells) for name, cells in loss.items()]
     figures.append(Dots(f"Held-out loss, full rows, {DEEP}+{DEEP} layers", "nats a token", deep))
-    figures += [
-        Plot(
-            f"Training loss, {name} (first seed)",
-            "step",
-            first_curves(cells),
-            from_zero=True,
-        )
-        for name, cells in runs.items()
-    ]
+    figures += [loss_plot(name, cells) for name, cells in runs.items()]
     figures.append(
         Dots("A training step", "milliseconds", {norm: [1e3 * t for t in taken[norm]] for norm in NORMS},
              "A small dot a round; the norms ran in turns.")

@@ -12,7 +12,7 @@ from polyhead.config import ModelConfig
 from polyhead.data.collate import Batch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import HELD_OUT, Learned, backward, design, first_curves, learn, sized
+from polyhead.lab.learn import HELD_OUT, Learned, backward, design, first_curves, learn, sized, slowness
 from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
 from polyhead.lab.stepping import Stepper
 from polyhead.lab.tasks import FIRST, Problem, copying, recall
@@ -54,7 +54,7 @@ def recurrence(bench: Bench) -> Result:
         n: capacity(bench, n, steps) for n in bench.size((4, 12), (4,))
     }
     near_far = {name: [by_distance(run.model, bench.size(8, 1)) for run in rs] for name, rs in runs.items()}
-    slow = {name: [run.slowness for run in rs] for name, rs in runs.items()}
+    slow = slowness(runs)
     right = {name: [run.accuracy for run in rs] for name, rs in runs.items()}
     bench.say("recall measured; now speeds")
     lengths = bench.size([16, 64, 256], [4, 8])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, first_curves, losses, trained
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.learn import Learned, design, loss_dots, loss_plot, losses, slowness, slowness_dots, trained
+from polyhead.lab.result import Claim, Dots, Plot, Result, Table
 from polyhead.lab.tasks import copying, recall
 from polyhead.lab.verdict import all_of, less, said
 from polyhead.registry import Choice
@@ -19,9 +19,7 @@ def tied(bench: Bench) -> Result:
     """Queries, keys and values from one, two or three projections: quality and parameters."""
     runs = {task: trainings(bench, task) for task in TASKS}
     loss = {task: losses(cells) for task, cells in runs.items()}
-    slow = {
-        task: {tie: [r.slowness for r in rs] for tie, rs in cells.items()} for task, cells in runs.items()
-    }
+    slow = {task: slowness(cells) for task, cells in runs.items()}
     parameters = {tie: sum(p.numel() for p in rs[0].model.parameters()) for tie, rs in runs["recall"].items()}
     matrices = {tie: projections(rs[0]) for tie, rs in runs["recall"].items()}
 
@@ -61,32 +59,10 @@ def tied(bench: Bench) -> Result:
         claim("qkv", "One projection for all three (Q=K=V) does not hurt.", "left open by the literature"),
     ]
     figures: list[Plot | Dots | Table] = [
-        Dots(
-            f"Held-out loss, {task}",
-            "nats a token",
-            {TIES[tie]: cells[tie] for tie in TIES},
-            SEEDS,
-        )
-        for task, cells in loss.items()
+        loss_dots(task, {TIES[tie]: cells[tie] for tie in TIES}) for task, cells in loss.items()
     ]
-    figures += [
-        Dots(
-            f"How fast it learns: mean loss over training, {task}",
-            "nats a token",
-            {TIES[tie]: cells[tie] for tie in TIES},
-            "Low for who learns early.",
-        )
-        for task, cells in slow.items()
-    ]
-    figures += [
-        Plot(
-            f"Training loss, {task} (first seed)",
-            "step",
-            first_curves({TIES[tie]: cells[tie] for tie in TIES}),
-            from_zero=True,
-        )
-        for task, cells in runs.items()
-    ]
+    figures += [slowness_dots(task, {TIES[tie]: cells[tie] for tie in TIES}) for task, cells in slow.items()]
+    figures += [loss_plot(task, {TIES[tie]: cells[tie] for tie in TIES}) for task, cells in runs.items()]
     figures.append(
         Table(
             "All numbers",
