@@ -213,9 +213,13 @@ class ModelSection(Checked):
         try_layers(self)
         return self
 
+    def turn(self, layer: int) -> LayerParts:
+        """What a layer has in place of what is common to all."""
+        return self.pattern[layer % len(self.pattern)] if self.pattern else LayerParts()
+
     def at(self, layer: int) -> Self:
         """The config that a layer is built from: with the block and attention of its turn in the pattern."""
-        parts = self.pattern[layer % len(self.pattern)] if self.pattern else LayerParts()
+        parts = self.turn(layer)
         own = {"block": parts.block, "attention": parts.attention}
         return self.model_copy(update={name: choice for name, choice in own.items() if choice is not None})
 
@@ -229,7 +233,7 @@ class ModelSection(Checked):
 
     def position_of(self, layer: int, common: Any, causal: bool) -> Any:
         """The position scheme of a layer: that of its turn in the pattern, else the common one."""
-        choice = self.pattern[layer % len(self.pattern)].position if self.pattern else None
+        choice = self.turn(layer).position
         return common if choice is None else POSITION.build(choice, self.shape(causal))
 
     def shape(self, causal: bool) -> Shape:

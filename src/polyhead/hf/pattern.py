@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from polyhead.config import LayerParts, ModelConfig
+from polyhead.config import ModelConfig
 from polyhead.hf.given import Given
 from polyhead.registry import Choice
 
@@ -35,8 +35,7 @@ def turn(layers: Sequence[T]) -> list[T]:
 
 def part(config: ModelConfig, field: str, layer: int) -> Choice:
     """The attention or position of a layer: of its turn in the pattern, or the one that all have."""
-    parts = config.pattern[layer % len(config.pattern)] if config.pattern else LayerParts()
-    choice: Choice = getattr(parts, field) or getattr(config, field)
+    choice: Choice = getattr(config.turn(layer), field) or getattr(config, field)
     return choice
 
 

@@ -165,9 +165,8 @@ def _transformer(
 
 
 def _self_attention(config: ModelConfig, i: int, own: Reach, shape: Shape, cross: bool) -> list[Work]:
-    turn = config.pattern[i % len(config.pattern)] if config.pattern else None
     choice = config.decoder_attention if cross and config.decoder_attention else config.at(i).attention
-    position = config.position if turn is None or turn.position is None else turn.position
+    position = config.turn(i).position or config.position
     known(POSITIONS, position)
     return attention(choice, position, shape, own)
 
