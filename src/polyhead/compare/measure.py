@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyhead.analysis.sizes import hollow
 from polyhead.cache.make import make_cache
 from polyhead.compare.tasks.base import Piece
 from polyhead.models import CausalLM, Model, Seq2Seq
-from polyhead.models.build import model_class
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
@@ -34,9 +34,7 @@ ENOUGH = 8192  # tokens after which a unit that was never active is called dead
 def parameters(recipe: Recipe, vocab_size: int, labels: Sequence[str] = ()) -> int:
     """How many the model has, without any memory for them."""
     config = recipe.model.with_vocabulary(vocab_size, labels)
-    with torch.device("meta"):
-        model = model_class(config)(config)
-    return sum(p.numel() for p in model.parameters())
+    return sum(p.numel() for p in hollow(config).parameters())
 
 
 @torch.no_grad()
