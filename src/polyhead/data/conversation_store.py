@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,23 +71,14 @@ class ConversationStore:
         share = [conversations.share, conversations.held]
         settings = [LAYOUT, prints, tokenizer.sha256, share, chat.written(), max_len]
         directory, format = home(cache, "chat", settings), CHAT.build(chat)
-
-        def write(temporary: Path) -> ConversationReport:
-            report = ConversationReport(conversations.where)
-            _write(temporary, conversations, format, tokenizer, max_len, report)
-            return report
-
+        write = partial(_write, conversations, format, tokenizer, max_len)
         return cls(directory, whole(directory, DTYPES, ConversationReport, write))
 
 
 def _write(
-    directory: Path,
-    conversations: Conversations,
-    format: ChatFormat,
-    tokenizer: Tokenizer,
-    max_len: int,
-    report: ConversationReport,
-) -> None:
+    conversations: Conversations, format: ChatFormat, tokenizer: Tokenizer, max_len: int, directory: Path
+) -> ConversationReport:
+    report = ConversationReport(conversations.where)
     with flat_files(directory, DTYPES) as out:
         out["offsets"].append([0])
         for place, messages in conversations.read(report):
@@ -110,6 +102,7 @@ def _write(
         raise UserError(f"no usable conversation in {report}")
     if 2 * report.broken > report.read:
         raise UserError(f"most lines are broken: {report}")
+    return report
 
 
 def _fitting(

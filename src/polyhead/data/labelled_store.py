@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -72,23 +73,14 @@ class LabelledStore:
         rows = [labelled.format, labelled.text, labelled.label, labelled.share, labelled.held]
         settings = [LAYOUT, prints, tokenizer.sha256, rows, list(labels), max_len]
         directory = home(cache, "labelled", settings)
-
-        def write(temporary: Path) -> LabelledReport:
-            report = LabelledReport(labelled.where)
-            _write(temporary, labelled, labels, tokenizer, max_len, report)
-            return report
-
+        write = partial(_write, labelled, labels, tokenizer, max_len)
         return cls(directory, whole(directory, DTYPES, LabelledReport, write))
 
 
 def _write(
-    directory: Path,
-    labelled: Labelled,
-    labels: Sequence[str],
-    tokenizer: Tokenizer,
-    max_len: int,
-    report: LabelledReport,
-) -> None:
+    labelled: Labelled, labels: Sequence[str], tokenizer: Tokenizer, max_len: int, directory: Path
+) -> LabelledReport:
+    report = LabelledReport(labelled.where)
     numbers = {label: number for number, label in enumerate(labels)}
     with flat_files(directory, DTYPES) as out:
         out["offsets"].append([0])
@@ -105,3 +97,4 @@ def _write(
             out["seconds"].append([row.second for row in rows])
             out["labels"].append([numbers[example.label] for example in chunk])
             out["lines"].append([example.line for example in chunk])
+    return report

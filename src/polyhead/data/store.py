@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -79,16 +80,12 @@ class PairStore:
             "columns": [corpus.source, corpus.target],
         }
         directory = home(cache, "pairs", settings)
-
-        def write(temporary: Path) -> CorpusReport:
-            report = CorpusReport(corpus.where)
-            _write(temporary, corpus, tokenizer, max_len, report)
-            return report
-
+        write = partial(_write, corpus, tokenizer, max_len)
         return cls(directory, whole(directory, DTYPES, CorpusReport, write), max_len)
 
 
-def _write(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, report: CorpusReport) -> None:
+def _write(corpus: Corpus, tokenizer: Tokenizer, max_len: int, directory: Path) -> CorpusReport:
+    report = CorpusReport(corpus.where)
     with flat_files(directory, DTYPES) as out:
         for side in ("source", "target"):
             out[f"{side}_offsets"].append([0])
@@ -106,6 +103,7 @@ def _write(directory: Path, corpus: Corpus, tokenizer: Tokenizer, max_len: int, 
             out["lines"].append([pair.line for pair, _, _ in rows])
         if not report.kept:
             raise UserError(f"no usable pair in {report} (max_len is {max_len} tokens)")
+    return report
 
 
 def _fits(pair: Pair, source: list[int], target: list[int], max_len: int, report: CorpusReport) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,16 +46,12 @@ class TokenStore:
             *([text.columns] if text.columns else []),
         ]
         directory = home(cache, "text", settings)
-
-        def write(temporary: Path) -> TextReport:
-            report = TextReport(text.where)
-            _write(temporary, text, tokenizer, report)
-            return report
-
+        write = partial(_write, text, tokenizer)
         return cls(directory, whole(directory, DTYPES, TextReport, write))
 
 
-def _write(directory: Path, text: Text, tokenizer: Tokenizer, report: TextReport) -> None:
+def _write(text: Text, tokenizer: Tokenizer, directory: Path) -> TextReport:
+    report = TextReport(text.where)
     with flat_files(directory, DTYPES) as out:
         mark = [tokenizer.eos_id] if text.marked else []
         begins = True
@@ -65,3 +62,4 @@ def _write(directory: Path, text: Text, tokenizer: Tokenizer, report: TextReport
             out["ids"].append(tokenizer.encode([piece.text])[0])
             begins = piece.last
         out["ids"].append(mark)
+    return report
