@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Score
 from polyhead.analysis.report import write_report
 from polyhead.data.cldr import find_locale, write_corpus
@@ -159,11 +158,6 @@ def spread(texts: Sequence[str], n: int) -> list[int]:
     return [order[(2 * i + 1) * len(order) // (2 * n)] for i in range(n)]
 
 
-def attention_map(run: Run, text: str) -> AttentionMap:
-    """Where the decoder looks while it translates a text."""
-    return run.attention_maps(text)["cross"]
-
-
 def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -> Path:
     """report.html: numbers, curves, the examples shown and every mistake, attention of the examples."""
     metrics = read_metrics(recipe.out / "metrics.jsonl")
@@ -179,7 +173,7 @@ def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -
         facts(run, recipe, judged, metrics),
         metrics,
         judged.examples([*shown, *wrong]),
-        [attention_map(run, judged.sources[row]) for row in reversed(shown)],
+        [run.attention_maps(judged.sources[row])["cross"] for row in reversed(shown)],
         lead=f"{judged.right} of {n} held-out texts came out exactly like their reference. The examples below are "
         f"{len(shown)} of all lengths, and all mistakes among the rest.",
     )
