@@ -48,11 +48,11 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def directory_place(path: Path, option: str = "--out") -> Path:
+def directory_place(path: Path) -> Path:
     """Files may be written into this directory, which need not be there yet."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{option} {path} is a file; give a directory")
-    _check_above(path / "any", option)
+        raise UserError(f"--out {path} is a file; give a directory")
+    _check_above(path / "any", "--out")
     return path
 
 

@@ -103,19 +103,19 @@ def _bytes(choice: Choice, shape: CacheShape, rows: int, length: int) -> tuple[i
     return cache.nbytes - of_layers, of_layers
 
 
-def source_bytes(config: ModelConfig, source: int, itemsize: int = 4) -> int:
-    """What the layers of a decoder keep of a source of that many tokens, for each row and besides its cache.
+def source_bytes(config: ModelConfig, source: int) -> int:
+    """What the layers of a decoder keep of a source of that many tokens in fp32, for each row and besides its cache.
 
     Keys and values; with linear attention to the source sums of a constant size, in a recurrent layer where it begins.
     """
     with weightless(), torch.inference_mode():
         memory = model_class(config)(config).eval().encode(torch.zeros(1, source, dtype=torch.int64))  # type: ignore[operator]
-        return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * itemsize
+        return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * 4
 
 
-def by_heads(config: ModelConfig, depth: int, itemsize: int = 4) -> dict[int, int]:
-    """Bytes of keys and values a token in so many layers, by n_kv_heads: of all heads, a group of every size that divides
-    them, one alone."""
+def by_heads(config: ModelConfig, depth: int) -> dict[int, int]:
+    """Bytes of keys and values a token in so many layers in fp32, by n_kv_heads: of all heads, a group of every size that
+    divides them, one alone."""
     shape = config.shape(causal=True)
-    each = depth * (shape.head_dim + shape.v_head_dim) * itemsize
+    each = depth * (shape.head_dim + shape.v_head_dim) * 4
     return {n: n * each for n in range(shape.n_heads, 0, -1) if shape.n_heads % n == 0}
