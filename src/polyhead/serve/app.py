@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 
 from polyhead.serve.bodies import read
 from polyhead.serve.call import Call, Gone, Receive, Scope, Send
@@ -59,7 +60,7 @@ class App:
             raise Refusal(503, "shutting_down", "the service is shutting down", headers={"retry-after": "5"})
         body, call.warnings = read(route.body, given, self.service.limits, self.service.strict)
         self.service.named(body.model)
-        work = asyncio.ensure_future(self._timely(call, route.does(self.service, call, body)))
+        work = asyncio.ensure_future(self._timely(route.does(self.service, call, body)))
         leaves = asyncio.ensure_future(call.gone())
         self.active.add(work)
         try:
@@ -83,11 +84,11 @@ class App:
             leaves.cancel()
             self.active.discard(work)
 
-    async def _timely(self, call: Call, work: object) -> None:
+    async def _timely(self, work: Awaitable[None]) -> None:
         seconds = self.service.limits.request_time
         try:
             async with asyncio.timeout(seconds):
-                await work  # type: ignore[misc]
+                await work
         except TimeoutError:
             self.service.meters.aborted.labels("deadline").inc()
             raise Refusal(
