@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class SubGenCache(RowCache):
         ]
 
     def used(self) -> int:
-        return sum(layer.used(self.lengths) for layer in self.layers)
+        return sum(layer.used() for layer in self.layers)
 
 
 class SubGenLayer(RowLayer):
@@ -83,7 +83,7 @@ class SubGenLayer(RowLayer):
         self.count = torch.zeros_like(self.pos, dtype=torch.float32)
         self.slot = (shape.head_dim + shape.v_dim) * shape.dtype.itemsize + 8 + 4
 
-    def used(self, lengths: Sequence[int]) -> int:
+    def used(self) -> int:
         return int((self.pos >= 0).sum()) * self.slot
 
     @torch.no_grad()
