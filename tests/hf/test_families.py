@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -299,6 +300,26 @@ def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path
             if dtype != "bf16"
             else (torch.equal(tensor.view(torch.int16), after[key].view(torch.int16)))
         )
+
+
+OLDER = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+
+
+@pytest.mark.parametrize("case", [case for case in ALL if "'rope_parameters': {'rope_" in str(case)])
+def test_readers_of_the_older_keys_find_theta_and_its_scaling(case: Case, tmp_path: Path) -> None:
+    """Those before transformers 5 know no rope_parameters, and would take 10,000 and no scaling."""
+    config = make(tmp_path / "a", case.config, **case.sizes).config
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    arguments = ["--to", "hf", "--family", config.model_type]
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
+    found, given = json.loads((tmp_path / "b/config.json").read_text()), config.rope_parameters
+    theta = "rotary_emb_base" if config.model_type == "gpt_neox" else "rope_theta"
+    assert found[theta] == given["rope_theta"]
+    if config.model_type == "gpt_neox":
+        return
+    kind = {} if given["rope_type"] == "default" else {"rope_type": given["rope_type"]}
+    wanted = kind | {key: given[key] for key in OLDER if key in given}
+    assert (found["rope_scaling"] or {}) == wanted
 
 
 @pytest.mark.parametrize("case", ALL)

@@ -126,7 +126,7 @@ def said(config: ModelConfig) -> dict[str, Any]:
 
 
 def rope_said(options: dict[str, Any]) -> dict[str, Any]:
-    """Both forms of theta, the one of today and the one that older readers know."""
+    """Theta and its scaling in both forms, the one of today and the one that older readers know."""
     theta, scaling = options.get("theta", 10000.0), options.get("scaling", "none")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if scaling in ("linear", "yarn", "llama3"):
@@ -135,7 +135,12 @@ def rope_said(options: dict[str, Any]) -> dict[str, Any]:
         parameters["original_max_position_embeddings"] = options["original_len"]
     if scaling == "llama3":
         parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return {"rope_theta": theta, "rope_parameters": parameters}
+    old = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    return {
+        "rope_theta": theta,
+        "rope_scaling": None if scaling == "none" else old,
+        "rope_parameters": parameters,
+    }
 
 
 def attention(given: Given, **options: Any) -> dict[str, Any]:
