@@ -87,7 +87,11 @@ def parse_part(text: str) -> Any:
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise UserError(f"{show(text)}: expected name,option=value, e.g. window,window=256,sink=4")
-        part[key.strip()] = parse(value)
+        try:
+            part[key.strip()] = parse(value)
+        except UserError as error:
+            wanted = f"{{name: {name.strip()}, {key.strip()}: '...'}}"
+            raise UserError(f"{show(option)}: {error}; what has commas or brackets is written {wanted}") from None
     return part
 
 

@@ -1,0 +1,76 @@
+"""``--form`` of the verbs that write: what is said has it, and what is no form is one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from polyhead import Choice, ModelConfig, build
+from polyhead.cli import main
+from polyhead.recipe import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.learn import train_tokenizer
+
+TEXTS = ["ein hund bellt .", "a dog barks 0123456789", "User: Assistant: System:"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = train_tokenizer(TEXTS * 20, Choice("bpe"), 300)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 128}
+    model = build(ModelConfig(kind="decoder", vocab_size=tokenizer.vocab_size, **sizes), seed=3).eval()
+    where = tmp_path_factory.mktemp("form")
+    Run(model, tokenizer, GenerationConfig(max_new_tokens=90, chat=Choice("plain"))).save(where / "run")
+    schema = {"type": "object", "properties": {"age": {"enum": [3, 33]}}, "required": ["age"]}
+    (where / "dog.json").write_text(json.dumps(schema | {"additionalProperties": False}))
+    (where / "broken.json").write_text("{")
+    return where
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ("{name: regex, pattern: '[0-9]{2,4}'}", "[0-9]{2,4}"),
+        ('regex,pattern="[0-9]{3}"', "[0-9]{3}"),
+        ("{name: choice, among: [yes, no]}", "yes|no"),
+        ("json,schema=dog.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
+    ],
+)
+def test_what_is_said_has_it(
+    form: str, wanted: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    for options in ([], ["--speculate", "lookup"], ["--beam-size", "3"]):
+        assert main(["generate", "run", "dog: ", "--form", form, *options]) == 0
+        assert re.fullmatch(f"dog: ({wanted})\n", capsys.readouterr().out)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
+    assert main(["chat", "run", "--form", form]) == 0
+    assert re.fullmatch(f"({wanted})\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, json, regex"),
+        ("regex", "form: form 'regex' needs the option 'pattern'"),
+        ("regex,pattern=[0-9]{2,4}", "'pattern=[0-9]{2': line 1, column 6: expected '<document start>', but found '{'; what has commas or brackets is written {name: regex, pattern: '...'}"),
+        ("{name: regex, pattern: '['}", "form 'regex': unclosed character class"),
+        ("{name: choice, among: [true]}", "form: among of form 'choice'"),
+        ("json,schema=nowhere.json", "form: schema of form 'json': nowhere.json: No such file or directory"),
+        ("json,schema=broken.json", "form: schema of form 'json': broken.json is no JSON: Expecting"),
+    ],
+)  # fmt: skip
+def test_what_is_no_form_is_told_in_a_line(
+    form: str, message: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    assert main(["generate", "run", "a dog", "--form", form]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"polyhead: {message}") and told.err.count("\n") == 1 and not told.out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
+    main(["chat", "run", "--form", form])  # goes on to the next question after some mistakes
+    assert message in capsys.readouterr().err
