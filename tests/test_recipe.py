@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polyhead import Choice
+from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
 from polyhead.registry import CACHE, POSITION
@@ -365,3 +367,23 @@ def test_settings_given_as_objects_are_those_given_as_keys(
         Recipe(task=task, data=data, train=TrainConfig(steps=1, label_smoothing=0.3)).train.label_smoothing
         == 0.3
     )
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        ("choice,among=[yes,no]", {"name": "choice", "among": ["yes", "no"]}),
+        ('choice,among=["a, b", c]', {"name": "choice", "among": ["a, b", "c"]}),
+        ('regex,pattern="[0-9]{2,3}"', {"name": "regex", "pattern": "[0-9]{2,3}"}),
+        ("regex,pattern=a,b", {"name": "regex", "pattern": "a,b"}),
+        ("json,schema={type: object, required: [a, b]}", {"name": "json", "schema": {"type": "object", "required": ["a", "b"]}}),
+        ("h2o,budget=256, recent=4", {"name": "h2o", "budget": 256, "recent": 4}),
+    ],
+)  # fmt: skip
+def test_a_comma_in_a_value_of_a_part_is_its_own(short: str, whole: dict[str, Any]) -> None:
+    assert parse_part(short) == whole
+
+
+def test_a_value_of_a_part_that_is_not_yaml_is_told_with_its_option() -> None:
+    with pytest.raises(UserError, match=r"^regex,pattern=\[0-9\]\{2\}: line 1, column 6: expected"):
+        parse_part("regex,pattern=[0-9]{2}")

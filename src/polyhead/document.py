@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from polyhead.errors import UserError, nearest, section, show
+from polyhead.errors import UserError, at, nearest, section, show
 from polyhead.registry import Choice
 
 MAX_BYTES = 1_000_000
@@ -77,21 +77,24 @@ def parse(text: str) -> Any:
         raise UserError("nested too deeply") from None
 
 
+_OPTION = re.compile(r",(?=\s*\w+\s*=)")
+
+
 def parse_part(text: str) -> Any:
-    """A part as it is typed on a command line: ``h2o,budget=256`` is short for ``{name: h2o, budget: 256}``."""
+    """A part as it is typed on a command line: ``h2o,budget=256`` is short for ``{name: h2o, budget: 256}``.
+
+    A comma that no ``option=`` comes behind is part of a value: ``choice,among=[red, blue]``.
+    """
     name, comma, options = text.partition(",")
     if not comma or text.lstrip().startswith("{"):
         return parse(text)
     part = {"name": name.strip()}
-    for option in options.split(","):
+    for option in _OPTION.split(options):
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise UserError(f"{show(text)}: expected name,option=value, e.g. window,window=256,sink=4")
-        try:
+        with at(f"{part['name']},{key.strip()}={value}"):
             part[key.strip()] = parse(value)
-        except UserError as error:
-            wanted = f"{{name: {name.strip()}, {key.strip()}: '...'}}"
-            raise UserError(f"{show(option)}: {error}; what has commas or brackets is written {wanted}") from None
     return part
 
 

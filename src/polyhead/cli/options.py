@@ -37,7 +37,7 @@ Form = Annotated[
     str | None,
     typer.Option(
         "--form",
-        help="what it must look like, e.g. json or '{name: choice, among: [red, blue]}'; see polyhead parts form",
+        help="what it must look like, e.g. json or 'choice,among=[red, blue]'; see polyhead parts form",
         show_default=AS_TRAINED,
     ),
 ]
