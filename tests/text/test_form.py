@@ -190,6 +190,13 @@ def test_equal_choices_have_one_form_and_nothing_outlives_its_tokenizer() -> Non
     assert gone() is None
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -203,6 +210,14 @@ def test_equal_choices_have_one_form_and_nothing_outlives_its_tokenizer() -> Non
         (Choice("json", schema={"not": {}}), "form 'json': unimplemented keys: [\"not\"]"),
         (Choice("json", schema="nowhere.json"), "nowhere.json: No such file or directory"),
         (Choice("json", schema=[1]), "schema of form 'json'"),
+        (Choice("json", schema={"const": float("nan")}), "form 'json': Out of range float values are not JSON compliant"),
+        (Choice("json", schema={"const": b"hi"}), "form 'json': Object of type bytes is not JSON serializable"),
+        (Choice("json", schema={"const": 10**400}), "form 'json': number out of range"),
+        (Choice("json", schema=nested(400)), "form 'json': recursion limit exceeded"),
+        (Choice("json", schema=nested(100_000)), "form 'json': maximum recursion depth exceeded"),
+        (Choice("json", schema={"const": "\ud800"}), "form 'json': half of a surrogate pair is not Unicode text"),
+        (Choice("regex", pattern="a\ud800"), "form 'regex': half of a surrogate pair is not Unicode text"),
+        (Choice("choice", among=["a", "\ud800"]), "form 'choice': half of a surrogate pair is not Unicode text"),
     ],
 )  # fmt: skip
 def test_what_is_no_form_is_told_in_a_line(choice: Choice, message: str) -> None:

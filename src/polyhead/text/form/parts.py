@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +26,19 @@ def _schema(given: Any) -> Any:
         return json.loads(Path(given).read_text())
     except OSError as error:
         raise UserError(f"{given}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{given} is no JSON: {error}") from None
+
+
+@contextmanager
+def _written(name: str) -> Iterator[None]:
+    """What a form says that JSON or a grammar cannot hold is a UserError."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise UserError(f"form {name!r}: half of a surrogate pair is not Unicode text") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"form {name!r}: {error}") from None
 
 
 Schema = Annotated[dict[str, Any], BeforeValidator(_schema)]
@@ -44,9 +57,11 @@ def json_object(*, schema: Schema | None = None) -> str:
     Options:
       schema: a JSON Schema, or the name of its file; any object if not given
     """
-    wanted = json.dumps({"type": "object"} if schema is None else schema)
-    matcher = llguidance().LLMatcher
-    return str(matcher.grammar_from_json_schema(wanted, overrides={"whitespace_pattern": BLANKS}))
+    matcher, asked = llguidance().LLMatcher, {"type": "object"} if schema is None else schema
+    with _written("json"):
+        wanted = json.dumps(asked, ensure_ascii=False, allow_nan=False)
+        wanted.encode()  # what is no text is told in a line, not with the whole schema
+        return str(matcher.grammar_from_json_schema(wanted, overrides={"whitespace_pattern": BLANKS}))
 
 
 @FORM.register("regex")
@@ -60,7 +75,7 @@ def regex(*, pattern: str) -> str:
     Options:
       pattern: a regular expression without references to groups; of what stands around, it can say nothing
     """
-    return str(llguidance().LLMatcher.grammar_from_regex(pattern))
+    return _matching("regex", pattern)
 
 
 @FORM.register("choice")
@@ -76,4 +91,10 @@ def choice(*, among: list[str]) -> str:
     """
     if not among or not all(among):
         raise UserError(f"form 'choice': among is {among}, wanted texts, none of them empty")
-    return regex(pattern="|".join(map(re.escape, among)))
+    return _matching("choice", "|".join(map(re.escape, among)))
+
+
+def _matching(name: str, pattern: str) -> str:
+    matcher = llguidance().LLMatcher
+    with _written(name):
+        return str(matcher.grammar_from_regex(pattern))
