@@ -203,12 +203,28 @@ def test_who_cannot_go_on_ends_by_an_error_and_the_others_go_on(beams: dict[str,
     ]
     assert streams[1].texts() == wanted
     for stream in (streams[0], streams[2]):
-        with pytest.raises(
-            UserError, match="the form lets no token come next: it is too complex, or the voc"
-        ):
+        with pytest.raises(UserError, match="the form lets no token come next: it is too complex, the voc"):
             stream.texts()
     with pytest.raises(UserError, match="the form lets no token come next"):
         run.generate([PROMPT], form={"name": "regex", "pattern": "doЖ"}, speculate="lookup")
+
+
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0}, {"seed": 1}, {"seed": 2, "top_k": 3}, {"beam_size": 2},
+    {"temperature": 0, "speculate": "lookup"}, {"seed": 1, "speculate": "lookup"},
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_nothing_else_is_said_where_other_wishes_forbid_what_the_form_wants(way: dict[str, Any]) -> None:
+    """Nor as the last token, behind which nobody looks again."""
+    run = speaker()
+    assert run.tokenizer.tokens(run._read([PROMPT])[0]) == ["a", "Ġdog"]
+    form = {"name": "regex", "pattern": "a( dog)+"}
+    for most in (1, 2, 5):
+        with pytest.raises(UserError, match="or no_repeat_ngram_size or a least length forbids what it w"):
+            run.generate([PROMPT], form=form, no_repeat_ngram_size=1, max_new_tokens=most, **way)
 
 
 def test_an_output_that_is_too_long_ends_in_the_middle() -> None:

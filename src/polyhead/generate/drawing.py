@@ -34,6 +34,8 @@ class Drawing:
         shaped, stuck = self._formed(drawn, logits)
         tokens = sampling.draw(shaped, seen, numbers)
         chosen = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
+        if self.form is not None:  # other wishes may leave none of those that it lets come
+            stuck += shaped.gather(1, chosen).flatten().isneginf().nonzero().flatten().tolist()
         all_probs = logits.log_softmax(-1, dtype=torch.float32)
         log_probs = all_probs.gather(1, chosen).flatten().tolist()
         first = 0

@@ -143,6 +143,8 @@ def _together(
             offers = [offer(guesses[i], done) for i in agreeing]
             drawn = judge(allowed, offers, sampling, terms.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]
+            if form is not None and allowed.gather(1, chosen).isneginf().any():
+                raise UserError(STUCK)  # other wishes leave none of those that it lets come
             log_probs = to_host(own.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]).tolist()
             true = []
             for i, token, log_prob in zip(agreeing, drawn, log_probs, strict=True):

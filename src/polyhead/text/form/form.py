@@ -20,7 +20,10 @@ from polyhead.text.form.library import llguidance
 from polyhead.text.tokenizer import Tokenizer
 
 STATES = 1024  # texts that are remembered, so that of a longer one the last token alone is read
-STUCK = "the form lets no token come next: it is too complex, or the vocabulary cannot write it"
+STUCK = (
+    "the form lets no token come next: it is too complex, the vocabulary cannot write it, "
+    "or no_repeat_ngram_size or a least length forbids what it wants"
+)
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
