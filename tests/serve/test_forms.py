@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal
 
+import httpx2
 import openai
 import pytest
 from pydantic import BaseModel
 
 from polyhead import Choice
+from polyhead.generate import service
 from polyhead.run import Run
 
 _shared = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
@@ -114,3 +118,29 @@ def test_translations_have_no_form() -> None:
             answer = live.ask(path, text | {"response_format": {"type": "json_object"}})
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "response_format"
             assert "no effect on translations" in answer.json()["error"]["message"]
+
+
+def test_others_are_answered_while_a_form_is_read(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, read = Event(), Event()
+
+    def slowly(*given: Any) -> None:
+        begun.set()
+        assert read.wait(30)
+
+    monkeypatch.setattr(service, "form_of", slowly)
+    with ThreadPoolExecutor() as pool:
+        for path, text in ((CHAT, {"messages": TALK}), (TEXT, {"prompt": ""})):
+            begun.clear()
+            read.clear()
+            asked = pool.submit(
+                httpx2.post,
+                f"{live.url}{path}",
+                json=text | {"structured_outputs": {"regex": "a"}},
+                timeout=60,
+            )
+            try:
+                assert begun.wait(30)
+                assert httpx2.get(f"{live.url}/health", timeout=5).status_code == 200
+            finally:
+                read.set()
+            assert asked.result().status_code == 200

@@ -45,7 +45,7 @@ async def chat(service: Service, call: Call, body: ChatBody) -> None:
         }
 
     said = [conversation(body.messages)]
-    async with service.talking(lambda: [_read(service, talker, body)], said, body.stream) as talks:
+    async with service.talking(lambda: [_read(service, talker, body)], said, body) as talks:
         if body.stream:
             about = head("chatcmpl", "chat.completion.chunk", service)
             await stream(service, call, body, talks, about, "choices", chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from polyhead.generate.service import Asked
 from polyhead.models.build import ABLE
 from polyhead.registry import Choice
 from polyhead.run import Run
+from polyhead.serve.bodies import Drawing
 from polyhead.serve.driver import Driver, News, Talk
 from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
@@ -150,7 +152,7 @@ class Service:
         finally:
             self._reading -= texts
 
-    async def aside(self, work: Callable[[], T], chars: int) -> T:
+    async def aside(self, work: Callable[[], T], chars: float) -> T:
         """What is done with so many characters; where that would hold up the event loop, by a thread that does not touch the model."""
         if chars <= SHORT:
             return _plainly(work)
@@ -185,15 +187,17 @@ class Service:
 
     @asynccontextmanager
     async def talking(
-        self, read: Callable[[], list[Asked]], texts: Sequence[Any], live: bool
+        self, read: Callable[[], list[Asked]], texts: Sequence[Any], body: Drawing
     ) -> AsyncIterator[Talks]:
         """Texts that the engine has taken. Whoever leaves early takes them with him: their room is free a step later."""
-        assert self.driver is not None
+        assert self.driver is not None and self.engine is not None
         talks = Talks()
+        form = body.response_format or body.structured_outputs or self.engine.config.form
         try:
             with self._place(len(texts)):
-                asked = await self.aside(read, size(texts))
-                talks.all = [Talk(number, one, talks.hears, live) for number, one in enumerate(asked)]
+                # a form of few characters may take seconds to be read
+                asked = await self.aside(read, math.inf if form else size(texts))
+                talks.all = [Talk(number, one, talks.hears, body.stream) for number, one in enumerate(asked)]
                 self.driver.begin(talks.all)
             for taken in [await talks.hears.get() for _ in talks.all]:
                 if taken is not None and taken.error is not None:

@@ -59,7 +59,7 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
             echoing.update({(i, row): echo for i, echo in enumerate(echoes) for row in range(body.n)})
         return found
 
-    async with service.talking(read, body.prompt, body.stream) as talks:
+    async with service.talking(read, body.prompt, body) as talks:
         if body.stream:
             await stream(service, call, body, talks, about, "choices", chunk)
             return
@@ -107,7 +107,7 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
         return told | {"finish_reason": reason_of(talk, piece.row) if piece.last else None}
 
     read = partial(asked, service, body, body.input, **languages)
-    async with service.talking(read, body.input, body.stream) as talks:
+    async with service.talking(read, body.input, body) as talks:
         if body.stream:
             await stream(service, call, body, talks, about, "data", chunk)
             return
