@@ -18,7 +18,7 @@ from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.generate.text import Said
 from polyhead.recipe import Recipe
-from polyhead.registry import CACHE, TASK
+from polyhead.registry import CACHE, TASK, Choice
 from polyhead.train.pipeline import run_training
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
@@ -182,6 +182,24 @@ def test_rows_too_long_for_the_model_are_told_before_the_tokenizer_learns(place:
         refused = recipe(place, "refused", data={"max_len": 64}, model={"kind": kind}, task=name)
         with pytest.raises(UserError, match=r"more than model\.max_len=32"):
             TASK.get(name).check(refused)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (Choice("regex", pattern="[a-"), "generation.form: form 'regex': unclosed character class"),
+        (Choice("json", schema={"not": {}}), "generation.form: form 'json': unimplemented keys"),
+    ],
+)
+def test_a_form_that_cannot_be_kept_is_told_before_anything_is_learned(
+    place: Path, form: Choice, message: str
+) -> None:
+    given = recipe(place, "no-form")
+    settings = given.generation.model_copy(update={"form": form})
+    with pytest.raises(UserError) as refused:
+        run_training(given.model_copy(update={"generation": settings}), report=Notes())
+    assert str(refused.value).startswith(message)
+    assert not list((place / "no-form").glob("**/*.safetensors"))
 
 
 def test_label_smoothing_is_the_tasks_own_where_none_is_given() -> None:

@@ -6,10 +6,20 @@ from torch import nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.rows import Rows
+from polyhead.errors import at
 from polyhead.models import CausalLM, Ensemble
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
+from polyhead.recipe import Recipe
+from polyhead.text.form.form import form_of
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.tasks.base import Scores
+
+
+def check_form(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """A form that texts would be refused for when all is learned is refused before."""
+    with at("generation.form"):
+        form_of(recipe.generation.form, tokenizer, [tokenizer.eos_id])
 
 
 def count(batch: Rows) -> int:
