@@ -57,7 +57,7 @@ def test_what_is_said_has_it(
     [
         ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, json, regex"),
         ("regex", "form: form 'regex' needs the option 'pattern'"),
-        ("regex,pattern=[0-9]{2,4}", "'pattern=[0-9]{2': line 1, column 6: expected '<document start>', but found '{'; what has commas or brackets is written {name: regex, pattern: '...'}"),
+        ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document start>', but found '{'"),
         ("{name: regex, pattern: '['}", "form 'regex': unclosed character class"),
         ("{name: choice, among: [true]}", "form: among of form 'choice'"),
         ("json,schema=nowhere.json", "form: schema of form 'json': nowhere.json: No such file or directory"),
