@@ -126,6 +126,11 @@ def test_an_encoder_reads_like_the_model(encoder: Exported) -> None:
     reads_like_the_model(*encoder)
 
 
+def test_a_classifier_of_one_label_reads_like_the_model(make: Make) -> None:
+    """One number has no spread by which to tell how far another is from it."""
+    reads_like_the_model(*make("--to", "onnx", kind="encoder", labels=("a",), pooling="first"))
+
+
 def test_a_language_model_goes_on_like_the_model(language: Exported) -> None:
     goes_on_like_the_model(*language)
 

@@ -17,6 +17,7 @@ import onnxruntime
 import onnxscript  # noqa: F401  torch writes graphs with it; where it is missing the user is told so before any work
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from polyhead.config import ModelConfig
@@ -193,11 +194,18 @@ def _prove(model: Model, number: int, path: Path, close: float) -> None:
         wanted = tree_leaves(graph.module(*graph.arguments([given.example for given in graph.inputs])))
         found = session.run(None, {given.name: given.example.numpy() for given in graph.inputs})
         for name, ours, theirs in zip(graph.outputs, wanted, found, strict=True):
-            off = float((torch.from_numpy(theirs) - ours).float().square().mean().sqrt() / ours.float().std())
+            off = float(
+                (torch.from_numpy(theirs) - ours).float().square().mean().sqrt() / _spread(ours.float())
+            )
             if not off < close:
                 raise UserError(
                     f"this model cannot be written to ONNX: {name} of {path.name} is off by {off:.2g} of its spread"
                 )
+
+
+def _spread(said: Tensor) -> Tensor:
+    """By which an error is measured; of one number a row, as rerankers say it, its size, or that of a sigmoid's bend."""
+    return said.std() if said.size(-1) > 1 else said.abs().mean().clamp(min=1)
 
 
 def _round(whole: Path, path: Path, large: bool) -> None:
