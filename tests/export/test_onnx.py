@@ -131,6 +131,22 @@ def test_a_classifier_of_one_label_reads_like_the_model(make: Make) -> None:
     reads_like_the_model(*make("--to", "onnx", kind="encoder", labels=("a",), pooling="first"))
 
 
+@torch.no_grad()
+def test_a_classifier_is_rounded(make: Make) -> None:
+    settings = {
+        "kind": "encoder",
+        "labels": ("a", "b", "c"),
+        "pooling": {"name": "first", "activation": "tanh"},
+    }
+    run, out = make("--to", "onnx", "--dtype", "int8", **settings)
+    tokens, mask, pos = padded()
+    found, wanted = (
+        Session(out / "model.onnx")(input_ids=tokens, attention_mask=mask)["logits"],
+        run.model(tokens, pos),
+    )
+    assert 1e-5 < (found - wanted).square().mean().sqrt() / wanted.std() < 0.1
+
+
 def test_a_language_model_goes_on_like_the_model(language: Exported) -> None:
     goes_on_like_the_model(*language)
 

@@ -164,15 +164,26 @@ def _turn_weights(graph: Any, shared: bool) -> None:
             continue
         if len(given.uses()) > 1 and not shared:
             continue
-        turned = onnx_ir.tensor(
-            np.ascontiguousarray(given.const_value.numpy().T), name=f"{given.name}.turned"
-        )
-        weight = onnx_ir.Value(name=turned.name, type=made.type, shape=made.shape, const_value=turned)
-        graph.register_initializer(weight)
-        made.replace_all_uses_with(weight)
+        made.replace_all_uses_with(_turned(graph, given))
         graph.remove(node, safe=True)
         if not given.uses():
             del graph.initializers[given.name]
+    for node in [node for node in graph if node.op_type == "Gemm"]:
+        given = node.inputs[1]
+        if node.attributes["transB"].value and len(given.uses()) == 1:
+            node.replace_input_with(1, _turned(graph, given))
+            del node.attributes["transB"], graph.initializers[given.name]
+
+
+def _turned(graph: Any, given: Any) -> Any:
+    """A weight the other way round, beside itself."""
+    turned = np.ascontiguousarray(given.const_value.numpy().T)
+    tensor = onnx_ir.tensor(turned, name=f"{given.name}.turned")
+    weight = onnx_ir.Value(
+        name=tensor.name, type=given.type, shape=onnx_ir.Shape(turned.shape), const_value=tensor
+    )
+    graph.register_initializer(weight)
+    return weight
 
 
 def _save(made: Any, path: Path) -> bool:
