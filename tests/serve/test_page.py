@@ -61,3 +61,13 @@ def test_languages_are_told_where_there_is_a_choice(services):
     (about,) = (one["polyhead"] for one in services["encoder-decoder"].ask("/v1/models").json()["data"])
     assert about["languages"] == {"source": [], "target": []}
     assert "model.languages" in services["encoder-decoder"].ask("/").text
+
+
+def test_a_model_of_one_label_ranks_and_tells_no_share_of_a_class(services):
+    """Its numbers are no probabilities, and may be below 0."""
+    page = services["classifier"].ask("/").text
+    rank, classify = (
+        re.search(rf"\n  {tool}: .*?\n  \}}\],", page, re.S).group() for tool in ("rank", "classify")
+    )
+    assert "[question.value, text]" in rank and "bars(" not in rank and "bars(" in classify
+    assert "model.labels.length === 1" in page and "A reranker" in page

@@ -116,6 +116,10 @@ function bars(title, rows) {
   return box;
 }
 
+function row(text, figure, title) {
+  return put(make("div", { class: "row" }), make("span", {}, text), make("span", { class: "figure", title }, figure));
+}
+
 /* The request as a program would send it. */
 function program(path, body) {
   const quoted = JSON.stringify(body, null, 1).replaceAll("'", "'\\''");
@@ -242,7 +246,7 @@ const TOOLS = {
       said.textContent = answer.data.map((one) => one.text).join("\n");
       empty(others);
       if (n > 1) for (const one of answer.data) for (const way of [one, ...one.alternatives])
-        others.append(put(make("div", { class: "row" }), make("span", {}, way.text), make("span", { class: "figure", title: "log-probability / length ^ penalty" }, way.score?.toFixed(3) ?? "")));
+        others.append(row(way.text, way.score?.toFixed(3) ?? "", "log-probability / length ^ penalty"));
       const maps = answer.data.filter((one) => one.attention).map(({ text, attention: { source, target, weights } }) =>
         ({ kind: "cross-attention", title: text, source: source.map(bare), target: target.map(bare), weights }));
       looks.hidden = !maps.length;
@@ -273,6 +277,23 @@ const TOOLS = {
       note.textContent = `${answer.data.length} ${answer.data.length > 1 ? "texts" : "text"} in ${Math.round(performance.now() - begun)} ms`;
     });
     put(here.sheet, label, input, found, here.actions);
+    return here.root;
+  }],
+
+  rank: ["Rank", () => {
+    const [label, question] = field("Question", "What is looked for …"), [label2, input] = field("Texts", "A text a line: see which answer it best …");
+    const found = make("div", { class: "answer" });
+    const here = tool("Rank", async ({ signal, note }) => {
+      const texts = lines(input.value), begun = performance.now();
+      if (!question.value.trim() || !texts.length) { (question.value.trim() ? input : question).focus(); return; }
+      const body = { model: model.id, input: texts.map((text) => [question.value, text]) };
+      program("/v1/classify", body);
+      const { data } = await (await ask("/v1/classify", body, signal)).json();
+      const ranked = data.map((one, i) => [texts[i], one.score]).sort((a, b) => b[1] - a[1]);
+      put(empty(found), ...ranked.map(([text, score]) => row(text, score.toFixed(4), "how well it answers")));
+      note.textContent = `${data.length} ${data.length > 1 ? "texts" : "text"} in ${Math.round(performance.now() - begun)} ms`;
+    });
+    put(here.sheet, label, question, label2, input, found, here.actions);
     return here.root;
   }],
 
@@ -338,11 +359,13 @@ async function pulse() {
 }
 
 function show() {
+  const ranks = model.labels.length === 1; // no class, but a number
   const about = [`${model.vocab_size.toLocaleString("en")} tokens in its vocabulary`, `reads ${model.max_len.toLocaleString("en")} at once`, model.dtype];
   document.title = `${model.id} · Polyhead`;
   document.querySelector("h1").textContent = model.id;
-  document.querySelector(".lead").textContent = `${KINDS[model.kind]}${model.labels.length ? ` of ${model.labels.length} classes` : ""}: ${about.join(", ")}.`;
-  const offered = Object.keys(TOOLS).filter((task) => model.tasks.includes(task) && !(task === "completions" && model.kind === "encoder-decoder"));
+  document.querySelector(".lead").textContent = `${ranks ? "A reranker" : KINDS[model.kind]}${model.labels.length > 1 ? ` of ${model.labels.length} classes` : ""}: ${about.join(", ")}.`;
+  const tasks = model.tasks.map((task) => (ranks && task === "classify" ? "rank" : task));
+  const offered = Object.keys(TOOLS).filter((task) => tasks.includes(task) && !(task === "completions" && model.kind === "encoder-decoder"));
   const panels = offered.map((task) => TOOLS[task][1]()), tabs = make("div", { class: "tabs", role: "tablist" });
   const choose = (i, focus) => {
     panels.forEach((panel, j) => { panel.hidden = i !== j; });
