@@ -8,13 +8,18 @@ import time
 
 import psutil
 import pytest
+from tests.serve.conftest import make
+from tokenizers import Tokenizer as Inner
 
-from polyhead import Choice
-from polyhead.errors import nearest, show
+from polyhead import Choice, ModelConfig, build
+from polyhead.errors import UserError, nearest, show
+from polyhead.run import Run
 from polyhead.serve import bodies, fields
 from polyhead.serve.keys import Keys, check_host, read_keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.routes import ROUTES
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.together import together
 
 CANARY = {"prompt": "a dog barks .", "seed": 7, "max_tokens": 12}
 HUGE = {"a": "a" * 10**6, "marks": "a" + "\u0301" * 10**6}
@@ -499,3 +504,30 @@ def test_nothing_is_ever_fetched(speaker, translator, monkeypatch):
         live.ask(path, body)
         live.ask("/v1/models/" + url)
     assert {place[1] for place in tried} <= {speaker.sock.getsockname()[1], translator.sock.getsockname()[1]}
+
+
+def test_what_names_no_language_is_no_task_of_a_model_of_several(serving):
+    run = make("encoder-decoder")
+    inner = Inner.from_str(run.tokenizer._inner.to_str())
+    ids = [inner.get_vocab_size() + i for i in range(2)]
+    inner.add_special_tokens([">>deu<<", ">>fra<<"])
+    larger = ModelConfig.model_validate(run.config.model_dump() | {"vocab_size": ids[-1] + 1})
+    several = Run(build(larger, seed=1), Tokenizer(inner, run.tokenizer._roles), run.generation)
+    with serving(several) as live:
+        (about,) = live.ask("/v1/models").json()["data"]
+        assert about["polyhead"]["tasks"] == ["translations"]
+        for path, body in (
+            ("completions", {"prompt": "a dog"}),
+            ("score", {"input": "a dog", "target": "hund"}),
+        ):
+            assert "several languages; name the target's" in refused(live.ask(f"/v1/{path}", body))["message"]
+        assert live.ask("/v1/translations", {"input": "a dog", "target": "deu"}).status_code == 200
+
+
+def test_a_service_that_could_do_nothing_does_not_start(serving):
+    runs = [make("encoder", head=False) for _ in range(2)]
+    with (
+        pytest.raises(UserError, match="vectors are of one run, and these are 2 together"),
+        serving(together(runs)),
+    ):
+        pass

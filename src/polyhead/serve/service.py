@@ -23,6 +23,7 @@ from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.meters import Meters
 from polyhead.serve.refusal import Refusal, defect, where
+from polyhead.text.sides import undecided
 
 T = TypeVar("T")
 READERS = 2  # threads that turn text into tokens
@@ -57,9 +58,19 @@ class Service:
         talks = self.kind in ("decoder", "encoder-decoder")
         self.engine = run.engine(deterministic=deterministic, **engine) if talks else None
         self.chat = self._chat(chat)
-        unable = {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
+        self.undecided = undecided(run.tokenizer) if self.kind == "encoder-decoder" else ""
+        unable = {
+            "fill-mask": not run.config.head,
+            "embeddings": len(run.members) > 1,
+            "completions": self.undecided,
+            "score": self.undecided,
+        }
         self.tasks = [task for task in TASKS[self.kind] if not unable.get(task)]
         self.tasks += ["chat/completions"] if self.chat else []
+        if not self.tasks:
+            raise UserError(
+                f"{name} can do nothing here: vectors are of one run, and these are {len(run.members)} together"
+            )
         self.meters = Meters()
         self.driver: Driver | None = None
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="polyhead-read")
@@ -115,7 +126,8 @@ class Service:
             raise Refusal(
                 400,
                 "wrong_task",
-                f"{self.name} is {ABLE[self.kind][0]}, which /v1/{task} cannot use: use {able}",
+                (task in TASKS[self.kind] and self.undecided)
+                or f"{self.name} is {ABLE[self.kind][0]}, which /v1/{task} cannot use: use {able}",
                 "model",
             )
 

@@ -83,6 +83,15 @@ def between(tokenizer: Tokenizer, source: str | None = None, target: str | None 
     return sides
 
 
+def undecided(tokenizer: Tokenizer) -> str:
+    """Why it is not settled which language a translation is in where none is named; nothing where it is."""
+    try:
+        between(tokenizer)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def languages(tokenizer: Tokenizer) -> dict[str, list[str]]:
     """The names of those that a ``source`` and a ``target`` may be in, as far as their spelling shows; empty: no choice."""
     found = list(filter(LANGUAGE.fullmatch, tokenizer.tokens(tokenizer.special_ids)))
