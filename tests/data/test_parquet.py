@@ -110,6 +110,15 @@ def test_what_is_damaged_or_named_otherwise_is_told_in_a_line(
         open_text([whole], "file", columns=["text"])
 
 
+def test_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    columns = [pyarrow.array([text]) for text in "abc"]
+    write_table(pyarrow.Table.from_arrays(columns, ["text", "other", "text"]), tmp_path / "c.parquet")
+    with pytest.raises(
+        UserError, match=r"c\.parquet has 2 columns named 'text': which is meant cannot be told"
+    ):
+        open_text([tmp_path / "c.parquet"], "file", columns=["text"])
+
+
 def test_a_table_is_no_text_to_be_said_line_by_line(
     both: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,9 +25,15 @@ def opened(path: Path) -> BinaryIO:
     from pyarrow.parquet import ParquetFile
 
     try:
-        return cast(BinaryIO, Rows(_Lines(ParquetFile(path))))
+        file = ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path} is damaged: {_first(error)}") from None
+    names = _columns(file)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(
+            f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: which is meant cannot be told; rename one"
+        )
+    return cast(BinaryIO, Rows(_Lines(file)))
 
 
 class _Lines(io.RawIOBase):
@@ -53,13 +59,16 @@ class _Lines(io.RawIOBase):
 def _pieces(file: Any) -> Iterator[bytes]:
     import pyarrow
 
-    columns = [field.name for field in file.schema_arrow if not _of_bytes(field.type)]
     try:
-        for batch in file.iter_batches(batch_size=ROWS, columns=columns):
+        for batch in file.iter_batches(batch_size=ROWS, columns=_columns(file)):
             rows = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
             yield "".join(f"{row}\n" for row in rows).encode()
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise OSError(_first(error)) from None
+
+
+def _columns(file: Any) -> list[str]:
+    return [field.name for field in file.schema_arrow if not _of_bytes(field.type)]
 
 
 def _of_bytes(kind: Any) -> bool:
