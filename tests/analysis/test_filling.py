@@ -206,6 +206,11 @@ def test_embed_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFixture
         == 0
     )
     assert np.load(place.parent / "none.npy").shape == (0, run.config.d_model)
+    link = place.parent / "link.npy"
+    link.symlink_to(place.parent / "none.npy")
+    assert main(["embed", str(place), str(file), "--output", str(link)]) == 0
+    assert link.is_symlink()
+    np.testing.assert_allclose(np.load(place.parent / "none.npy"), wanted, atol=1e-6)
     (place / "metrics.jsonl").write_text("{}\n")
     assert main(["embed", str(place), str(file), "--output", str(place / "metrics.jsonl")]) == 2
     assert "metrics.jsonl is what is read here" in capsys.readouterr().err

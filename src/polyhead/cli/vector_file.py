@@ -22,7 +22,9 @@ class VectorFile:
     """
 
     def __init__(self, path: Path, width: int) -> None:
-        self.path, self.part, self.shape = path, path.with_name(f"{path.name}.part"), (0, width)
+        self.path, self.shape = path, (0, width)
+        self.place = path.resolve() if path.is_symlink() else path  # a link stays one
+        self.part = self.place.with_name(f"{self.place.name}.part")
 
     def __enter__(self) -> VectorFile:
         self.file = with_directory(self.part).open("wb", buffering=0)  # what is counted is there
@@ -47,7 +49,7 @@ class VectorFile:
             self.file.truncate(self.end)  # without a row that is there in part
             self._head()
         if kind is None:
-            self.part.replace(self.path)
+            self.part.replace(self.place)
         elif self.shape[0]:
             print(f"the vectors of the first {self.shape[0]:,} texts are in {self.part}", file=sys.stderr)
         else:
