@@ -387,10 +387,16 @@ def test_what_can_be_read_only_once_is_not_taken_for_no_text_at_all() -> None:
             UserError, match=r"wants a list of texts, got generator; write \w+\(list\(texts\)\)"
         ):
             ask(text for text in TEXTS)
+        with pytest.raises(UserError, match=r"wants a list of texts, got set; write \w+\(list\(texts\)\)"):
+            ask(set(TEXTS))  # which has no order that what is made could be in
         with pytest.raises(UserError, match=r"wants a list of texts, got int$"):
             ask(7)
         with pytest.raises(UserError, match="text 0 is int, wanted a string"):
             ask([7] * len(TEXTS))
     with pytest.raises(UserError, match="evaluate wants a list of texts, got generator"):
         translator.evaluate(TEXTS, (text for text in TEXTS))  # type: ignore[arg-type]
+    for stop, shown in ((None, "null"), (3, "3"), ([None], r"\[None\]")):
+        for ask in (writer.generate, lambda texts, stop: writer.engine().submit(texts[0], stop=stop)):
+            with pytest.raises(UserError, match=f"^stop is {shown}; wanted a text, or a list of texts"):
+                ask(TEXTS, stop=stop)
     assert writer.score(dict.fromkeys(TEXTS).keys()) == writer.score(TEXTS)  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from polyhead.models.build import ABLE
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import describe, write_weights
+from polyhead.text.listed import stop_texts
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.files import replace_file
@@ -113,8 +114,7 @@ class Run:
         **changes: Any,
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, most = self._need("decoder"), self.config.max_len
-        stop = [stop] if isinstance(stop, str) else list(stop)
+        model, most, stop = self._need("decoder"), self.config.max_len, stop_texts(stop)
         if "beam_size" not in changes:
             config = changed(self.generation, changes, "drawn text")
             read, guesses, seed = self._read(prompts), self._proposer(config.speculate), seed or 0

@@ -21,6 +21,7 @@ from polyhead.generate.text import Said
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form, form_of
+from polyhead.text.listed import stop_texts
 from polyhead.text.sides import Sides, between
 from polyhead.text.tokenizer import Tokenizer
 
@@ -210,7 +211,7 @@ class TextEngine:
             raise UserError("n says how many texts there are, not n_best")
         if n < 1 or seed < 0:
             raise UserError(f"n is {n} and seed is {seed}; wanted 1 or more, and 0 or more")
-        stops, translates = [stop] if isinstance(stop, str) else list(stop), self.frame is None
+        stops, translates = stop_texts(stop), self.frame is None
         if translates:
             drawn = bool(DRAWN - {"max_new_tokens"} & set(changes))
             what = "drawn translations" if drawn else "translations"
