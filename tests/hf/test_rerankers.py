@@ -81,6 +81,20 @@ def test_a_line_a_number_and_the_same_from_the_service(
         assert [one["score"] for one in data] == pytest.approx(logits, abs=1e-5)
 
 
+def test_numbers_near_their_bounds_are_still_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reranker(tmp_path / "a", {})
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    logits = torch.tensor([10.0, 11.0, 9.9, -10.0, -11.0, -9.9, 0.0, 1.0, -1.0])[:, None].double()
+    monkeypatch.setattr(
+        "polyhead.analysis.classes._logits", lambda _m, _t, texts, _b: (logits[: len(texts)], 0)
+    )
+    assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv")]) == 0
+    found = torch.tensor([float(line) for line in capsys.readouterr().out.splitlines()])
+    assert found.argsort().tolist() == logits[:, 0].argsort().tolist()
+
+
 def test_several_rerankers_rate_by_the_mean_of_their_scores(tmp_path: Path) -> None:
     scores = [reranker(tmp_path / str(seed), {}, seed).sigmoid() for seed in (0, 1)]
     assert not torch.allclose(*scores, atol=1e-2)

@@ -46,7 +46,7 @@ def run(
     for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
         for found in classifier.classify(lines):
             if len(found.probabilities) == 1:
-                print(f"{found.probabilities[found.label]:.4f}")
+                print(f"{found.probabilities[found.label]:.6f}")
                 continue
             ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
             shown = ranked if all_classes else ranked[:1]

@@ -290,7 +290,7 @@ const TOOLS = {
       program("/v1/classify", body);
       const { data } = await (await ask("/v1/classify", body, signal)).json();
       const ranked = data.map((one, i) => [texts[i], one.score]).sort((a, b) => b[1] - a[1]);
-      put(empty(found), ...ranked.map(([text, score]) => row(text, score.toFixed(4), "how well it answers")));
+      put(empty(found), ...ranked.map(([text, score]) => row(text, score.toFixed(6), "how well it answers")));
       note.textContent = `${data.length} ${data.length > 1 ? "texts" : "text"} in ${Math.round(performance.now() - begun)} ms`;
     });
     put(here.sheet, label, question, label2, input, found, here.actions);
