@@ -254,6 +254,9 @@ def test_a_prompt_that_is_the_name_of_a_file_is_told_to_be_a_text(
     out, err = capsys.readouterr()
     assert out.startswith("begin.txt")
     assert err == "polyhead: 'begin.txt' is read as a text; for the lines of the file: - < begin.txt\n"
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    assert main(["generate", run, "table.parquet", "--max-new-tokens", "3"]) == 0
+    assert capsys.readouterr().err == "polyhead: 'table.parquet' is read as a text\n"
     assert main(["generate", run, "begin", "--max-new-tokens", "3"]) == 0
     assert capsys.readouterr().err == ""
 

@@ -25,6 +25,7 @@ from polyhead.cli.options import (
     TopP,
     With,
 )
+from polyhead.data.parquet import SUFFIX
 from polyhead.document import parse_part
 
 
@@ -101,8 +102,9 @@ def run(
     changes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if os.path.isfile(prompt):
-        told = f"{prompt!r} is read as a text; for the lines of the file: - < {shlex.quote(prompt)}"
-        print(f"polyhead: {told}", file=sys.stderr)
+        packed = Path(prompt).suffix.lower() in (SUFFIX, ".gz")  # whose bytes are no lines
+        lines = "" if packed else f"; for the lines of the file: - < {shlex.quote(prompt)}"
+        print(f"polyhead: {prompt!r} is read as a text{lines}", file=sys.stderr)
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
 
