@@ -59,12 +59,8 @@ class Service:
         self.engine = run.engine(deterministic=deterministic, **engine) if talks else None
         self.chat = self._chat(chat)
         self.undecided = undecided(run.tokenizer) if self.kind == "encoder-decoder" else ""
-        unable = {
-            "fill-mask": not run.config.head,
-            "embeddings": len(run.members) > 1,
-            "completions": self.undecided,
-            "score": self.undecided,
-        }
+        unable = dict.fromkeys(("completions", "score"), bool(self.undecided))
+        unable |= {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
         self.tasks = [task for task in TASKS[self.kind] if not unable.get(task)]
         self.tasks += ["chat/completions"] if self.chat else []
         if not self.tasks:
