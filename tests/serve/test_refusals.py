@@ -527,7 +527,7 @@ def test_what_names_no_language_is_no_task_of_a_model_of_several(serving):
 def test_a_service_that_could_do_nothing_does_not_start(serving):
     runs = [make("encoder", head=False) for _ in range(2)]
     with (
-        pytest.raises(UserError, match="vectors are of one run, and these are 2 together"),
+        pytest.raises(UserError, match="vectors are of one run, not of 2"),
         serving(together(runs)),
     ):
         pass

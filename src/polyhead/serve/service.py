@@ -64,9 +64,7 @@ class Service:
         self.tasks = [task for task in TASKS[self.kind] if not unable.get(task)]
         self.tasks += ["chat/completions"] if self.chat else []
         if not self.tasks:
-            raise UserError(
-                f"{name} can do nothing here: vectors are of one run, and these are {len(run.members)} together"
-            )
+            raise UserError(f"{name} can do nothing here: vectors are of one run, not of {len(run.members)}")
         self.meters = Meters()
         self.driver: Driver | None = None
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="polyhead-read")

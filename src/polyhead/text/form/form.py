@@ -19,6 +19,7 @@ from polyhead.registry import FORM, Choice
 from polyhead.text.form.library import llguidance
 from polyhead.text.tokenizer import Tokenizer
 
+FUEL = 200_000  # how complex a grammar may be; with the library's own limit some take seconds a token, and all wait
 STATES = 1024  # texts that are remembered, so that of a longer one the last token alone is read
 STUCK = (
     "the form lets no token come next: it is too complex, the vocabulary cannot write it, "
@@ -33,7 +34,8 @@ class Form:
     def __init__(self, grammar: str, vocabulary: Vocabulary, ends: Sequence[int]) -> None:
         """``ends`` are the tokens of which any ends an output. A grammar that cannot be kept is a UserError."""
         self._ends, self._vocabulary = list(ends), vocabulary
-        begin = llguidance().LLMatcher(vocabulary.tokens, grammar, log_level=0)
+        limits = llguidance().LLParserLimits(initial_lexer_fuel=FUEL)
+        begin = llguidance().LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
         if begin.is_error():
             raise UserError(_reason(begin.get_error()))
         self._begin, self._states = begin, OrderedDict[tuple[int, ...], Any]()
