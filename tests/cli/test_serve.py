@@ -135,7 +135,7 @@ def serving(directory: Path, *options: str) -> Iterator[Process]:
 @pytest.mark.acceptance("E9", "R10")
 def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(speaker: Path) -> None:
     with serving(speaker) as service:
-        assert service.said[0] == "speaker (decoder): /v1/completions, /v1/score\n"
+        assert service.said[0] == "speaker (decoder): /v1/completions, /v1/score, /v1/embeddings\n"
         streams = service.streams(3)
         os.kill(service.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 30

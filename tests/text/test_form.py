@@ -229,7 +229,7 @@ def test_what_is_no_form_is_told_in_a_line(choice: Choice, message: str) -> None
 def test_a_grammar_that_is_too_large_is_refused() -> None:
     """With the limit of the library some take seconds a token, while all others wait."""
     texts = [f"answer {n}" for n in range(60_000)]
-    with pytest.raises(UserError, match="form 'choice': initial lexer configuration .grammar. too big"):
+    with pytest.raises(UserError, match=r"form 'choice': initial lexer configuration .grammar. too big"):
         made("byte", "choice", among=texts)
     a = trained("byte").id_of("a")
     for pattern in ("(a{50}){20}", "[a-z]{1,2000}", "|".join(texts[:20_000])):

@@ -17,6 +17,7 @@ EXTRAS = {
     "board": ("tensorboard",),
     "hf": ("transformers",),
     "parquet": ("pyarrow",),
+    "form": ("llguidance",),
     "serve": ("uvicorn", "prometheus-client"),
     "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2"),
 }
