@@ -101,7 +101,7 @@ class Beaming:
     def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
         again = [repeats([*b.wish.before, *row], self.ngram) for b in beams for row in b.rows if self.ngram]
         said = [row for beam in beams for row in beam.rows]
-        shaped = None if self.form is None else self.form.shaped(logits, said)[0]
+        shaped = None if self.form is None else self.form.shaped(logits, said)
         forced = self._forced(beams, width, logits.device)
         found = likeliest(logits, self.looked_at, banned, forced, again, shaped)
         values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in found)

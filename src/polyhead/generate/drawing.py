@@ -31,30 +31,27 @@ class Drawing:
         numbers = (
             [] if cold else [number for search in drawn for number in search.chance.uniform(search.numbers)]
         )
-        shaped, stuck = self._formed(drawn, logits)
-        tokens = sampling.draw(shaped, seen, numbers)
+        said = [row for search in drawn for row in search.rows]
+        allowed = logits if self.form is None else self.form.shaped(logits, said)
+        tokens = sampling.draw(allowed, seen, numbers)
         chosen = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
-        if self.form is not None:  # other wishes may leave none of those that it lets come
-            stuck += shaped.gather(1, chosen).flatten().isneginf().nonzero().flatten().tolist()
+        # what cannot come is drawn where nothing can
+        stuck = (
+            [False] * len(tokens)
+            if self.form is None
+            else allowed.gather(1, chosen)[:, 0].isneginf().tolist()
+        )
         all_probs = logits.log_softmax(-1, dtype=torch.float32)
         log_probs = all_probs.gather(1, chosen).flatten().tolist()
         first = 0
         for search in drawn:
             last = first + len(search.rows)
             top = ranked(all_probs[first:last], search.top) if search.top else []
-            if any(first <= row < last for row in stuck):
+            if any(stuck[first:last]):
                 search.error = STUCK
             else:
                 search.take(tokens[first:last], log_probs[first:last], self.ends, top)
             first = last
-
-    def _formed(self, searches: Sequence[Drawn], logits: Tensor) -> tuple[Tensor, list[int]]:
-        """The logits as the form wants them, and the rows in which it wants what no token says, left as they are."""
-        if self.form is None:
-            return logits, []
-        shaped, stuck = self.form.shaped(logits, [row for search in searches for row in search.rows])
-        shaped[stuck] = logits[stuck]
-        return shaped, stuck
 
 
 def ranked(log_probs: Tensor, k: int) -> list[Ranked]:

@@ -108,9 +108,10 @@ class Sampling:
         best_first = (-found).argsort(1, kind="stable")  # of equals the first token
         ranked = found[row, best_first]
         edge = ranked == (ranked[:, -1:] if k < logits.size(1) else np.nan)  # as likely as what lies beyond
-        for kept in self._steps(ranked, logits):
-            if (kept & edge).any():
-                return self._likely(logits, 8 * k)
+        with np.errstate(invalid="ignore"):  # of a row in which nothing can come
+            for kept in self._steps(ranked, logits):
+                if (kept & edge).any():
+                    return self._likely(logits, 8 * k)
         found[row, best_first] = np.where(kept, ranked, NEVER)
         return torch.from_numpy(found), torch.from_numpy(ids)
 

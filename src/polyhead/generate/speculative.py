@@ -139,12 +139,13 @@ def _together(
         while agreeing:
             own = torch.stack([logits[i][done] for i in agreeing])
             said = [seen[live[i]][begun[live[i]] :] for i in agreeing]
-            allowed = sampling.apply(kept(form, own, said), [seen[live[i]] for i in agreeing])
+            shaped = own if form is None else form.shaped(own, said)
+            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing])
             offers = [offer(guesses[i], done) for i in agreeing]
             drawn = judge(allowed, offers, sampling, terms.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]
             if form is not None and allowed.gather(1, chosen).isneginf().any():
-                raise UserError(STUCK)  # other wishes leave none of those that it lets come
+                raise UserError(STUCK)  # what cannot come is drawn where nothing can
             log_probs = to_host(own.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]).tolist()
             true = []
             for i, token, log_prob in zip(agreeing, drawn, log_probs, strict=True):
@@ -163,16 +164,6 @@ def _together(
             if live:
                 reader.keep(going)
                 guesser.keep(going)
-
-
-def kept(form: Form | None, logits: Tensor, said: Sequence[Sequence[int]]) -> Tensor:
-    """The logits of what may come next, as a form wants it; a UserError where it wants what no token says."""
-    if form is None:
-        return logits
-    shaped, stuck = form.shaped(logits, said)
-    if stuck:
-        raise UserError(STUCK)
-    return shaped
 
 
 class Offer(NamedTuple):

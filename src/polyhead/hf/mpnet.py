@@ -7,8 +7,9 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.bert import common, said
 from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, named
-from polyhead.hf.family import FAMILY, HEAD, Family
+from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
+from polyhead.hf.roberta import LM_HEAD, own, tied
 from polyhead.hf.table import both, one
 from polyhead.text.specials import ROLES
 
@@ -53,21 +54,12 @@ TABLE = (
     *both(f"{BLOCK}.intermediate.dense", f"{LAYER}.ffn.up_proj"),
     *both(f"{BLOCK}.output.dense", f"{LAYER}.ffn.down_proj"),
     *both(f"{BLOCK}.output.LayerNorm", f"{LAYER}.ffn_residual.norm"),
-    *both("lm_head.dense", "transform"),
-    *both("lm_head.layer_norm", "transform_norm"),
-    *one("lm_head.bias", "head.bias"),
-    *one("lm_head.decoder.weight", HEAD),
+    *LM_HEAD,
 )
-OWN = {
-    "Classifier": (*both("classifier.dense", "pooler.proj"), *both("classifier.out_proj", "classifier")),
-    "Embedder": tuple(both("mpnet.pooler.dense", "pooler.proj")),
-}
 BUFFERS = r"mpnet\.embeddings\.position_ids|mpnet\.pooler\.dense\..*"
-TIED = {
-    "lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "[UNK]"}
 MPNET = FAMILY.register("mpnet")(
-    Family(named("MPNet"), read, write, TABLE, "mpnet.", BUFFERS, TIED, OWN, OLD, SPECIALS)
+    Family(
+        named("MPNet"), read, write, TABLE, "mpnet.", BUFFERS, tied("mpnet."), own("mpnet."), OLD, SPECIALS
+    )
 )

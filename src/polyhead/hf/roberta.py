@@ -13,7 +13,7 @@ from polyhead.hf.bert import common, layers, said
 from polyhead.hf.encoders import OLD, named
 from polyhead.hf.family import FAMILY, HEAD, Family
 from polyhead.hf.given import Given
-from polyhead.hf.table import both, one
+from polyhead.hf.table import Row, both, one
 from polyhead.text.specials import ROLES
 
 
@@ -36,22 +36,33 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said(config) | {"max_position_embeddings": config.max_len + offset, "pad_token_id": offset - 1}
 
 
-TABLE = (
-    *layers("roberta."),
+LM_HEAD = (
     *both("lm_head.dense", "transform"),
     *both("lm_head.layer_norm", "transform_norm"),
     *one("lm_head.bias", "head.bias"),
     *one("lm_head.decoder.weight", HEAD),
 )
-OWN = {
-    "Classifier": (*both("classifier.dense", "pooler.proj"), *both("classifier.out_proj", "classifier")),
-    "Embedder": tuple(both("roberta.pooler.dense", "pooler.proj")),
-}
+
+
+def own(prefix: str) -> dict[str, tuple[Row, ...]]:
+    """What stands on the encoder of one of our models alone."""
+    return {
+        "Classifier": (*both("classifier.dense", "pooler.proj"), *both("classifier.out_proj", "classifier")),
+        "Embedder": tuple(both(f"{prefix}pooler.dense", "pooler.proj")),
+    }
+
+
+def tied(prefix: str) -> dict[str, str]:
+    """Names of one tensor, which files may hold twice."""
+    return {
+        "lm_head.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    }
+
+
+TABLE = (*layers("roberta."), *LM_HEAD)
+OWN, TIED = own("roberta."), tied("roberta.")
 BUFFERS = r"roberta\.embeddings\.(position|token_type)_ids|roberta\.pooler\.dense\..*"
-TIED = {
-    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
 ROBERTA = FAMILY.register("roberta")(
     Family(named("Roberta"), read, write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS)

@@ -52,13 +52,12 @@ class Form:
         found[self._ends] = found[self._vocabulary.end]
         return found
 
-    def shaped(self, logits: Tensor, said: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-        """(N, V) with -inf at all else, and the numbers of the rows that no token goes on."""
+    def shaped(self, logits: Tensor, said: Sequence[Sequence[int]]) -> Tensor:
+        """(N, V) with -inf at all else; at everything, in a row that no token goes on."""
         may = np.zeros((len(said), logits.size(1)), dtype=bool)
         for row, tokens in enumerate(said):
             may[row, : self._vocabulary.size] = self.allowed(tokens)
-        stuck: list[int] = np.flatnonzero(~may.any(1)).tolist()
-        return logits.masked_fill(~torch.from_numpy(may).to(logits.device), float("-inf")), stuck
+        return logits.masked_fill(~torch.from_numpy(may).to(logits.device), float("-inf"))
 
     def _state(self, said: tuple[int, ...]) -> Any:
         """Where the grammar stands after a text: on from where it stood before the last token, if that is remembered."""
