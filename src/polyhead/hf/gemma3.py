@@ -58,18 +58,14 @@ def write(config: ModelConfig) -> dict[str, Any]:
     fields = {key: value for key, value in write_2(config).items() if key != "attn_logit_softcapping"}
     kinds = fields["layer_types"]
     first = {kind: part(config, "position", kinds.index(kind)).options for kind in kinds}
-    ropes = {
-        kind: rope_said(first.get(kind, {"theta": theta}))["rope_parameters"]
-        for kind, (_, theta) in THETAS.items()
-    }
-    scaling = {key: value for key, value in ropes[WHOLE].items() if key != "rope_theta"}
+    ropes = {kind: rope_said(first.get(kind, {"theta": theta})) for kind, (_, theta) in THETAS.items()}
     lengths = range(1, len(kinds) + 2)
     every = [n for n in lengths if kinds == [WINDOW if (i + 1) % n else WHOLE for i in range(len(kinds))]]
     return fields | {
         **({"sliding_window_pattern": every[0]} if every else {}),
         **{key: ropes[kind]["rope_theta"] for kind, (key, _) in THETAS.items()},
-        "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
-        "rope_parameters": ropes,
+        "rope_scaling": ropes[WHOLE]["rope_scaling"],
+        "rope_parameters": {kind: said["rope_parameters"] for kind, said in ropes.items()},
         "use_bidirectional_attention": False,
     }
 
