@@ -137,6 +137,9 @@ class ModelSection(Checked):
     )
     segments: int = Field(0, ge=0, description="kinds of segments with an embedding each; BERT has 2")
     head: bool = Field(True, description="an encoder scores its vocabulary; without, it gives vectors alone")
+    generator: int = Field(
+        0, ge=0, le=DEEPEST, description="layers of the one that puts tokens in, where an encoder tells which"
+    )
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
     scale_output: bool = Field(False, description="divide what the head reads by sqrt(d_model), as T5")
     logit_softcap: float | None = Field(
@@ -204,6 +207,8 @@ class ModelSection(Checked):
             raise UserError(
                 f"head=false leaves vectors alone, which are of use from an encoder; this is kind={self.kind!r}"
             )
+        if self.generator:
+            self._detects()
         if self.kind != "encoder" and self.pooling is not None:
             raise UserError(
                 f"pooling makes one vector of a text, which is an encoder's to do; this is kind={self.kind!r}: leave it out"
@@ -212,6 +217,18 @@ class ModelSection(Checked):
 
         try_layers(self)
         return self
+
+    def _detects(self) -> None:
+        """It tells replaced tokens from others, and scores none."""
+        if self.kind != "encoder":
+            raise UserError(
+                f"generator puts in tokens that an encoder learns to tell; this is kind={self.kind!r}: leave it out"
+            )
+        if self.head and "head" in self.model_fields_set:
+            raise UserError(
+                "head=true scores tokens, which generator does in its place: leave one of them out"
+            )
+        object.__setattr__(self, "head", False)
 
     def turn(self, layer: int) -> LayerParts:
         """What a layer has in place of what is common to all."""
@@ -265,6 +282,13 @@ class ModelConfig(ModelSection):
     labels: tuple[str, ...] = Field(
         (), description="classes that an encoder tells apart; none if it is no classifier"
     )
+
+    @property
+    def of_generator(self) -> ModelConfig:
+        """That of the smaller model whose tokens this one tells from others."""
+        return self.model_copy(
+            update={"n_layers": self.generator, "generator": 0, "head": True, "pooling": None}
+        )
 
     @model_validator(mode="after")
     def _classes(self) -> Self:

@@ -248,6 +248,11 @@ class Recipe(Section):
             raise UserError(
                 f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}"
             )
+        if self.model.generator and not getattr(task, "generator", False):
+            raise UserError(
+                f"model.generator puts in tokens for task 'replaced-tokens' to tell; task {self.task.name!r} has no use for "
+                "it: leave it out"
+            )
         metrics = getattr(task, "metrics", ("loss",))
         if self.train.metric not in metrics:
             raise UserError(

@@ -22,6 +22,10 @@ def together(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
     first, names = runs[0], names or [f"run {number}" for number in range(1, len(runs) + 1)]
     if len(runs) == 1:
         return first
+    if first.config.generator:
+        raise UserError(
+            f"{names[0]} tells tokens of its own generator from others: it decides alone, or gives vectors"
+        )
     for name, run in zip(names[1:], runs[1:], strict=True):
         if run.kind != first.kind or (run.kind == "encoder" and run.config.head != first.config.head):
             raise UserError(

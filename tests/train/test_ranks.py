@@ -83,6 +83,8 @@ def recipe_of(place: Path, kind: str, out: str, **train: Any) -> Recipe:
             kind, "encoder"
         )
         recipe["train"]["label_smoothing"] = None
+    if kind == "replaced-tokens":
+        recipe["model"] |= {"generator": 1, "head": False}
     if kind == "chat":
         recipe["data"] |= {"train": ["talks.jsonl"], "valid": ["talks.jsonl"], "max_len": 32}
         recipe["model"]["kind"] = "decoder"
@@ -138,7 +140,15 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
-KINDS = ["translation", "language-model", "masked-lm", "denoising", "classification", "chat"]
+KINDS = [
+    "translation",
+    "language-model",
+    "masked-lm",
+    "replaced-tokens",
+    "denoising",
+    "classification",
+    "chat",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from ctranslate2.specs import attention_spec, common_spec, transformer_spec
 from torch import Tensor
 
 from polyhead.config import ModelConfig
-from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, Model, Seq2Seq
+from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.head import Head
 from polyhead.nn.pooling import Pooler, first_token
@@ -55,7 +55,7 @@ def spec_of(model: Model) -> Any:
     return spec
 
 
-def pooler_of(model: MaskedLM | Classifier | Embedder) -> Pooler | None:
+def pooler_of(model: Model) -> Pooler | None:
     """What becomes one vector there as well: that of the first token, after a linear map and an activation."""
     pooler = getattr(model, "pooler", None)
     if not isinstance(pooler, Pooler) or pooler.pool is not first_token:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.export.past import Pair, Past
-from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM, Model, Seq2Seq
+from polyhead.models import CausalLM, Classifier, Detector, Embedder, MaskedLM, Model, Seq2Seq
 from polyhead.nn.kv import KV
 
 BATCH, TOKENS, SOURCE, REMEMBERED = (
@@ -23,7 +23,7 @@ BATCH, TOKENS, SOURCE, REMEMBERED = (
     "past_sequence_length",
 )
 ALL = f"{REMEMBERED} + {TOKENS}"
-Encoding = Classifier | MaskedLM | Embedder
+Encoding = Classifier | Detector | Embedder | MaskedLM
 
 
 class Sizes(NamedTuple):
@@ -89,7 +89,7 @@ class EncoderGraph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """(B, T) each -> (B, L), (B, T, V), or (B, T, C) and (B, C)."""
+        """(B, T) each -> (B, L), (B, T), (B, T, V), or (B, T, C) and (B, C)."""
         pos = positions(attention_mask)
         out = self.model(input_ids, pos, token_type_ids).float()
         pooler = getattr(self.model, "pooler", None) if isinstance(self.model, Embedder) else None

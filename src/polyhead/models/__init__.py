@@ -2,6 +2,7 @@
 
 from polyhead.models.build import Model, build, preset
 from polyhead.models.causal_lm import CausalLM
+from polyhead.models.detector import Detector
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.masked_lm import Classifier, Embedder, Encoder, MaskedLM
 from polyhead.models.seq2seq import Seq2Seq
@@ -9,6 +10,7 @@ from polyhead.models.seq2seq import Seq2Seq
 __all__ = [
     "CausalLM",
     "Classifier",
+    "Detector",
     "Embedder",
     "Encoder",
     "Ensemble",

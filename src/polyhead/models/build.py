@@ -9,12 +9,13 @@ import torch
 from polyhead.config import ModelConfig
 from polyhead.errors import unknown
 from polyhead.models.causal_lm import CausalLM
+from polyhead.models.detector import Detector
 from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.presets import PRESETS
 from polyhead.registry import INIT
 
-Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder
+Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder | Detector
 
 
 ABLE = {
@@ -27,13 +28,15 @@ ABLE = {
 
 
 def model_class(config: ModelConfig) -> type[Model]:
-    """What a config describes: the model of its kind; an encoder may have a vocabulary, classes or neither to score."""
+    """What a config describes: the model of its kind; an encoder may have a vocabulary, classes, replaced tokens or nothing to score."""
     if config.kind == "encoder-decoder":
         return Seq2Seq
     if config.kind == "decoder":
         return CausalLM
     if config.labels:
         return Classifier
+    if config.generator:
+        return Detector
     return MaskedLM if config.head else Embedder
 
 

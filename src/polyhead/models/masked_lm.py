@@ -16,12 +16,13 @@ from polyhead.registry import NORM, POOLING, POSITION, Choice
 class Encoder(nn.Module):
     """Every token sees all of its row, and becomes a vector (Devlin et al., 2018)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
-        position = POSITION.build(config.position, config.shape(causal=False))
-        token = nn.Embedding(config.vocab_size, config.d_model)
-        self.embedding = Embedding.of(config, token, position)
-        self.stack = build_stack(config, position, config.n_layers, causal=False, cross=False)
+        if embedding is None:
+            position = POSITION.build(config.position, config.shape(causal=False))
+            embedding = Embedding.of(config, nn.Embedding(config.vocab_size, config.d_model), position)
+        self.embedding = embedding
+        self.stack = build_stack(config, embedding.position, config.n_layers, causal=False, cross=False)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C). Position -1 marks padding; None means whole rows."""
@@ -32,10 +33,10 @@ class Encoder(nn.Module):
 class MaskedLM(nn.Module):
     """An encoder that says which tokens stood where some were hidden (Devlin et al., 2018, sec. 3.1)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, embedding)
         bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
         self.transform = nn.Linear(config.d_model, config.d_model, bias=bias)
         self.transform_norm = NORM.build(config.norm, config.d_model)

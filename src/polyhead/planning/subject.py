@@ -159,6 +159,6 @@ def load_of(config: ModelConfig, task: Task, batch: Any) -> Load:
     if config.kind == "encoder-decoder":
         rows, length = batch.target.shape
         return Load(rows, length, batch.source.size(1), asked)
-    given = batch.given if config.labels else batch
+    given = getattr(batch, "given", batch)
     rows, length = given.tokens.shape
     return Load(rows, length, 0, asked)

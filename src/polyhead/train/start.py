@@ -21,7 +21,7 @@ from polyhead.train.learned import must_learn
 
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 LAYERS = ("n_layers", "n_decoder_layers")
-FREE = ("dropout", "init", "pooling", "head")  # no weight in common depends on it
+FREE = ("dropout", "init", "pooling", "head", "generator")  # no weight in common depends on it
 SHOWN = 3  # weights that are named where many do not fit
 # what may not be new in a model that was begun with
 INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")
@@ -49,7 +49,9 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
         raise UserError(
             "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
         )
-    fields = own.model_dump(exclude={"vocab_size", "labels"}) | {"head": True}
+    # what stood on an encoder is not what will
+    on = {"head": not recipe.model.generator, "generator": 0}
+    fields = own.model_dump(exclude={"vocab_size", "labels"}) | on
     fields |= _thinned(own, every)
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
     try:

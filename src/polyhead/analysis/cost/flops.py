@@ -22,6 +22,8 @@ def forward(config: ModelConfig, load: Load) -> list[Work]:
     known(NORMS, config.norm)
     works = [work for layers in stacks(config, load) for layer in layers for work in layer]
     works += _ends(config, load)
+    if config.generator and load.asked is not None:
+        works += [work._replace(name=f"generator {work.name}") for work in forward(config.of_generator, load)]
     return merged(work for work in works if work.each)
 
 
@@ -215,6 +217,9 @@ def _ends(config: ModelConfig, load: Load) -> list[Work]:
     """What comes after the layers."""
     C, V = config.d_model, config.vocab_size
     if config.kind == "encoder" and (config.labels or not config.head):
+        if config.generator:
+            each = 2 * load.rows * load.length * (C * C + C)
+            return [Work("replaced or not", 1, each, "2BSH² + 2BSH")]
         if not config.labels:
             return []
         pooling = config.pooling or Choice("first", activation="tanh")

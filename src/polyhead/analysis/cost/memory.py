@@ -15,6 +15,7 @@ from torch import nn
 from polyhead.analysis.cost.weightless import Saved, features_of, given, weightless
 from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
+from polyhead.models import Detector
 from polyhead.models.build import model_class
 from polyhead.nn.loss import CHUNK
 from polyhead.registry import OPTIMIZER, Choice
@@ -104,6 +105,8 @@ def literature(config: ModelConfig, load: Load) -> float:
 
 def _loss(model: nn.Module, config: ModelConfig, load: Load, precision: str) -> int:
     """Cross-entropy takes its gradients in the forward pass (nn/loss.py): of what the head reads, and of its weights if they learn."""
+    if isinstance(model, Detector):
+        return _loss(model.generator, config.of_generator, load, precision)
     if config.labels or not config.head:
         return 0
     C, V, width = config.d_model, config.vocab_size, 4 if precision == "fp32" else 2

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.analysis.cost.work import Load, Unknown
 from polyhead.config import ModelConfig
-from polyhead.models import Classifier, Embedder
+from polyhead.models import Classifier, Detector, Embedder
 from polyhead.models.build import Model, model_class
 
 
@@ -74,6 +74,9 @@ def flops_of(run: Callable[[], object]) -> int:
 
 def features_of(model: Model, inputs: tuple[Tensor, ...]) -> Tensor:
     """What the loss is made of, head and labels left out."""
+    if isinstance(model, Detector):
+        model.generator.features(*inputs)
+        return model(*inputs)
     if isinstance(model, Classifier | Embedder):
         return model(*inputs)
     return model.features(*inputs)

@@ -33,6 +33,7 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
         "loss": "nats of a token asked for",
         "ppl": "of a token asked for",
         "accuracy": "the share of them that is right",
+        "f1": "of the tokens that were replaced",
     }
     for name, value in task.evaluate(run.model).items():
         show("perplexity" if name == "ppl" else name, value, remarks[name])

@@ -31,7 +31,7 @@ MEASURES = {
     "chat": Measure("learned from conversations", "conversations", recovered.measure),
     "encoder-decoder": Measure("is an encoder-decoder", "translations", translations.measure),
 }
-RECOVERED = ("masked-lm", "denoising")  # tasks
+RECOVERED = ("masked-lm", "replaced-tokens", "denoising")  # tasks
 
 
 def measure_of(run: Run) -> Measure:

@@ -99,9 +99,9 @@ class MaskedLanguage:
         share = recipe.task.options["mask"]
         if not 0 < share <= 1:
             raise UserError(
-                f"mask of task 'masked-lm' is a share above 0 and at most 1, not {share}; BERT has 0.15"
+                f"mask of task {recipe.task.name!r} is a share above 0 and at most 1, not {share}; BERT has 0.15"
             )
-        if not recipe.model.head:
+        if not (recipe.model.head or recipe.model.generator):
             raise UserError(
                 "model.head=false scores no tokens, and task 'masked-lm' asks for them: leave it out"
             )
@@ -184,10 +184,14 @@ class MaskedLanguage:
 
     def measured(self, store: TokenStore) -> Iterator[tuple[Ints, Masked]]:
         """A text to be measured by: numbers of rows, and these, with masks that are the same for every seed, so that models compare."""
-        for packed in self._whole(store):
-            yield packed.rows, self._masked(store, packed, [MEASURED, 0])
+        for packed in self.whole(store):
+            yield packed.rows, self.asked(store, packed)
 
-    def _whole(self, store: TokenStore) -> list[Pack]:
+    def asked(self, store: TokenStore, packed: Pack) -> Masked:
+        """Such rows."""
+        return self._masked(store, packed, [MEASURED, 0])
+
+    def whole(self, store: TokenStore) -> list[Pack]:
         """The batches of a text to be measured by, each document from its beginning on."""
         pieces = cut(documents(store, self.tokenizer.eos_id), self.width - FRAME, None)
         return plan_packs(pieces, self.width, self.rows, 0, drawn([MEASURED]))
@@ -197,11 +201,11 @@ class MaskedLanguage:
         assert isinstance(model, MaskedLM | Ensemble)
 
         def read(packed: Pack) -> Recovered:
-            batch = beside(model, self._masked(store, packed, [MEASURED, 0]))
+            batch = beside(model, self.asked(store, packed))
             asked = batch.labels[batch.labels != IGNORED]
             return recovered(features(model, batch), model.head, asked)
 
-        return Recovered.of(each(read, self._whole(store))).measures()
+        return Recovered.of(each(read, self.whole(store))).measures()
 
 
 def features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:

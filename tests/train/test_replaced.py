@@ -1,0 +1,208 @@
+"""Replaced tokens: what the encoder is asked, what it learns of it, and who takes the encoder."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.train.conftest import Notes
+from tests.train.test_masked import place, recipe  # noqa: F401
+from tests.train.test_resume import KILLED, Deadly, in_child, result
+from torch import Tensor
+
+import polyhead as ph
+from polyhead.cli import main
+from polyhead.models import Classifier, Detector
+from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.registry import TASK
+from polyhead.run import Run
+from polyhead.text.learn import train_tokenizer
+from polyhead.train.pipeline import run_training
+from polyhead.train.tasks.replaced import Hidden, ReplacedTokens
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
+
+
+def replaced(place: Path, out: str, *, steps: int = 30, **changes: Any) -> Recipe:  # noqa: F811
+    model = {"generator": 1} | changes.pop("model", {})
+    return recipe(place, out, steps=steps, **{"task": "replaced-tokens", "model": model} | changes)
+
+
+def opened(made: Recipe) -> tuple[ReplacedTokens, Detector]:
+    """The task, and a new model for it."""
+    tokenizer = train_tokenizer(ReplacedTokens.texts(made), made.tokenizer.kind, made.tokenizer.vocab_size)
+    task = TASK.get("replaced-tokens").open(made, tokenizer, Notes())
+    return task, ph.build(made.model.with_vocabulary(tokenizer.vocab_size), 1).eval()
+
+
+def asked(task: ReplacedTokens, model: Detector, batch: Hidden) -> tuple[Tensor, Tensor, Tensor]:
+    """The text, what the generator makes of it token by token, and where something is there."""
+    tokens, pos, labels = batch.given
+    text, drawn = torch.where(labels == -100, tokens, labels), tokens.clone()
+    p = model.generator(tokens, pos).double().softmax(-1)
+    for row, at in (labels != -100).nonzero().tolist():
+        passed, token = 0.0, -1
+        while passed <= float(batch.chance[row, at]):
+            token += 1
+            passed += float(p[row, at, token])
+        drawn[row, at] = token
+    return text, drawn, torch.ones_like(tokens, dtype=torch.bool) if pos is None else pos >= 0
+
+
+@pytest.mark.parametrize("width", [16, 32])
+@torch.no_grad()
+def test_the_loss_is_that_of_the_paper(place: Path, width: int) -> None:  # noqa: F811
+    """Token by token: cross-entropy of what is hidden, and for every token whether it is the text's own."""
+    made = replaced(
+        place, "x", task={"name": "replaced-tokens", "weight": 20.0, "mask": 0.3}, data={"max_len": width}
+    )
+    task, model = opened(made)
+    batch = task.batch(task.plan(0)[0])
+    text, drawn, there = asked(task, model, batch)
+    labels = batch.given.labels
+    scores = model.generator(batch.given.tokens, batch.given.pos)
+    hidden = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+    logits = model(drawn, batch.given.pos)
+    right = torch.where(drawn == text, torch.sigmoid(-logits), torch.sigmoid(logits))
+    loss = task.loss(model, batch)
+    assert loss.count == int((labels != -100).sum())
+    assert loss.nll.item() == pytest.approx(hidden.item(), rel=1e-5)
+    wanted = hidden - 20.0 * 0.3 * right[there].log().sum()
+    assert loss.total.item() == pytest.approx(wanted.item(), rel=1e-5)
+    # with the share as it is, the mean of both is that of the equation
+    share = loss.count / int((text[there] >= 5).sum())
+    assert share == pytest.approx(0.3, abs=0.03)
+
+
+def test_nothing_goes_back_through_what_was_drawn(place: Path) -> None:  # noqa: F811
+    task, model = opened(replaced(place, "x", task={"name": "replaced-tokens", "weight": 1e4}))
+    task.loss(model, task.batch(task.plan(0)[0])).total.backward()
+    heavy = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    assert heavy.keys() == dict(model.named_parameters()).keys()
+    model.zero_grad()
+    task.weight = 0.0
+    task.loss(model, task.batch(task.plan(0)[0])).total.backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        if name.startswith("generator."):
+            assert torch.equal(p.grad, heavy[name]), name
+        elif "embedding" not in name:  # both read by it
+            assert not p.grad.any() and heavy[name].any(), name
+
+
+def test_tokens_are_drawn_as_often_as_the_generator_says(place: Path) -> None:  # noqa: F811
+    _, model = opened(replaced(place, "x"))
+    bits = torch.Generator().manual_seed(1)
+    features = torch.randn(1, 24, generator=bits)
+    p = model.generator.head(features * 5).softmax(-1)[0].double().detach().numpy()
+    n = 40_000
+    drawn = model.drawn((features * 5).expand(n, -1), torch.rand(n, generator=bits)).numpy()
+    counts = np.bincount(drawn, minlength=len(p))
+    kept = p * n > 5
+    assert ((counts - n * p)[kept] ** 2 / (n * p)[kept]).sum() < 3 * kept.sum()
+    ends = model.drawn(features.expand(2, -1), torch.tensor([0.0, 1.0 - 2**-24]))
+    assert ends[0] == 0 and ends[1] < len(p)
+
+
+def test_the_encoder_learns_to_tell_them(place: Path) -> None:  # noqa: F811
+    """A generator that says anything, as it never learned: neighbours tell what does not belong."""
+    notes = Notes()
+    model = {"d_model": 32, "n_layers": 2, "dropout": 0.0, "position": "rope", "tie_embeddings": "none"}
+    train = {"log_every": 50, "eval_every": 150, "save_every": 150, "max_tokens": 512, "lr": 5e-3}
+    made = replaced(place, "told", steps=150, model=model, train=train | {"freeze": ["generator"]})
+    run_training(made, report=notes)
+    last = [row for row in notes.rows if row["split"] == "valid"][-1]
+    assert last["f1"] > 0.9
+    # of which nats the share of replaced tokens alone would have 50 times 0.4
+    assert last["loss"] - math.log(last["ppl"]) < 50 * 0.1
+    assert f"valid F1 of replaced tokens: {last['f1']:.4f}" in notes.said
+    run = ph.load(made.out)
+    row = torch.tensor([[run.tokenizer.bos_id, *run.tokenizer.encode(["bcdefcha"])[0], run.tokenizer.eos_id]])
+    assert run.model(row)[0].argmax() == 1 + "bcdefcha".index("c", 2)
+
+
+def test_a_killed_run_ends_with_the_same_bits(place: Path) -> None:  # noqa: F811
+    whole, killed = replaced(place, "whole"), replaced(place, "killed")
+    assert in_child(lambda: run_training(whole, report=Notes())) == 0
+    assert in_child(lambda: run_training(killed, report=Deadly(18))) == KILLED
+    assert in_child(lambda: run_training(killed, resume=True, report=Notes())) == 0
+    assert result(killed) == result(whole)
+
+
+def test_a_classifier_begins_with_the_encoder(place: Path) -> None:  # noqa: F811
+    made = replaced(place, "read", steps=3)
+    run_training(made, report=Notes())
+    read, notes = ph.load(made.out), Notes()
+    start, train = {"run": str(made.out)}, made.train.model_dump() | {"steps": 1, "lr": 1e-12, "ema": None}
+    labelled = {"train": ["letters.tsv"], "text": "letters", "label": "label", "documents": "file"}
+    wanted = {"task": "classification", "start": start, "train": train, "out": place / "classes"}
+    run_training(Recipe.model_validate(wanted | {"data": made.data.model_dump() | labelled}), report=notes)
+    classes = ph.load(place / "classes").model
+    assert isinstance(classes, Classifier) and classes.config.generator == 0
+    for name, tensor in read.model.encoder.state_dict().items():
+        torch.testing.assert_close(classes.encoder.state_dict()[name], tensor, atol=1e-6, rtol=0)
+    assert any("not taken: detector.bias" in line and "generator" in line for line in notes.said)
+
+
+def test_it_goes_on_with_its_generator(place: Path) -> None:  # noqa: F811
+    made, notes = replaced(place, "before", steps=3), Notes()
+    run_training(made, report=Notes())
+    fields = made.model_dump(exclude={"tokenizer", "model", "out"}, exclude_unset=True)
+    more = fields | {"start": {"run": str(made.out)}, "model": {"generator": 1}, "out": place / "behind"}
+    run_training(Recipe.model_validate(more), report=notes)
+    assert any(re.search(r"begun with (\d+) of \1 weights$", line) for line in notes.said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": {"generator": 0}},
+            "task 'replaced-tokens' needs a generator, which puts the tokens in: give its layers as model.generator, "
+            "e.g. 1 beside model.n_layers=1",
+        ),
+        ({"model": {"head": True}}, "head=true scores tokens, which generator does in its place: leave one of them out"),
+        ({"task": "masked-lm"}, "model.generator puts in tokens for task 'replaced-tokens' to tell; task 'masked-lm' has no use for it"),
+        ({"task": {"name": "replaced-tokens", "mask": 0.0}}, "mask of task 'replaced-tokens' is a share above 0"),
+        ({"task": {"name": "replaced-tokens", "weight": -1}}, "weight"),
+        ({"train": {"metric": "accuracy"}}, "task 'replaced-tokens' does not measure 'accuracy'; it has loss, f1"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(place: Path, changes: dict[str, Any], message: str) -> None:  # noqa: F811
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_training(replaced(place, "refused", **changes), report=Notes())
+    assert not (place / "refused" / "checkpoints").exists()
+
+
+def test_no_teacher_tells_them(place: Path) -> None:  # noqa: F811
+    made = replaced(place, "x", steps=2).model_dump() | {"distill": {"teacher": ["another"]}}
+    with pytest.raises(ValueError, match="distill: every model tells tokens of its own generator"):
+        ReplacedTokens.check(Recipe.model_validate(made))
+
+
+def test_it_is_measured_as_it_was_at_the_end(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    made = replaced(place, "measured", steps=3, data={"test": "letters.txt"})
+    run_training(made, report=Notes())
+    card = dict(re.findall(r"\| test (\w+) \| (\S+) \|", (made.out / "README.md").read_text()))
+    assert main(["eval", str(made.out)]) == 0
+    found = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
+    assert found.keys() == {"loss", "perplexity", "f1"} and card.keys() == {"loss", "ppl", "f1"}
+    for name, value in zip(("loss", "perplexity", "f1"), card.values(), strict=True):
+        assert found[name] == pytest.approx(float(value), abs=6e-4)
+    assert main(["eval", str(made.out), "--with", str(made.out)]) == 2
+    assert "tells tokens of its own generator from others: it decides alone" in capsys.readouterr().err
+
+
+def test_it_gives_vectors_and_fills_no_masks(place: Path) -> None:  # noqa: F811
+    task, model = opened(replaced(place, "x"))
+    run = Run(model, task.text.tokenizer, GenerationConfig())
+    row = torch.tensor([[run.tokenizer.bos_id, *run.tokenizer.encode(["abc"])[0], run.tokenizer.eos_id]])
+    torch.testing.assert_close(run.embed(["abc"])[0], model.encoder(row)[0].mean(0).detach())
+    with pytest.raises(ValueError, match="this encoder scores no tokens"):
+        run.fill_mask(["a<mask>c"])
