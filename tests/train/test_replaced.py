@@ -159,6 +159,18 @@ def test_it_goes_on_with_its_generator(place: Path) -> None:  # noqa: F811
     assert any(re.search(r"begun with (\d+) of \1 weights$", line) for line in notes.said)
 
 
+def test_chance_follows_from_seed_epoch_and_row(place: Path) -> None:  # noqa: F811
+    def chances(seed: int, epoch: int, tokens: int = 256) -> dict[int, bytes]:
+        task, _ = opened(replaced(place, "x", train={"seed": seed, "max_tokens": tokens}))
+        batches = [(packed.rows.tolist(), task.batch(packed).chance) for packed in task.plan(epoch)]
+        return {row: chance[:8].numpy().tobytes() for rows, given in batches for row, chance in zip(rows, given, strict=True)}  # fmt: skip
+
+    first = chances(1, 0)
+    assert first == chances(1, 0, 512) and len(set(first.values())) == len(first) > 8
+    for other in (chances(1, 1), chances(2, 0)):
+        assert not set(first.values()) & set(other.values())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
