@@ -9,6 +9,7 @@ import torch
 
 from polyhead.errors import UserError, nearest, unknown
 from polyhead.fast.pack import packed
+from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models import build
@@ -57,7 +58,8 @@ def load(
         there = [one.name for one in directory.parent.glob("*") if one.is_dir()]
         before = str(directory).removesuffix(directory.name)
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
-    run = _own(directory) if model_type(directory) in (None, MODEL_TYPE) else Run(*open_checkpoint(directory))
+    published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
+    run = Run(*open_checkpoint(directory)) if published else _own(directory)
     run.model = run.model.to(place, DTYPES[dtype]).eval()
     if fast or dtype == "int8":
         packed(run.model, int8=dtype == "int8")

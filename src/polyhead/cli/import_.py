@@ -16,7 +16,8 @@ def run(
     directory: Annotated[
         str,
         typer.Argument(
-            metavar="DIR", help="directory of a Hugging Face checkpoint, or owner/name on its hub"
+            metavar="DIR",
+            help="directory of a Hugging Face checkpoint or of an adapter of PEFT, or owner/name on its hub",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="directory of the new run")],

@@ -23,13 +23,14 @@ SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 class Entry(NamedTuple):
     """A tensor of a file that was not read yet."""
 
+    name: str  # in the file
     shape: tuple[int, ...]
     dtype: str  # as safetensors writes it: F32
     file: Any
 
-    def read(self, name: str) -> Tensor:
+    def tensor(self) -> Tensor:
         """The tensor itself."""
-        tensor: Tensor = self.file.get_tensor(name)
+        tensor: Tensor = self.file.get_tensor(self.name)
         return tensor
 
 
@@ -72,13 +73,13 @@ def read_value(directory: Path, name: str, most: int = MAX_CONFIG) -> Any:
         raise UserError(f"{directory / name} is not valid JSON: {error}") from None
 
 
-def entries(directory: Path) -> dict[str, Entry]:
+def entries(directory: Path, weights: str = WEIGHTS) -> dict[str, Entry]:
     """All tensors of a checkpoint by name, in one file or in those that its index names."""
-    if inside(directory, WEIGHTS) is not None:
-        return _opened(directory, WEIGHTS)
-    index = read_json(directory, INDEX, MAX_INDEX)
+    if inside(directory, weights) is not None:
+        return _opened(directory, weights)
+    index = read_json(directory, INDEX, MAX_INDEX) if weights == WEIGHTS else None
     if index is None:
-        raise UserError(_no_weights(directory))
+        raise UserError(_no_weights(directory, weights))
     shards = index.get("weight_map")
     if (
         not isinstance(shards, dict)
@@ -110,12 +111,12 @@ def _opened(directory: Path, name: str) -> dict[str, Entry]:
     try:
         file = safe_open(path, "pt")
         slices = {tensor: file.get_slice(tensor) for tensor in file.keys()}  # noqa: SIM118
-        return {key: Entry(tuple(s.get_shape()), s.get_dtype(), file) for key, s in slices.items()}
+        return {key: Entry(key, tuple(s.get_shape()), s.get_dtype(), file) for key, s in slices.items()}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{directory / name} is damaged or cut short: {error}") from None
 
 
-def _no_weights(directory: Path) -> str:
+def _no_weights(directory: Path, weights: str) -> str:
     pickled = [
         *directory.glob("*.bin"),
         *directory.glob("*.pt"),
@@ -123,8 +124,8 @@ def _no_weights(directory: Path) -> str:
         *directory.glob("*.ckpt"),
     ]
     if not pickled:
-        return f"{directory} has no {WEIGHTS} and no {INDEX}"
+        return f"{directory} has no {weights}" + (f" and no {INDEX}" if weights == WEIGHTS else "")
     return (
-        f"{directory} has no {WEIGHTS}, only {pickled[0].name}: a pickle can run code when it is read, so it never is. "
+        f"{directory} has no {weights}, only {pickled[0].name}: a pickle can run code when it is read, so it never is. "
         "Take the checkpoint's safetensors files, or save it again with save_pretrained"
     )

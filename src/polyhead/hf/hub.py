@@ -9,7 +9,15 @@ from polyhead.errors import at
 from polyhead.hf.chat import TEMPLATE
 from polyhead.hub import NAME, snapshot
 
-FILES = ["*.json", TEMPLATE, "*.spm", "sentencepiece.bpe.model", "model.safetensors", "model-*.safetensors"]
+FILES = [
+    "*.json",
+    TEMPLATE,
+    "*.spm",
+    "sentencepiece.bpe.model",
+    "model.safetensors",
+    "model-*.safetensors",
+    "adapter_model.safetensors",
+]
 
 
 def is_name(text: str) -> bool:
@@ -17,7 +25,7 @@ def is_name(text: str) -> bool:
     return bool(re.fullmatch(NAME, text)) and ".." not in text and not Path(text).parent.is_dir()
 
 
-def fetch(name: str) -> Path:
+def fetch(name: str, revision: str | None = None) -> Path:
     """The directory of a checkpoint in the cache of huggingface_hub, fetched if it is not there."""
     with at(f"no directory {name!r} here, and from the hub it cannot be had"):
-        return snapshot(name, FILES)
+        return snapshot(name, FILES, revision=revision)

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, show
+from polyhead.hf.adapters import Adapter, Changed, changed, is_adapter, open_adapter
 from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
-from polyhead.hf.files import DTYPES, Entry, entries, read_json
+from polyhead.hf.files import DTYPES, Entry, entries, inside, read_json
 from polyhead.hf.given import Given
 from polyhead.hf.sentences import embedding_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
@@ -24,7 +25,11 @@ from polyhead.hf.tokens import open_tokenizer
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
+from polyhead.text.files import FILE as TOKENIZER
 from polyhead.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+Stored = Entry | Changed
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +68,17 @@ def model_type(directory: Path) -> str | None:
 
 
 def open_checkpoint(directory: Path) -> Opened:
-    """Model, tokenizer and settings of decoding; every way in which they cannot be read is a UserError of one line."""
+    """Model, tokenizer and settings of decoding; every way in which they cannot be read is a UserError of one line.
+
+    A directory of an adapter stands for the checkpoint that it changes, with a tokenizer of its own where it has one.
+    """
+    adapter = open_adapter(directory) if is_adapter(directory) else None
+    own, directory = directory, adapter.base if adapter else directory
+    speaks = own if inside(own, TOKENIZER) else directory
     config, generation = _config(directory), read_json(directory, "generation_config.json")
     where = directory / ("config.json" if generation is None else "generation_config.json")
-    model = open_model(directory)
-    tokenizer = open_tokenizer(directory, config, generation or {})
+    model = open_model(directory, adapter)
+    tokenizer = open_tokenizer(speaks, config, generation or {})
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
@@ -76,11 +87,11 @@ def open_checkpoint(directory: Path) -> Opened:
         vectors |= rating_of(directory, config)
     if model.config.kind == "encoder":
         return Opened(model, tokenizer, GenerationConfig(**vectors))
-    settings = decoding(generation, where).model_copy(update={"chat": chat_of(directory), **vectors})
+    settings = decoding(generation, where).model_copy(update={"chat": chat_of(speaks), **vectors})
     return Opened(model, tokenizer, settings)
 
 
-def open_model(directory: Path) -> Model:
+def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     """The model alone, fp32 whatever the files have."""
     given = _config(directory)
     where = directory / "config.json"
@@ -90,7 +101,11 @@ def open_model(directory: Path) -> Model:
         near = f". {SEEING[kind]}" if isinstance(kind, str) and kind in SEEING else ""
         raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded{near}")
     family: Family = FAMILY.get(kind)
-    found = _named(family, entries(directory))
+    stored = _named(family, entries(directory))
+    found: dict[str, Stored] = {**stored}
+    if adapter:
+        stored |= _named(family, adapter.whole)
+        found = changed(stored, _named(family, adapter.added), adapter.directory)
     config = read_config(family, Given(given, where, found.keys()))
     layers = max(config.n_layers, config.decoder_layers)
     if layers > len(found):
@@ -183,16 +198,6 @@ def _unheard(given: Mapping[str, Any], keys: Iterable[str], where: Path, what: s
             log.warning("%s: %s is %s, and %s without it", where, key, show(given[key]), what)
 
 
-class _Named(NamedTuple):
-    """A tensor under the name that the table has for it, and the one it has in its file."""
-
-    stored: str
-    entry: Entry
-
-    def tensor(self) -> Tensor:
-        return self.entry.read(self.stored)
-
-
 def _config(directory: Path) -> dict[str, Any]:
     given = read_json(directory, "config.json")
     if given is None:
@@ -200,7 +205,7 @@ def _config(directory: Path) -> dict[str, Any]:
     return given
 
 
-def _named(family: Family, found: Mapping[str, Entry]) -> dict[str, _Named]:
+def _named(family: Family, found: Mapping[str, T]) -> dict[str, T]:
     """What was found by the names that the whole model has today."""
     table = [row for model in family.architectures for row in family.rows(model)]
     outside = {row.theirs for row in table if not row.theirs.startswith(family.prefix)}
@@ -212,13 +217,13 @@ def _named(family: Family, found: Mapping[str, Entry]) -> dict[str, _Named]:
             stored,
         )
         name = stored if today in found else today
-        named[family.prefix + name if bare and name not in outside else name] = _Named(stored, entry)
+        named[family.prefix + name if bare and name not in outside else name] = entry
     return named
 
 
 def _without_copies(
-    family: Family, wanted: Mapping[str, Tensor], found: dict[str, _Named], directory: Path
-) -> dict[str, _Named]:
+    family: Family, wanted: Mapping[str, Tensor], found: dict[str, Stored], directory: Path
+) -> dict[str, Stored]:
     """Some files hold a tied tensor under both of its names; then they must be equal."""
     copies = {
         name: of for name, of in family.tied.items() if name in found and name not in wanted and of in found
@@ -231,10 +236,10 @@ def _without_copies(
     return {name: value for name, value in found.items() if name not in copies}
 
 
-def _fit(found: Mapping[str, _Named], wanted: Mapping[str, Tensor], directory: Path) -> None:
+def _fit(found: Mapping[str, Stored], wanted: Mapping[str, Tensor], directory: Path) -> None:
     """Refuse tensors that differ from those wanted, naming all that is missing, unused or of another shape or type."""
     shared = sorted(found.keys() & wanted.keys())
-    shapes = [(name, found[name].entry.shape, tuple(wanted[name].shape)) for name in shared]
+    shapes = [(name, found[name].shape, tuple(wanted[name].shape)) for name in shared]
     wrong = {
         "missing": sorted(wanted.keys() - found.keys()),
         "unused": sorted(found.keys() - wanted.keys()),
@@ -242,7 +247,7 @@ def _fit(found: Mapping[str, _Named], wanted: Mapping[str, Tensor], directory: P
             f"{name} {list(came)}, wanted {list(want)}" for name, came, want in shapes if came != want
         ],
         f"neither of {', '.join(DTYPES)}": [
-            f"{name} {found[name].entry.dtype}" for name in shared if found[name].entry.dtype not in DTYPES
+            f"{name} {found[name].dtype}" for name in shared if found[name].dtype not in DTYPES
         ],
     }
     if any(wrong.values()):
