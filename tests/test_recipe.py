@@ -196,6 +196,11 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("model=rope", "model: 'rope' is not a section of keys"),
         ("data.train=", "data.train: null is not a list"),
         ("data.train=[1]", "data.train[0]: 1 is not text (put it in quotes)"),
+        ("data.train=[a, 1, true]", "data.train[1]: 1 is not text (put it in quotes)"),
+        (
+            "generation.form=json",
+            "generation.form is for what a decoder says; task 'translation' trains a model of kind 'encoder-decoder'",
+        ),
         ("data.train=[]", "data.train: [] is empty; give at least 1"),
         ("data.source_lang=true", "data.source_lang: true is not text (put it in quotes)"),
         ("data.source=[1]", "data.source: [1] is not a column's number or a key's name"),

@@ -80,8 +80,13 @@ def explain(error: ValidationError, root: type[BaseModel] | None = None, under: 
 
     ``root`` is the model that was read, for the names of its keys; ``under`` goes before each place.
     """
-    lines = [_line(problem, root, under) for problem in error.errors(include_url=False)]
-    return UserError("\n".join(dict.fromkeys(lines)))
+    told: dict[Any, str] = {}
+    for problem in error.errors(include_url=False):
+        *place, last = problem["loc"] or [""]
+        # where nothing of a list is right, its first entry is told
+        key = tuple(place) if isinstance(last, int) else (problem["loc"], problem["type"])
+        told.setdefault(key, _line(problem, root, under))
+    return UserError("\n".join(dict.fromkeys(told.values())))
 
 
 def _line(problem: Any, root: type[BaseModel] | None, under: str) -> str:

@@ -253,6 +253,10 @@ class Recipe(Section):
                 f"model.generator puts in tokens for task 'replaced-tokens' to tell; task {self.task.name!r} has no use for "
                 "it: leave it out"
             )
+        if self.generation.form and self.model.kind != "decoder":
+            raise UserError(
+                f"generation.form is for what a decoder says; task {self.task.name!r} trains a model of kind {self.model.kind!r}"
+            )
         metrics = getattr(task, "metrics", ("loss",))
         if self.train.metric not in metrics:
             raise UserError(

@@ -53,7 +53,7 @@ def json_object(*, schema: Schema | None = None) -> str:
     Equation: p(x_t) = 0 where no JSON of the schema begins with x_1 ... x_t
     Paper: Geng et al., 2025 (JSONSchemaBench)
     When: several fields are filled in
-    Recipe: generation: {form: {name: json, schema: {type: object, properties: {age: {type: integer}}}}}
+    Recipe: {task: language-model, generation: {form: {name: json, schema: {type: object, properties: {age: {type: integer}}}}}}
     Options:
       schema: a JSON Schema, or the name of its file; any object if not given
     """
@@ -71,7 +71,7 @@ def regex(*, pattern: str) -> str:
     Equation: p(x_t) = 0 where no match begins with x_1 ... x_t
     Paper: Willard and Louf, 2023
     When: dates, numbers, codes
-    Recipe: generation: {form: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}
+    Recipe: {task: language-model, generation: {form: {name: regex, pattern: "[0-9]{4}-[0-9]{2}"}}}
     Options:
       pattern: a regular expression without references to groups; of what stands around, it can say nothing
     """
@@ -85,7 +85,7 @@ def choice(*, among: list[str]) -> str:
     Equation: p(x_t) = 0 where none of the texts begins with x_1 ... x_t
     Paper: De Cao et al., 2021
     When: a question has few answers
-    Recipe: generation: {form: {name: choice, among: ["yes", "no"]}}
+    Recipe: {task: language-model, generation: {form: {name: choice, among: ["yes", "no"]}}}
     Options:
       among: the texts
     """
