@@ -53,6 +53,28 @@ def test_what_is_said_has_it(
 
 
 @pytest.mark.parametrize(
+    "own", [{"form": Choice("choice", among=["yes", "no"])}, {"cache": Choice("window", window=2, sink=1)}]
+)
+def test_null_puts_off_what_is_the_runs_own(
+    own: dict[str, Choice], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is said then is what the same run says that has nothing of its own."""
+    from polyhead import load, loading
+
+    free = load(home / "run")
+    held = Run(free.model, free.tokenizer, free.generation.model_copy(update=own))
+    (option,) = own
+    said = {}
+    for name, run, typed in (("free", free, []), ("off", held, [f"--{option}", "null"]), ("held", held, [])):
+        monkeypatch.setattr(loading, "load", lambda *_, run=run, **__: run)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a dog barks\n")))
+        assert main(["generate", "run", "dog: ", *typed]) == 0
+        assert main(["chat", "run", *typed]) == 0
+        said[name] = capsys.readouterr().out
+    assert said["off"] == said["free"] != said["held"]
+
+
+@pytest.mark.parametrize(
     ("form", "message"),
     [
         ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, json, regex"),
@@ -60,6 +82,7 @@ def test_what_is_said_has_it(
         ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document start>', but found '{'"),
         ("{name: regex, pattern: '['}", "form 'regex': unclosed character class"),
         ("{name: choice, among: [true]}", "form: among of form 'choice'"),
+        ("choice,among=[1, 2, yes]", "form: among of form 'choice': [0]: 1 is not text (put it in quotes)"),
         ("json,schema=nowhere.json", "form: schema of form 'json': nowhere.json: No such file or directory"),
         ("json,schema=broken.json", "form: schema of form 'json': broken.json is no JSON: Expecting"),
     ],

@@ -112,12 +112,25 @@ def test_what_no_token_can_say_ends_its_own_request(live: Any) -> None:
     assert live.ask(TEXT, {"prompt": "dogs", "max_tokens": 3}).status_code == 200
 
 
+def test_any_text_puts_off_the_form_of_the_run(live: Any) -> None:
+    own = live.run.generation.model_copy(update={"form": Choice("choice", among=["dogs", "犬"])})
+    bodies = [(TEXT, {"prompt": "dogs", "seed": 4}, "text"), (CHAT, {"messages": TALK, "seed": 4}, "message")]
+    with _shared["living"](Run(live.run.model, live.run.tokenizer, own)) as held:
+        for path, body, key in bodies:
+            (free,) = live.ask(path, body).json()["choices"]
+            (off,) = held.ask(path, body | {"response_format": {"type": "text"}}).json()["choices"]
+            (kept,) = held.ask(path, body | {"response_format": None}).json()["choices"]
+            assert off[key] == free[key]
+            assert (kept[key] if path == TEXT else kept[key]["content"]) in ("dogs", "犬")
+
+
 def test_translations_have_no_form() -> None:
     with _shared["living"](_shared["make"]("encoder-decoder")) as live:
         for path, text in (("/v1/translations", {"input": "ein hund"}), (TEXT, {"prompt": "ein hund"})):
             answer = live.ask(path, text | {"response_format": {"type": "json_object"}})
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "response_format"
             assert "no effect on translations" in answer.json()["error"]["message"]
+            assert live.ask(path, text | {"response_format": {"type": "text"}}).status_code == 200
 
 
 def test_others_are_answered_while_a_form_is_read(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:

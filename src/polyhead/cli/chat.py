@@ -26,6 +26,7 @@ from polyhead.cli.options import (
     TopK,
     TopP,
     With,
+    parts,
 )
 from polyhead.document import parse_part
 from polyhead.errors import UserError, nearest
@@ -84,15 +85,15 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
-        "form": None if form is None else parse_part(form),
     }
     wishes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
+    wishes |= parts(form=form)
     from polyhead.fast.memory import tune_memory
     from polyhead.loading import load
 
     tune_memory()
     loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
-    options: dict[str, Any] = {"rows": 1} | ({"cache": parse_part(cache)} if cache else {})
+    options: dict[str, Any] = {"rows": 1} | parts(cache=cache)
     talker = loaded.talker(parse_part(chat) if chat else None, **options)
     talk = Talk(talker, system, wishes, seed)
     if sys.stdin.isatty():

@@ -24,9 +24,9 @@ from polyhead.cli.options import (
     TopK,
     TopP,
     With,
+    parts,
 )
 from polyhead.data.parquet import SUFFIX
-from polyhead.document import parse_part
 
 
 def run(
@@ -92,14 +92,12 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "no_repeat_ngram_size": no_repeat_ngram_size,
-        "form": None if form is None else parse_part(form),
         "beam_size": beam_size,
         "seed": seed,
         "length_penalty": length_penalty,
-        "cache": None if cache is None else parse_part(cache),
-        "speculate": None if speculate is None else parse_part(speculate),
     }
     changes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
+    changes |= parts(form=form, cache=cache, speculate=speculate)
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if os.path.isfile(prompt):
         packed = Path(prompt).suffix.lower() in (SUFFIX, ".gz")  # whose bytes are no lines

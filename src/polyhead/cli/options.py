@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from polyhead.document import parse_part
 
 AS_TRAINED = "of the run"  # what holds where an option is not given
 
@@ -37,7 +39,7 @@ Form = Annotated[
     str | None,
     typer.Option(
         "--form",
-        help="what it must look like, e.g. json or 'choice,among=[red, blue]'; see polyhead parts form",
+        help="what it must look like, e.g. json or 'choice,among=[red, blue]', or null for anything; see polyhead parts form",
         show_default=AS_TRAINED,
     ),
 ]
@@ -71,3 +73,8 @@ Dtype = Annotated[
 Device = Annotated[
     str, typer.Option(help="cpu, cuda, cuda:1 ...; auto: a GPU where there is one, but the CPU for int8")
 ]
+
+
+def parts(**typed: str | None) -> dict[str, Any]:
+    """The parts that were typed; ``null`` puts off the one of the run."""
+    return {name: parse_part(text) for name, text in typed.items() if text is not None}

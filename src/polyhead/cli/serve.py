@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With, parts
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
@@ -102,9 +102,9 @@ def run(
     options: dict[str, Any] = {
         "rows": rows,
         "chunk": chunk,
-        "cache": None if cache is None else parse_part(cache),
         "chat": None if chat is None else Choice.read(parse_part(chat)),
     }
+    options |= parts(cache=cache)
     for needed in ("uvicorn", "prometheus_client"):
         import_module(needed)  # what is missing is told before torch and the model are loaded
     import torch

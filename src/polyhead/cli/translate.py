@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, one_line, read_lines
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, NoRepeat, SourceLang, TargetLang, With
+from polyhead.cli.options import (
+    AS_TRAINED,
+    CacheName,
+    Device,
+    Dtype,
+    NoRepeat,
+    SourceLang,
+    TargetLang,
+    With,
+    parts,
+)
 from polyhead.data.reading import chunks
-from polyhead.document import parse_part
 from polyhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,12 +84,11 @@ def run(
         "min_new_tokens": min_new_tokens,
         "early_stopping": early_stopping,
         "no_repeat_ngram_size": no_repeat_ngram_size,
-        "cache": None if cache is None else parse_part(cache),
         "batch_tokens": batch_tokens,
         "source_lang": source_lang,
         "target_lang": target_lang,
     }
-    changes = {name: value for name, value in typed.items() if value is not None}
+    changes = {name: value for name, value in typed.items() if value is not None} | parts(cache=cache)
     lines = read_lines(source)
     begins = None if prefix is None else read_lines(prefix)
     if source == prefix == "-":

@@ -163,8 +163,8 @@ class TextEngine:
         **options: Any,
     ) -> None:
         self.tokenizer, self.config, self.frame, self.max_len = tokenizer, config, frame, max_len
-        options = {"rows": 256, "chunk": 512} | options
-        choice = options.pop("cache", None) or config.cache
+        options = {"rows": 256, "chunk": 512, "cache": config.cache} | options
+        choice = options.pop("cache")
         if choice is None and any(one.keyed for one in model.cache_shape.members):
             choice = Choice("paged")
         self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)

@@ -35,7 +35,7 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
     wishes: dict[str, Any] = {name: getattr(body, name) for name in SAME if name in given}
     if "min_tokens" in given:
         wishes["min_new_tokens"] = body.min_tokens
-    wishes |= {"n": body.n, "stop": body.stop, **formed(body), **others}
+    wishes |= {"n": body.n, "stop": body.stop, **formed(body, engine), **others}
     found = []
     for text in texts:
         if not isinstance(text, str):
@@ -50,8 +50,8 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
     return found
 
 
-def formed(body: Drawing) -> dict[str, Choice]:
-    """The form that an output is asked to have, if there is one."""
+def formed(body: Drawing, engine: TextEngine) -> dict[str, Choice | None]:
+    """The form that an output is asked to have, if there is one; any text puts off that of the run."""
     found = []
     wanted, structure = body.response_format, body.structured_outputs
     if wanted is not None and wanted.type == "json_schema":
@@ -78,7 +78,9 @@ def formed(body: Drawing) -> dict[str, Choice]:
             "an output has one form: response_format and structured_outputs name several",
             "structured_outputs",
         )
-    return {"form": found[0]} if found else {}
+    if found:
+        return {"form": found[0]}
+    return {"form": None} if wanted is not None and engine.config.form else {}
 
 
 def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
