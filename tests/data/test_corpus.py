@@ -208,7 +208,7 @@ PATHOLOGIES: dict[str, tuple[Files, Expected]] = {
     "gzip cut short": ({"a.en": gzip.compress(ENOUGH.encode() * 99)[:-9], "a.de": ENOUGH * 99}, "damaged"),
     "gzip with a flipped bit": ({"a.en": gzip.compress(ENOUGH.encode())[:-6] + b"xxxxxx", "a.de": ENOUGH}, "damaged"),
     "gzip of nothing": ({"a.en": gzip.compress(b""), "a.de": "1\n"}, "is empty"),
-    "gzip twice": ({"a.en": gzip.compress(gzip.compress(ENOUGH.encode())), "a.de": ENOUGH}, "does not look like UTF-8"),
+    "gzip twice": ({"a.en": gzip.compress(gzip.compress(ENOUGH.encode())), "a.de": ENOUGH}, "packed by gzip; unpack it"),
     "mostly broken further down": (
         {"a.en": b"good line\n" * 10_000 + b"\xff\n" * 20_000, "a.de": "x\n" * 30_000}, "most lines are broken"),
     "some Latin-1": (bad("é".encode("latin-1")), {"kept": 20, "broken": 1}),
@@ -264,7 +264,8 @@ def test_there_are_forty_pathologies() -> None:
     (["a.txt"], {"format": "parallel"}, "wants a source and a target file, got 1"),
     (["a.txt"], {"format": "csv"}, "unknown format 'csv'"),
     (["a.tsv"], {"target": 7}, "a.tsv has 2 columns, so there is no column 7"),
-    (["a.tsv"], {"source": "eng", "target": 1}, "unknown column of a.tsv 'eng'.* did you mean 'en'"),
+    (["a.tsv"], {"source": "eng", "target": 1}, "unknown column of a.tsv 'eng'.* did you mean 'en'.*; without a header, columns are numbers: 0 is"),
+    (["twice.tsv"], {"source": "en", "target": "de"}, "twice.tsv has 2 columns named 'de': which is meant cannot be told; rename one, or give its number"),
     (["a.jsonl"], {}, "a.jsonl has the keys de, en: set source to one of them, got number 0"),
     (["a.jsonl"], {"source": "en", "target": "dee"}, "unknown key of a.jsonl 'dee'.* did you mean 'de'"),
     (["null.jsonl"], {"source": "en", "target": "de"}, "null.jsonl: the key 'en' is null in each of its first 2 lines"),
@@ -282,6 +283,7 @@ def test_a_mistake_in_the_names_is_found_before_any_work(
     write("a.txt", "words\n")
     write("a.parquet", "words\n")
     write("a.tsv", "en\tde\n")
+    write("twice.tsv", "en\tde\tde\none\teins\tzwei\n")
     write("a.jsonl", '{"en": "one", "de": "eins"}\n')
     write("list.jsonl", '["one", "eins"]\n')
     write("null.jsonl", '{"en": null, "de": "eins"}\n' * 2)

@@ -73,7 +73,13 @@ def _numbers(path: Path, wanted: Wanted) -> tuple[list[int], bool]:
     for column in wanted.values():
         if isinstance(column, str):
             if column not in header:
-                raise unknown(f"column of {path.name}", column, _shown(header))
+                said = unknown(f"column of {path.name}", column, _shown(header))
+                raise UserError(f"{said}; without a header, columns are numbers: 0 is the first")
+            if header.count(column) > 1:
+                raise UserError(
+                    f"{path.name} has {header.count(column)} columns named {column!r}: which is meant cannot be told; "
+                    "rename one, or give its number"
+                )
             found.append(header.index(column))
         elif not 0 <= column < width:
             raise UserError(

@@ -1,0 +1,62 @@
+"""Lines that come in: what is no text is told by its first bytes, and is not read as if it were."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zipfile
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from polyhead.cli.lines import read_lines
+from polyhead.errors import UserError
+
+TEXT = "the dog\na cat\n"
+
+
+def zipped() -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr("a.txt", TEXT)
+    return made.getvalue()
+
+
+def table() -> bytes:
+    made = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": TEXT.splitlines()}), made)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lzma.compress(TEXT.encode()), "packed by xz.*unxz"),
+        (bz2.compress(TEXT.encode()), "packed by bzip2.*bunzip2"),
+        (zipped(), "packed by zip.*unzip"),
+        (b"\x28\xb5\x2f\xfd\x04\x00\n", "packed by zstd.*unzstd"),
+        (TEXT.encode("utf-16"), "UTF-16, wanted UTF-8"),
+        (table(), "table"),
+    ],
+    ids=["xz", "bzip2", "zip", "zstd", "utf-16", "parquet"],
+)
+def test_what_is_packed_is_no_line(
+    given: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_bytes(given)
+    for source, name in ((str(tmp_path / "text"), "text"), ("-", "standard input")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+        with pytest.raises(UserError, match=f"{name} is .*{said}"):
+            list(read_lines(source))
+
+
+def test_gzip_is_unpacked_where_it_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").write_bytes(gzip.compress(TEXT.encode()))
+    assert list(read_lines(str(tmp_path / "text"))) == TEXT.splitlines()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(TEXT.encode()))))
+    with pytest.raises(UserError, match="standard input is packed by gzip; unpack it: gunzip"):
+        list(read_lines("-"))
