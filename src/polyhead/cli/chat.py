@@ -147,7 +147,8 @@ class Talk:
 
 def messages() -> Iterator[str]:
     """What is said, line by line, until there is no more."""
-    yield from (line.strip() for line in (decoded(typed()) if sys.stdin.isatty() else read_lines("-")))
+    said = decoded(typed(), "what was typed") if sys.stdin.isatty() else read_lines("-")
+    yield from (line.strip() for line in said)
 
 
 def typed() -> Iterator[bytes]:

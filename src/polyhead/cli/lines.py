@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from polyhead.data import files
-from polyhead.data.parquet import SUFFIX
+from polyhead.data.parquet import is_table
 from polyhead.errors import UserError, at, nearest
 from polyhead.text.control import spelled
 
@@ -30,14 +30,14 @@ def read_lines(source: str) -> Iterator[str]:
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
     elif path.is_file() or path.is_dir():
-        if path.suffix.lower() == SUFFIX:
+        if is_table(path):
             raise UserError(
                 f"{source} is a table; lines of text are wanted here, so write one of its columns to a file"
             )
         raw = files.lines(path)
     else:  # a named pipe cannot be rewound, which looking for gzip needs
         raw = path.open("rb")
-    return decoded(raw)
+    return decoded(raw, "standard input" if source == "-" else source)
 
 
 def lines_or_text(source: str) -> Iterator[str]:
@@ -60,10 +60,15 @@ def is_file(source: str) -> bool:
     return "/" in source and (source[0] in "/." or os.path.isdir(os.path.dirname(source)))
 
 
-def decoded(raw: Iterable[bytes | None]) -> Iterator[str]:
-    """Lines of bytes as text, without their line ends; of those that are not UTF-8 the first is named, the others counted."""
+def decoded(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
+    """Lines of bytes as text, without their line ends; of those that are not UTF-8 the first is named, the others counted.
+
+    What is packed, or UTF-16, has no such lines, and is refused.
+    """
     bad = 0
     for number, line in enumerate(raw, 1):
+        if number == 1 and line:
+            files.refuse_packed(name, line)
         if line is None:
             raise UserError(f"line {number} is longer than {files.MAX_LINE:,} bytes")
         line = line.removesuffix(b"\n").removesuffix(b"\r")

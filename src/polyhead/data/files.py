@@ -16,6 +16,8 @@ MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being he
 SAMPLE = 64 * 1024  # bytes looked at to tell text from anything else
 BOM = b"\xef\xbb\xbf"
 PACKED = {
+    b"\x1f\x8b": "packed by gzip; unpack it: gunzip",  # what is no file that could be read from its beginning again
+    parquet.MARK: "Parquet, a table; wanted text: write one of its columns to a file",
     b"BZh": "packed by bzip2, wanted text or gzip; unpack it: bunzip2",
     b"\xfd7zXZ": "packed by xz, wanted text or gzip; unpack it: unxz",
     b"\x28\xb5\x2f\xfd": "packed by zstd, wanted text or gzip; unpack it: unzstd",
@@ -136,6 +138,15 @@ def opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb"))
 
 
+def refuse_packed(name: object, begin: bytes) -> None:
+    """What begins as no UTF-8 text does, but could be made one, is a UserError that says how."""
+    if begin[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{name} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    for mark, what in PACKED.items():
+        if begin.startswith(mark):
+            raise UserError(f"{name} is {what}")
+
+
 def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
     try:
         sample = file.read(SAMPLE)
@@ -143,11 +154,7 @@ def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
         raise UserError(f"{path} is damaged: {error}") from None
     if not sample:
         raise UserError(f"{path} is empty")
-    if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{path} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
-    for start, what in PACKED.items():
-        if sample.startswith(start):
-            raise UserError(f"{path} is {what}")
+    refuse_packed(path, sample)
     found = sample.split(b"\n")
     complete = found[:-1] if len(sample) == SAMPLE and len(found) > 1 else found
     bad = sum(not is_text(line) for line in complete)

@@ -19,6 +19,14 @@ class Rows(io.BufferedReader):
     """The lines of a Parquet file."""
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file is Parquet, by its name or by how it begins."""
+    if path.suffix.lower() == SUFFIX or not path.is_file():
+        return path.suffix.lower() == SUFFIX
+    with path.open("rb") as file:
+        return file.read(len(MARK)) == MARK
+
+
 def opened(path: Path) -> BinaryIO:
     """The lines of a Parquet file as bytes; columns of bytes, such as pictures, are left out."""
     import pyarrow
