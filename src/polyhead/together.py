@@ -47,6 +47,11 @@ def _check_classes(first: Run, run: Run, one: str, other: str) -> None:
         raise UserError(
             f"{other} has the classes {', '.join(given)}; {one} has {', '.join(wanted)}: they must be the same"
         )
+    if len(wanted) == 1 and first.generation.sigmoid != run.generation.sigmoid:
+        free, bounded = (other, one) if first.generation.sigmoid else (one, other)
+        raise UserError(
+            f"scores of {free} have no bounds and those of {bounded} are between 0 and 1: they have no mean"
+        )
 
 
 def _check_tokens(first: Run, run: Run, one: str, other: str) -> None:

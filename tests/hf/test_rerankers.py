@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,21 @@ def test_several_rerankers_rate_by_the_mean_of_their_scores(tmp_path: Path) -> N
     assert not torch.allclose(*scores, atol=1e-2)
     runs = [ph.load(tmp_path / str(seed)) for seed in (0, 1)]
     torch.testing.assert_close(rated(together(runs)), (scores[0] + scores[1]) / 2, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_with_bounds_and_without_have_no_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reranker(tmp_path / "bounded", {})
+    reranker(tmp_path / "free", {FIRST: IDENTITY}, 1)
+    capsys.readouterr()
+    for names in (("bounded", "free"), ("free", "bounded")):
+        one, other = (str(tmp_path / name) for name in names)
+        assert main(["classify", one, "a dog\tdogs", "--with", other]) == 2
+        assert re.fullmatch(
+            "polyhead: scores of .*/free have no bounds and those of .*/bounded are between 0 and 1: they have no mean\n",
+            capsys.readouterr().err,
+        )
 
 
 def test_there_is_nothing_to_be_right_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
