@@ -314,11 +314,13 @@ const TOOLS = {
   }],
 
   embeddings: ["Compare", () => {
+    const names = Object.keys(model.prompts), before = settings(names.length ? [{ name: "prompt", title: "What stands before each", value: model.prompt || "nothing", options: ["", ...names.filter((one) => one !== model.prompt)] }] : []);
     const [label, input] = field("Texts", "A text a line: see which are alike …"), found = make("div", { class: "scroll answer", hidden: "" });
     const here = tool("Compare", async ({ signal, note }) => {
       const texts = lines(input.value), begun = performance.now();
       if (!texts.length) { input.focus(); return; }
       const body = { model: model.id, input: texts };
+      if (names.length && before.value("prompt")) body.prompt = before.value("prompt");
       program("/v1/embeddings", body);
       const vectors = (await (await ask("/v1/embeddings", body, signal)).json()).data.map((one) => one.embedding);
       const dot = (a, b) => a.reduce((sum, v, i) => sum + v * b[i], 0), sizes = vectors.map((v) => Math.sqrt(dot(v, v)) || 1);
@@ -341,6 +343,7 @@ const TOOLS = {
       note.textContent = `cosines of vectors of ${vectors[0].length} numbers, ${Math.round(performance.now() - begun)} ms`;
     });
     put(here.sheet, label, input, found, here.actions);
+    if (names.length) here.sheet.prepend(before.box);
     return here.root;
   }],
 };

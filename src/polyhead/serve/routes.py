@@ -67,7 +67,8 @@ def described(service: Service) -> dict[str, Any]:
     if run.recipe is not None and run.recipe.data.source_lang:
         about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
     if "embeddings" in service.tasks:
-        about |= {"max_text_len": reach(run.generation, own.max_len), "prompts": run.generation.prompts}
+        about |= {"max_text_len": reach(run.generation, own.max_len)}
+        about |= {"prompts": run.generation.prompts, "prompt": run.generation.prompt}
     if service.kind in ("decoder", "encoder-decoder"):
         drawn = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
         shown = (*drawn, "beam_size", "length_penalty")
