@@ -199,7 +199,9 @@ def test_the_longer_text_is_cut_first(tokenizer: Tokenizer, lengths: tuple[int, 
 
 
 def test_a_frame_without_room_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="max_len is 4; 2 texts of a token each need 5"):
+    with pytest.raises(
+        UserError, match="4 tokens have no room for two texts: with special ones it takes 5 at least"
+    ):
         framed([[7], [8]], tokenizer, 4)
 
 

@@ -148,6 +148,12 @@ def test_texts_are_read_as_far_as_the_checkpoint_says(
         assert capsys.readouterr().err == "polyhead: cut to 6 tokens: 3 of 4 texts\n"
     assert main(["embed", str(tmp_path / "a"), "a"]) == 0
     assert capsys.readouterr().err == ""
+    assert main(["embed", str(tmp_path / "a"), "a", "--like", TEXTS[0]]) == 0
+    assert capsys.readouterr().err == "polyhead: --like is cut to 6 tokens\n"
+    with pytest.raises(
+        UserError, match="max_text_len: 2 tokens have no room for a text: with special ones it takes 3"
+    ):
+        run.embed(TEXTS, max_text_len=2)
 
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0

@@ -280,6 +280,10 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
     [
         ({"data": {"text": "txt"}}, "unknown column of train.tsv 'txt'; did you mean 'text'"),
         ({"data": {"text": []}}, "data.text"),
+        (
+            {"data": {"max_len": 2}},
+            "data.max_len: 2 tokens have no room for a text: with special ones it takes 3",
+        ),
         ({"data": {"text": ["a", "b", "c"]}}, "data.text"),
         (
             {"data": {"valid": None}},

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyhead.analysis.reading import read
 from polyhead.data.framed import Framed, framed, framed_by
-from polyhead.errors import UserError
+from polyhead.errors import UserError, at
 from polyhead.generate.frame import Frame
 from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM
 from polyhead.nn.pooling import first_token, largest_token, last_token, mean_token
@@ -79,10 +79,11 @@ def read_as(
     """
     check_texts(texts, "embed")
     encoded, most = tokenizer.encode([config.before + text for text in texts]), reach(config, max_len)
-    if about is None:
-        return [framed([ids], tokenizer, most) for ids in encoded]
-    around = Around(about.begin if about.always else [], [], about.end or tokenizer.end, False)
-    rows = [framed_by(around, [ids], most) for ids in encoded]
+    with at("max_text_len"):
+        if about is None:
+            return [framed([ids], tokenizer, most) for ids in encoded]
+        around = Around(about.begin if about.always else [], [], about.end or tokenizer.end, False)
+        rows = [framed_by(around, [ids], most) for ids in encoded]
     return [row if row.ids else Framed(about.begin, len(about.begin), False) for row in rows]
 
 

@@ -88,9 +88,11 @@ def run(
     changes = {key: value for key, value in wished.items() if value is not None}
     of_like = changes | ({} if like_prompt is None else {"prompt": like_prompt})
     loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter(prints=output is None)
-    cut = most = 0
+    cut = 0
     # a run that cannot is told before the first line comes
-    other = loaded.embed([] if like is None else [like], **of_like)
+    other, short, most = loaded.embedded([] if like is None else [like], **of_like)
+    if short:
+        print(f"polyhead: --like is cut to {most} tokens", file=sys.stderr)
     with nullcontext() if output is None else VectorFile(output, loaded.config.d_model) as file:
         for texts in chunks(given, chunk_size(source, chunk)):
             vectors, short, most = loaded.embedded(texts, **changes)

@@ -51,8 +51,9 @@ def framed_by(around: Around, texts: Sequence[Sequence[int]], max_len: int) -> F
     special = len(before) + len(between) + len(after)
     room = max_len - special
     if room < len(texts):
+        what = "two texts" if len(texts) > 1 else "a text"
         raise UserError(
-            f"max_len is {max_len}; {len(texts)} texts of a token each need {special + len(texts)}"
+            f"{max_len} tokens have no room for {what}: with special ones it takes {special + len(texts)} at least"
         )
     kept = [list(ids) for ids in texts]
     if len(kept) == 1:

@@ -18,6 +18,7 @@ from polyhead.data.files import fingerprint
 from polyhead.data.framed import FramedBatch, collate_framed, framed
 from polyhead.data.labelled import Labelled, LabelledReport
 from polyhead.data.reading import chunks, count
+from polyhead.errors import at
 from polyhead.text.tokenizer import Tokenizer
 
 LAYOUT = 1  # of the files of a cache; another number makes another cache
@@ -88,7 +89,8 @@ def _write(
             encoded = [
                 tokenizer.encode(side) for side in zip(*(example.texts for example in chunk), strict=True)
             ]
-            rows = [framed(texts, tokenizer, max_len) for texts in zip(*encoded, strict=True)]
+            with at("data.max_len"):
+                rows = [framed(texts, tokenizer, max_len) for texts in zip(*encoded, strict=True)]
             for example, row in zip(chunk, rows, strict=True):
                 if row.cut:
                     count(report, "cut", example.place)
