@@ -91,6 +91,7 @@ def test_texts_are_those_of_the_run(live: Any, body: dict[str, Any], form: Any) 
         ({"structured_outputs": {"regex": "["}}, "structured_outputs", "form 'regex': unclosed character class"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "among is []"),
         ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "structured_outputs.grammar"),
+        ({"guided_choice": ["yes"]}, "guided_choice", "guided_choice is not supported by this service; give structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs", "structured_outputs has none of regex, choice, json"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "an output has one form"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs", "an output has one form"),

@@ -29,6 +29,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "reasoning_effort": (None,),
     "web_search_options": (None,),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
 }
 """Fields of other services that would change an answer if they were kept, with the values that ask for nothing."""
 HARMLESS = {
@@ -250,7 +251,7 @@ def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]
             raise Refusal(
                 400,
                 "unsupported_parameter",
-                f"{name} is not supported by this service; leave it out",
+                f"{name} is not supported by this service; {'give structured_outputs' if 'guided_' in name else 'leave it out'}",
                 name,
             )
     told = []
