@@ -245,7 +245,11 @@ def test_a_word_that_is_like_the_name_of_a_file_is_told_to_be_a_text(
 
 def test_a_name_that_no_file_can_have_is_a_mistake(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "ein hund bellt " * 40
-    assert shell(capsys, "translate", tiny, long) == (2, "", f"polyhead: no file {long!r}\n")
+    assert shell(capsys, "translate", tiny, long) == (
+        2,
+        "",
+        f"polyhead: no file {long!r}; a text itself is piped in: echo TEXT | polyhead ...\n",
+    )
     assert shell(capsys, "translate", long) == (2, "", f"polyhead: {long}: File name too long\n")
 
 

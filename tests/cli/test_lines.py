@@ -60,3 +60,13 @@ def test_gzip_is_unpacked_where_it_is_a_file(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(TEXT.encode()))))
     with pytest.raises(UserError, match="standard input is packed by gzip; unpack it: gunzip"):
         list(read_lines("-"))
+
+
+def test_a_text_where_a_file_is_wanted_is_told_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for source, way in (("the dog", "; a text itself is piped in: echo TEXT | polyhead ..."), ("dog", "")):
+        with pytest.raises(UserError) as told:
+            read_lines(source)
+        assert str(told.value) == f"no file {source!r}{way}"

@@ -214,7 +214,7 @@ def test_a_killed_run_ends_with_the_same_bits(place: Path, task: dict[str, Any])
         ({"task": {"name": "denoising", "share": 30}}, "share of task 'denoising' is above 0 and at most 1, not 30.0"),
         ({"task": {"name": "denoising", "span": 0}}, "span of task 'denoising' is a number of tokens, above 0"),
         ({"task": {"name": "denoising", "noise": "span"}}, "noise of task 'denoising'"),
-        ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit"),
+        ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit; give data.max_len=32"),
         ({"model": {"kind": "decoder"}}, "task 'denoising' trains a model of kind 'encoder-decoder', not 'decoder'"),
     ],
 )  # fmt: skip

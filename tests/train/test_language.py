@@ -145,7 +145,10 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit"),
+        (
+            {"data": {"max_len": 64}},
+            "data.max_len is 64, more than model.max_len=32: rows do not fit; give data.max_len=32",
+        ),
         ({"train": {"max_tokens": 10}}, "train.max_tokens is 10, less than a row of data.max_len=16 tokens"),
         (
             {"data": {"valid_share": 0.0}},

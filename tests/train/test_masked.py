@@ -257,7 +257,10 @@ def test_the_text_of_a_table_is_learned_from_as_well(place: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"max_len": 64}}, "data.max_len is 64, more than model.max_len=32: rows do not fit"),
+        (
+            {"data": {"max_len": 64}},
+            "data.max_len is 64, more than model.max_len=32: rows do not fit; give data.max_len=32",
+        ),
         (
             {"data": {"max_len": 2}},
             "data.max_len is 2; with the special tokens about a text it is 3 at least",

@@ -26,7 +26,8 @@ def read_lines(source: str) -> Iterator[str]:
     path = Path(source)
     if source != "-" and not os.path.exists(path):
         there = [p.name for p in path.parent.glob("*")] if os.path.isdir(path.parent) else []
-        raise UserError(f"no file {source!r}{nearest(path.name, there)}")
+        way = "; a text itself is piped in: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
+        raise UserError(f"no file {source!r}{nearest(path.name, there) or way}")
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
     elif path.is_file() or path.is_dir():

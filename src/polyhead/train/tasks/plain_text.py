@@ -57,7 +57,9 @@ def check_rows(recipe: Recipe) -> None:
     """Rows of data.max_len fit the model."""
     rows, most = recipe.data.max_len, recipe.model.max_len
     if rows > most:
-        raise UserError(f"data.max_len is {rows}, more than model.max_len={most}: rows do not fit")
+        raise UserError(
+            f"data.max_len is {rows}, more than model.max_len={most}: rows do not fit; give data.max_len={most}"
+        )
 
 
 def test_facts(
