@@ -47,7 +47,8 @@ class Translation:
     When: every text has one that it should become; the default
     Recipe: task: {name: translation, token_split: 0.1}
     Options:
-      token_split: share of the tokens that are written as two shorter ones while it learns, others each time; for small data
+      token_split: share of the tokens that are written as two shorter ones while it learns, others each time, and that
+        ``train.max_tokens`` counts as one; for small data
     """
 
     kind = "encoder-decoder"
