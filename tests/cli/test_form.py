@@ -27,6 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Run(model, tokenizer, GenerationConfig(max_new_tokens=90, chat=Choice("plain"))).save(where / "run")
     schema = {"type": "object", "properties": {"age": {"enum": [3, 33]}}, "required": ["age"]}
     (where / "dog.json").write_text(json.dumps(schema | {"additionalProperties": False}))
+    (where / "marked.json").write_bytes(b"\xef\xbb\xbf" + (where / "dog.json").read_bytes())
     (where / "broken.json").write_text("{")
     return where
 
@@ -38,6 +39,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('regex,pattern="[0-9]{3}"', "[0-9]{3}"),
         ("{name: choice, among: [yes, no]}", "yes|no"),
         ("json,schema=dog.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
+        ("json,schema=marked.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
     ],
 )
 def test_what_is_said_has_it(

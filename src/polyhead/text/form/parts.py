@@ -23,7 +23,7 @@ def _schema(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(Path(given).read_text())
+        return json.loads(Path(given).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{given}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
