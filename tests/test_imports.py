@@ -20,6 +20,8 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {
         "errors",
+        "alive",
+        "files",
         "presets",
         "foreign",
         "ranges",

@@ -15,12 +15,12 @@ from polyhead.analysis.report import write_report
 from polyhead.data.cldr import find_locale, write_corpus
 from polyhead.data.corpus import read_pairs
 from polyhead.errors import UserError
+from polyhead.files import remove
 from polyhead.loading import load
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.train import checkpoint
-from polyhead.train.files import remove
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polyhead.errors import UserError
+from polyhead.files import named
 
 
 def file_place(path: Path, option: str = "--out", inputs: Iterable[str | Path] = ()) -> Path:
@@ -42,10 +43,8 @@ def with_directory(path: Path) -> Path:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """A file with these lines; its directory is made, and an OSError names it, also where the disk is full."""
-    try:
+    with named(path):
         with_directory(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def directory_place(path: Path) -> Path:

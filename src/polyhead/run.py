@@ -21,6 +21,7 @@ from polyhead.analysis.vectors import Embedded, embed
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.errors import UserError
+from polyhead.files import replace_file
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
@@ -37,7 +38,6 @@ from polyhead.run_files import describe, write_weights
 from polyhead.text.listed import stop_texts
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
-from polyhead.train.files import replace_file
 
 
 class Run:

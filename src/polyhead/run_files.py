@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, nearest
+from polyhead.files import read_regular, replace_file, replacing
 from polyhead.models import Model
 from polyhead.nn.adapter import merged
 from polyhead.nn.weights import weights
@@ -22,7 +23,6 @@ from polyhead.sections import AdaptSection
 from polyhead.text.chat.recognise import template_of
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
-from polyhead.train.files import read_regular, replace_file, replacing
 from polyhead.train.tensors import expect, write
 
 MODEL_TYPE = "polyhead"

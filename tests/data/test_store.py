@@ -194,7 +194,7 @@ def test_what_a_killed_build_left_is_removed_and_a_running_one_is_not(
     (builds[0] / "store.json").unlink()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    dead, alive = (builds[0].with_name(f"{builds[0].name}.tmp-{pid}") for pid in (gone.pid, os.getppid()))
+    dead, alive = (builds[0].with_name(f".{builds[0].name}.tmp-{pid}") for pid in (gone.pid, os.getppid()))
     dead.mkdir()
     alive.mkdir()
     PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=20)

@@ -12,8 +12,7 @@ import torch
 
 from polyhead.errors import UserError
 from polyhead.train import checkpoint
-from polyhead.train.checkpoint import newest, prune, save
-from polyhead.train.files import SaveError
+from polyhead.train.checkpoint import SaveError, newest, prune, save
 from polyhead.train.snapshot import flatten_optimizer, unflatten_optimizer
 from polyhead.train.tensors import DTYPES, expect, header, nbytes
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from polyhead import files
 from polyhead.recipe import TrainConfig
-from polyhead.train import checkpoint, files
-from polyhead.train.checkpoint import load, newest, prune, save, steps
-from polyhead.train.files import SaveError
+from polyhead.train import checkpoint
+from polyhead.train.checkpoint import SaveError, load, newest, prune, save, steps
 from polyhead.train.loop import _save
 from polyhead.train.training import Training, final_weights
 

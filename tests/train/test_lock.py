@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from polyhead.alive import start_time
 from polyhead.errors import UserError
 from polyhead.train import lock
-from polyhead.train.lock import RunLock, alive, start_time
+from polyhead.train.lock import RunLock
 
 HOLD = """
 import sys, time
@@ -170,11 +171,3 @@ def test_of_many_that_start_at_once_on_a_stale_lock_one_wins(tmp_path, monkeypat
         os.close(fd)
     assert sorted(said) == sorted(b"+" + b"-" * 11)
     assert json.loads((tmp_path / "run.lock").read_text())["pid"] in children
-
-
-def test_start_times_tell_processes_apart():
-    assert alive(os.getpid())
-    assert alive(os.getpid(), start_time(os.getpid()))
-    assert not alive(os.getpid(), start_time(os.getpid()) + 1)
-    assert start_time(4194303) is None
-    assert not alive(1 << 40)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyhead.files import replace_file
 from polyhead.places import file_place, with_directory
 
 
@@ -82,7 +82,5 @@ def asset(name: str, package: str = "polyhead.analysis") -> str:
 def write(path: Path | str, text: str) -> Path:
     """Write the file whole or not at all, and make its directory."""
     path = with_directory(file_place(Path(path), ""))
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(partial, path)
+    replace_file(path.resolve(), text.encode())  # a link stays one
     return path

@@ -61,8 +61,8 @@ def run(
     if to != "hf" and given:
         raise UserError(f"{' and '.join(given)} belong to --to hf, not to {to}")
     new_directory(out, "the checkpoint")
+    from polyhead.files import whole_directory
     from polyhead.loading import load
-    from polyhead.train.files import whole_directory
 
     made = load(directory, device="cpu")
     fill = FORMATS[to](made, dtype, **({"family": family, "shard_size": shard_size} if to == "hf" else {}))
@@ -73,11 +73,11 @@ def run(
 
 def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:
     from polyhead.export.description import save_tokenizer
+    from polyhead.files import replacing
     from polyhead.hf.files import INDEX
     from polyhead.hf.shards import bytes_of, index_of, shards
     from polyhead.hf.writing import published
     from polyhead.run_files import write_json
-    from polyhead.train.files import replacing
     from polyhead.train.tensors import write
 
     most = bytes_of(shard_size or LARGEST)

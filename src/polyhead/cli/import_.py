@@ -36,9 +36,9 @@ def run(
     polyhead import Helsinki-NLP/opus-mt-en-ROMANCE runs/en-fr --target-lang fr
     """
     new_directory(out, "the new run")
+    from polyhead.files import whole_directory
     from polyhead.loading import load
     from polyhead.run import Run
-    from polyhead.train.files import whole_directory
 
     made = load(directory, device="cpu")
     if source_lang or target_lang:

@@ -12,6 +12,7 @@ from types import TracebackType
 from numpy.lib import format as npy
 from torch import Tensor
 
+from polyhead.files import named
 from polyhead.places import with_directory
 
 
@@ -66,8 +67,6 @@ class VectorFile:
     def _write(self, content: bytes) -> None:
         """All of it; an OSError names the file, also where the disk is full."""
         left = memoryview(content)
-        try:
+        with named(self.part):
             while left:
                 left = left[self.file.write(left) :]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.part)) from None

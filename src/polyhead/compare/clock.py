@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from polyhead.train.files import replace_file
+from polyhead.files import replace_file
 from polyhead.train.forecast import Tick, seconds_at
 from polyhead.train.reporting import Row
 

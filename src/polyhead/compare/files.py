@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.errors import UserError
-from polyhead.train.files import replace_file
+from polyhead.files import replace_file
 
 COMPARISON, CELL, STEPS, CLOCK, OUTPUTS, RESULT = (
     "comparison.json",

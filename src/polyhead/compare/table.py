@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.tasks.base import Measure
-from polyhead.train.files import replace_file
+from polyhead.files import replace_file
 
 Row = Mapping[str, Any]
 WIDTH, NAMES = 120, 32  # columns of a line, and those that names get at least, if they are as long

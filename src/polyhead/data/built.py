@@ -9,11 +9,15 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from polyhead.errors import UserError
+from polyhead.files import whole_directory
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 
 
 def home(cache: str | os.PathLike[str], kind: str, settings: object) -> Path:
@@ -37,33 +41,21 @@ def whole(directory: Path, names: Iterable[str], report: type[R], write: Callabl
 
 
 def _build(directory: Path, names: list[str], kind: type[R], write: Callable[[Path], R]) -> R:
-    """Write into a temporary directory and rename it into place."""
-    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
-    _remove_left_over(directory)
-    temporary.mkdir(parents=True)
+    """Write it beside, and put it in place of what is damaged."""
     try:
-        report = write(temporary)
-        digests = {name: _digest(temporary / f"{name}.npy") for name in names}
-        (temporary / "store.json").write_text(
-            json.dumps({"report": _fields(report), "sha256": digests}, indent=2) + "\n"
-        )
-        for path in temporary.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        shutil.rmtree(directory, ignore_errors=True)
-        try:
-            os.rename(temporary, directory)
-        except OSError:
-            # else another process was faster with the same content
-            if _verified(directory, names, kind) is None:
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with whole_directory(directory) as place:
+            report = write(place)
+            digests = {name: _digest(place / f"{name}.npy") for name in names}
+            (place / "store.json").write_text(
+                json.dumps({"report": asdict(report), "sha256": digests}, indent=2) + "\n"
+            )
+            shutil.rmtree(directory, ignore_errors=True)
+    except OSError:
+        # another process may have been faster with the same content
+        if (found := _verified(directory, names, kind)) is None:
+            raise
+        return found
     return report
-
-
-def _fields(report: Any) -> dict[str, Any]:
-    return asdict(report)
 
 
 def _verified(directory: Path, names: list[str], kind: type[R]) -> R | None:
@@ -80,21 +72,3 @@ def _verified(directory: Path, names: list[str], kind: type[R]) -> R | None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _remove_left_over(directory: Path) -> None:
-    """Remove what builds of the same store left when their process was killed."""
-    for path in directory.parent.glob(f"{directory.name}.tmp-*"):
-        pid = path.name.rpartition("-")[2]
-        if not pid.isdigit() or int(pid) == os.getpid() or not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from polyhead.files import sync
+
 SOURCES = Path(__file__).with_name("kernels")
 FLAGS = [
     "-std=c++17",
@@ -71,6 +73,7 @@ def kernels() -> ctypes.CDLL | None:
                     capture_output=True,
                     timeout=SECONDS,
                 )
+                sync(made)  # a library that is not whole would be refused ever after
                 made.replace(library)
         found = ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,3 @@ def settled(inner: tokenizers.Tokenizer, content: str) -> tokenizers.Tokenizer:
 def written(inner: tokenizers.Tokenizer) -> str:
     """The tokenizer.json of a tokenizer."""
     return str(inner.to_str(pretty=True))
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

@@ -12,7 +12,8 @@ from pathlib import Path
 import tokenizers
 
 from polyhead.errors import UserError
-from polyhead.text.files import FILE, TARGET, parsed, read_roles, replace, settled, written
+from polyhead.files import replace_file
+from polyhead.text.files import FILE, TARGET, parsed, read_roles, settled, written
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
 from polyhead.text.listed import check_texts
 from polyhead.text.sides import TARGET_LANGUAGE, Sides, between
@@ -255,8 +256,8 @@ class Tokenizer:
         if self._target is None:
             (directory / TARGET).unlink(missing_ok=True)
         for name, content in self._files.items():
-            replace(directory / name, content.encode())
-        replace(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
+            replace_file(directory / name, content.encode())
+        replace_file(directory / "tokenizer_config.json", (json.dumps(config, indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], roles: Mapping[str, str] | None = None) -> Tokenizer:

@@ -7,6 +7,7 @@ and only then named in ``latest``.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -18,23 +19,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from polyhead.alive import alive, start_time
 from polyhead.errors import UserError
+from polyhead.files import Writer, read_regular, remove, remove_quietly, replace_file, sync
 from polyhead.train import tensors as safetensors
-from polyhead.train.files import (
-    TRANSIENT,
-    SaveError,
-    Writer,
-    read_regular,
-    remove,
-    remove_quietly,
-    replace_file,
-    sync_directory,
-)
-from polyhead.train.lock import alive, start_time
 from polyhead.train.manifest import NAME as MANIFEST
 from polyhead.train.manifest import FileEntry, Manifest, parse_object, read_file, read_manifest
 from polyhead.train.retention import surplus
 
+# What may pass by itself: a hiccup of a disk or of a network file system. A full disk does not.
+TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
 STATE, LATEST = "state.json", "latest"
 MAX_STATE = 64_000_000  # bytes
 SPARE = 1 << 16  # bytes of directories, manifest and rounding that a save needs besides its data
@@ -46,6 +40,10 @@ STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 UNFINISHED = re.compile(r"(step-(?:0|[1-9][0-9]*))\.(tmp|old)-([0-9]+)(?:-([0-9]+))?")
 
 log = logging.getLogger(__name__)
+
+
+class SaveError(UserError):
+    """A save that failed and was undone; what had been saved before is as it was."""
 
 
 class Checkpoint(NamedTuple):
@@ -163,7 +161,7 @@ def clean(root: Path) -> None:
             continue
         if lost:
             os.rename(entry, final)
-            sync_directory(root)
+            sync(root)
         else:
             remove(entry)
 
@@ -183,7 +181,7 @@ def _save(
     )
     if not root.is_dir():
         root.mkdir(parents=True)
-        sync_directory(root.parent)
+        sync(root.parent)
     clean(root)
     remove(temporary)
     free = shutil.disk_usage(root).free
@@ -200,7 +198,7 @@ def _save(
     except BaseException:
         _undo(final, temporary, old)
         raise
-    sync_directory(root)
+    sync(root)
     replace_file(root / LATEST, f"{final.name}\n".encode())
     remove(old)
     return final
@@ -224,7 +222,7 @@ def _write(
     files[STATE] = FileEntry(size=out.size, sha256=out.sha256)
     with Writer(directory / MANIFEST) as out:
         out.write(Manifest(step=step, files=files, extra=dict(extra)).text())
-    sync_directory(directory)
+    sync(directory)
 
 
 def _manifest(path: Path) -> Manifest:

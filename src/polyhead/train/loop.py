@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from polyhead.errors import UserError
+from polyhead.files import remove
 from polyhead.nn.loss import Loss
 from polyhead.nn.weights import running, weights
 from polyhead.recipe import TrainConfig
 from polyhead.train import checkpoint
-from polyhead.train.files import remove
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import autocast, resolve
 from polyhead.train.progress import Progress, Sums

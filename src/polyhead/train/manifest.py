@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from polyhead.errors import UserError
-from polyhead.train.files import read_regular
+from polyhead.files import read_regular
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -14,6 +14,7 @@ import torch
 
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
+from polyhead.files import replace_file
 from polyhead.models import build
 from polyhead.nn.adapter import merge
 from polyhead.nn.place import device_of
@@ -26,7 +27,6 @@ from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.distill import check_widths, distilled, open_teachers
-from polyhead.train.files import replace_file
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock

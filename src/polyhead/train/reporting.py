@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from polyhead.errors import UserError
-from polyhead.train.files import replace_file
+from polyhead.files import replace_file
 
 Row = Mapping[str, float]
 COUNTERS = ("step", "epoch", "seconds", "best", "split")  # what of a row was not measured

@@ -11,7 +11,7 @@ from safetensors.torch import load as parse
 from torch import Tensor
 
 from polyhead.errors import UserError
-from polyhead.train.files import Writer
+from polyhead.files import Writer
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import stat
@@ -11,15 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from polyhead.alive import alive
 from polyhead.errors import UserError
 
 BUFFER = 1 << 20
-# What may pass by itself: a hiccup of a disk or of a network file system. A full disk does not.
-TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
-
-
-class SaveError(UserError):
-    """A save that failed and was undone; what had been saved before is as it was."""
 
 
 class Writer:
@@ -71,13 +67,22 @@ def _write_all(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data[: 16 * BUFFER]) :]
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: without this a rename may be lost with the power."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a directory: without this a rename may be lost with the power."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An OSError within names ``path``, also where the system names none, as when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -91,33 +96,40 @@ def replacing(path: Path) -> Iterator[Writer]:
     """As ``replace_file``, for content that is written piece by piece."""
     temporary = path.with_name(f"{path.name}.tmp")
     remove(temporary)
-    try:
-        with Writer(temporary) as out:
-            yield out
-        os.rename(temporary, path)
-    except BaseException:
-        remove_quietly(temporary)
-        raise
-    sync_directory(path.parent)
+    with named(path):
+        remove(temporary)
+        try:
+            with Writer(temporary) as out:
+                yield out
+            os.rename(temporary, path)
+        except BaseException:
+            remove_quietly(temporary)
+            raise
+        sync(path.parent)
 
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """A directory to fill, which gets the name ``path`` when all is in it; where that fails there is nothing.
+    """A directory to fill, which gets the name ``path`` when all in it is synced; where that fails there is nothing.
 
-    An empty directory of that name gives way.
+    An empty directory of that name gives way. Several processes may be at the same one; what killed ones left is removed.
     """
     path = path.resolve()
-    temporary = path.with_name(f".{path.name}.tmp")
-    remove(temporary)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+        pid = left.name.rpartition("-")[2]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not alive(int(pid))):
+            remove_quietly(left)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        for place in [*temporary.rglob("*"), temporary]:
+            sync(place)
         os.rename(temporary, path)
     except BaseException:
         remove_quietly(temporary)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def remove(path: Path) -> None:

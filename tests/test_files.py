@@ -1,0 +1,72 @@
+"""A file is there whole or not at all, and what is in the way is said with its name."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyhead.analysis.page import write
+from polyhead.files import replace_file, whole_directory
+from polyhead.registry import Choice
+from polyhead.run_files import write_json
+from polyhead.text.learn import train_tokenizer
+
+LONG = "x" * 100_000
+SAVED: dict[str, Callable[[Path], object]] = {
+    "page.html": lambda place: write(place / "page.html", LONG),
+    "config.json": lambda place: write_json(place / "config.json", {"a": LONG}),
+    "tokenizer.json": lambda place: train_tokenizer(["abc"], Choice("char"), 99).save(place),
+}
+
+
+@pytest.mark.acceptance("R4")
+@pytest.mark.parametrize("name", SAVED)
+def test_a_disk_that_takes_no_more_leaves_the_old_file_and_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (130, hard))
+    try:
+        with pytest.raises(OSError) as full:
+            SAVED[name](tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (full.value.errno, full.value.filename) == (errno.EFBIG, str(tmp_path / name))
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "old"
+
+
+def test_a_page_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "page.html").symlink_to("shared/page.html")
+    assert write(tmp_path / "page.html", "é\n") == tmp_path / "page.html"
+    assert (tmp_path / "page.html").is_symlink()
+    assert (tmp_path / "shared/page.html").read_bytes() == "é\n".encode()
+
+
+def test_a_link_in_a_directory_of_ours_is_replaced_and_not_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("theirs")
+    (tmp_path / "latest").symlink_to("elsewhere")
+    replace_file(tmp_path / "latest", b"ours")
+    assert not (tmp_path / "latest").is_symlink()
+    assert [(tmp_path / name).read_text() for name in ("latest", "elsewhere")] == ["ours", "theirs"]
+
+
+def test_directories_left_by_the_dead_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    kept = [f".run[1].tmp-{os.getppid()}", ".run[1].tmp-notes", f".run1.tmp-{gone.pid}"]
+    for name in [*kept, f".run[1].tmp-{gone.pid}", f".run[1].tmp-{os.getpid()}"]:
+        (tmp_path / name).mkdir()
+    with whole_directory(tmp_path / "run[1]") as place:
+        (place / "inner").mkdir()
+        (place / "inner" / "a").write_text("a")
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "run[1]"])
+    assert (tmp_path / "run[1]/inner/a").read_text() == "a"
+    with pytest.raises(KeyboardInterrupt), whole_directory(tmp_path / "other"):
+        raise KeyboardInterrupt
+    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "run[1]"])
