@@ -258,10 +258,12 @@ class Recipe(Section):
                 f"generation.form is for what a decoder says; task {self.task.name!r} trains a model of kind {self.model.kind!r}"
             )
         metrics = getattr(task, "metrics", ("loss",))
-        if self.train.metric not in metrics:
-            raise UserError(
-                f"train.metric: task {self.task.name!r} does not measure {self.train.metric!r}; it has {', '.join(metrics)}"
-            )
+        wanted = {"metric": self.train.metric} | ({"eval_bleu": "bleu"} if self.train.eval_bleu else {})
+        for key, metric in wanted.items():
+            if metric not in metrics:
+                raise UserError(
+                    f"train.{key}: task {self.task.name!r} does not measure {metric!r}; it has {', '.join(metrics)}"
+                )
         return self
 
     def dump_yaml(self) -> str:

@@ -173,8 +173,8 @@ def test_it_learns_on_from_a_run_in_its_format(learned, place):
 
 def test_recipes_that_cannot_be_are_refused(place):
     task = TASK.get("chat")
-    with pytest.raises(UserError, match="answers have their loss"):
-        task.check(recipe(place, "x", train={"eval_bleu": True}))
+    with pytest.raises(ValueError, match="'chat' does not measure 'bleu'; it has loss"):
+        recipe(place, "x", train={"eval_bleu": True})
     with pytest.raises(UserError, match="rows do not fit"):
         task.check(recipe(place, "x", model={"max_len": 64}))
     with pytest.raises(UserError, match=r"did you mean 'talks.jsonl'"):

@@ -298,7 +298,7 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
             {"train": {"metric": "bleu"}},
             "train.metric: task 'classification' does not measure 'bleu'; it has loss, accuracy, f1, mcc",
         ),
-        ({"train": {"eval_bleu": True}}, "BLEU judges translations; a classifier has its accuracy"),
+        ({"train": {"eval_bleu": True}}, "train.eval_bleu: task 'classification' does not measure 'bleu'"),
         (
             {"model": {"kind": "decoder", "pooling": None}},
             "task 'classification' trains a model of kind 'encoder', not 'decoder'",

@@ -161,7 +161,7 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
             {"train": {"metric": "bleu"}},
             "train.metric: task 'language-model' does not measure 'bleu'; it has loss",
         ),
-        ({"train": {"eval_bleu": True}}, "BLEU judges translations; a language model has its loss"),
+        ({"train": {"eval_bleu": True}}, "train.eval_bleu: task 'language-model' does not measure 'bleu'"),
         (
             {"model": {"kind": "encoder"}},
             "task 'language-model' trains a model of kind 'decoder', not 'encoder'",

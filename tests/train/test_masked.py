@@ -276,7 +276,7 @@ def test_the_text_of_a_table_is_learned_from_as_well(place: Path) -> None:
         ({"train": {"metric": "bleu"}}, "task 'masked-lm' does not measure 'bleu'; it has loss, accuracy"),
         (
             {"train": {"eval_bleu": True}},
-            "train.eval_bleu: BLEU judges translations; this task has its loss and accuracy",
+            "train.eval_bleu: task 'masked-lm' does not measure 'bleu'; it has loss, accuracy",
         ),
         (
             {"data": {"train": "letters.tsv", "text": "leters"}},

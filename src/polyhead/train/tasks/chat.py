@@ -13,7 +13,6 @@ from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
 from polyhead.data.rows import Rows
-from polyhead.errors import UserError
 from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK, Choice
@@ -58,8 +57,6 @@ class Chat:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and holds conversations, or a UserError says what is wrong."""
-        if recipe.train.eval_bleu:
-            raise UserError("train.eval_bleu: BLEU judges translations; answers have their loss")
         if recipe.start is None:
             check_rows(recipe)
         for split in recipe.data.splits:
@@ -140,7 +137,7 @@ class Chat:
 def conversations_of(recipe: Recipe, split: str) -> Conversations:
     """The files of a split; validation may be a share of the training conversations."""
     data = recipe.data
-    share = 0.0 if data.valid or split == "test" else data.valid_share
+    share = data.valid_share if split != "test" else 0.0
     files = data.paths("train" if share else split)
     return open_conversations(files, share, held=split == "valid")
 

@@ -79,8 +79,6 @@ class Classification:
             raise UserError(
                 f"token_dropout of task 'classification' is a share from 0 to below 1, not {dropped}"
             )
-        if recipe.train.eval_bleu:
-            raise UserError("train.eval_bleu: BLEU judges translations; a classifier has its accuracy")
         for split in recipe.data.splits:
             labelled_of(recipe, split)
 
@@ -224,7 +222,7 @@ def _scores(model: nn.Module, given: FramedBatch) -> Tensor:
 def labelled_of(recipe: Recipe, split: str) -> Labelled:
     """The files of a split as the recipe says they are read; validation may be a share of the training text."""
     data = recipe.data
-    share = 0.0 if data.valid or split == "test" else data.valid_share
+    share = data.valid_share if split != "test" else 0.0
     files = data.paths("train" if share else split)
     return open_labelled(
         files, format=data.format, text=data.text, label=data.label, share=share, held=split == "valid"

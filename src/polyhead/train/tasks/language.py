@@ -62,8 +62,6 @@ class LanguageModel:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and is text, or a UserError says what is wrong."""
-        if recipe.train.eval_bleu:
-            raise UserError("train.eval_bleu: BLEU judges translations; a language model has its loss")
         if recipe.start is None:
             check_rows(recipe)
         for split in recipe.data.splits:

@@ -22,15 +22,9 @@ def text_of(recipe: Recipe, split: str) -> Text:
 
     Of TSV and JSONL files the column ``data.text`` is read.
     """
-    data = recipe.data
-    held = data.valid_share if not data.valid else 0.0
-    share = (0.0, 1.0 - held) if split == "train" else (0.0, 1.0)
-    if split == "valid" and not data.valid:
-        if not held:
-            raise UserError(
-                "data.valid: give files to measure progress on, or data.valid_share=0.1 of the training text"
-            )
-        split, share = "train", (1.0 - held, 1.0)
+    data, share = recipe.data, (0.0, 1.0)
+    if split != "test" and (held := data.valid_share):
+        split, share = "train", (0.0, 1.0 - held) if split == "train" else (1.0 - held, 1.0)
     return open_text(data.paths(split), data.documents, share, data.text, data.format)
 
 
@@ -41,8 +35,6 @@ def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenStore:
 
 def check_text(recipe: Recipe, least: int) -> None:
     """Every file is there and is text, and rows of data.max_len hold ``least`` tokens and fit the model."""
-    if recipe.train.eval_bleu:
-        raise UserError("train.eval_bleu: BLEU judges translations; this task has its loss and accuracy")
     if recipe.data.max_len < least:
         raise UserError(
             f"data.max_len is {recipe.data.max_len}; with the special tokens about a text it is {least} at least"
