@@ -113,6 +113,26 @@ def test_units_that_were_killed_are_counted_and_padding_does_not_wake_them() -> 
 
 
 @pytest.mark.usefixtures("place")
+def test_experts_cost_what_their_tokens_cost_and_are_given_no_padding() -> None:
+    ready = Ready("model.feed_forward={name: experts, n_experts: 2, top_k: 2}")
+    piece = ready.part.typical(ready.task)
+    (B, S), T, V, C, F = called(piece)[0].shape, called(piece)[1].size(1), ready.tokenizer.vocab_size, 16, 32
+    assert piece.real["encoder"] is not None and piece.real["decoder"] is not None
+    n_read, n_written = (int(piece.real[side].sum()) for side in ("encoder", "decoder"))
+    assert (n_read, n_written) < (B * S, B * T) and n_written == piece.tokens < B * T
+    attention = 4 * B * S * C * C + 2 * B * S * S * C + 4 * B * T * C * C + 2 * B * T * T * C
+    attention += 2 * B * T * C * C + 2 * B * S * C * C + 2 * B * T * S * C
+    experts = (n_read + n_written) * (2 * C + 2 * 2 * C * F)  # the router, then two feed-forwards a token
+    assert ready.flops() == pytest.approx(2 * (attention + experts + B * T * C * V) / piece.tokens)
+    layers = [m for name, m in ready.model.named_modules() if name.endswith("up_proj")]
+    assert len(layers) == 4 and ready.dead() == 0
+    with torch.no_grad():
+        for layer, dead in zip(layers, (5, 3, 0, 1), strict=True):
+            layer.weight[:dead], layer.bias[:dead] = 0, -1
+    assert ready.dead() == pytest.approx(9 / 128)
+
+
+@pytest.mark.usefixtures("place")
 def test_a_model_without_feed_forward_layers_has_no_dead_units() -> None:
     ready = Ready()
     for stack in (ready.model.encoder, ready.model.decoder):

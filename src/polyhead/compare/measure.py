@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyhead.analysis.recovered import recovered
 from polyhead.analysis.sizes import hollow
 from polyhead.cache.make import make_cache
 from polyhead.compare.tasks.base import Piece
 from polyhead.models import CausalLM, Model, Seq2Seq
-from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 
@@ -71,8 +71,9 @@ def dead_units(model: Model, pieces: Iterable[Piece]) -> float | None:
 
     def watch(name: str) -> None:
         def see(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            hidden = given[0].mT if isinstance(module, nn.Conv1d) else given[0]  # (B, T, F)
-            seen = real[name.split(".")[0]]
+            hidden = given[0].mT if isinstance(module, nn.Conv1d) else given[0]
+            # (B, T, F), but of experts (N, F), who are given no padding
+            seen = real[name.split(".")[0]] if hidden.dim() == 3 else None
             hidden = hidden.abs() if seen is None else hidden.abs() * seen[..., None].to(hidden.device)
             peak = hidden.flatten(0, -2).amax(0)
             peaks[name] = torch.maximum(peaks[name], peak) if name in peaks else peak
@@ -106,13 +107,8 @@ def enough(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def by_row(head: nn.Module, features: Tensor, labels: Tensor) -> list[tuple[float, int]]:
     """(B, T, C), (B, T) -> (-log p of its labels, how many these are) of each row; one row's logits at a time."""
-    found = []
-    for x, y in zip(features, labels, strict=True):
-        asked = y != IGNORED
-        log_p = head(x[asked]).float().log_softmax(-1)
-        nll = -log_p.gather(-1, y[asked][:, None]).double().sum()
-        found.append((float(nll), int(asked.sum())))
-    return found
+    rows = [recovered(x, head, y) for x, y in zip(features, labels, strict=True)]
+    return [(row.nll, row.asked) for row in rows]
 
 
 def counted(task: Any, some: int = 32) -> float:

@@ -92,7 +92,6 @@ def tokenizer_of(recipe: Recipe, out: Path) -> Path:
         tokenizer = train_tokenizer(
             texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
         )
-        directory.mkdir(parents=True, exist_ok=True)
         tokenizer.save(directory)
         say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")
     return directory

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from polyhead.analysis.metrics import bleu, chrf
 from polyhead.compare.measure import by_row, loss_and_ppl
@@ -29,6 +28,7 @@ from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.tasks.translation import Translation, corpus_of
+from polyhead.train.tasks.writing import features
 
 DECODED = 512  # sentences at most that speed of decoding is measured on
 
@@ -111,13 +111,7 @@ def piece(batch: Batch) -> Piece:
     """A batch as it is measured."""
     source = None if batch.source_pos is None else batch.source_pos >= 0
     real = {"encoder": source, "decoder": batch.labels != IGNORED}
-    return Piece(lambda model: features(model, batch), batch.n_tokens, real)
-
-
-def features(model: Seq2Seq, batch: Batch) -> Tensor:
-    """What the head reads: (B, T, C)."""
-    here = beside(model, batch)
-    return model.features(here.source, here.target, here.source_pos)
+    return Piece(lambda model: features(model, beside(model, batch)), batch.n_tokens, real)
 
 
 @torch.no_grad()
@@ -125,8 +119,8 @@ def validation(model: Seq2Seq, task: Translation) -> list[tuple[int, float, int]
     """(line of the corpus, -log p(target), its tokens) of every validation pair, in the order of the corpus."""
     found: list[tuple[int, float, int]] = []
     for rows in task.valid_batches:
-        batch = collate(task.valid, rows, task.tokenizer)
-        sums = by_row(model.head, features(model.eval(), batch), beside(model, batch.labels))
+        batch = beside(model, collate(task.valid, rows, task.tokenizer))
+        sums = by_row(model.head, features(model.eval(), batch), batch.labels)
         found += [(int(line), *row) for line, row in zip(task.valid.lines[rows], sums, strict=True)]
     return sorted(found)
 
