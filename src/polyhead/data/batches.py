@@ -59,6 +59,12 @@ def fill_rate(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Int
     return used / cells if cells else 1.0
 
 
+def described(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> str:
+    """The batches of an epoch as a person is told of them."""
+    fill = fill_rate(batches, source_lengths, target_lengths)
+    return f"{len(batches):,} batches an epoch, {fill:.1%} of their tokens are text"
+
+
 def costliest(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> int:
     """The number of the batch that needs the most memory: run first, it fails early or never."""
     longest = np.maximum(source_lengths, target_lengths)

@@ -9,7 +9,7 @@ from torch import nn
 
 from polyhead.analysis.recovered import Recovered
 from polyhead.data.arrays import Ints
-from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, deal, described, plan_epoch
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
 from polyhead.data.rows import Rows
@@ -77,10 +77,7 @@ class Chat:
         task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
         for split in recipe.data.splits[1:]:
             task.batches(stores[split])  # a row that is larger than a batch is told now
-        plan, lengths = task.plan(0), task.train.lengths
-        report.say(
-            f"{len(plan):,} batches an epoch, {fill_rate(plan, lengths, lengths):.1%} of their tokens are text"
-        )
+        report.say(described(task.plan(0), task.train.lengths, task.train.lengths))
         return task
 
     def plan(self, epoch: int) -> Sequence[Ints]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.analysis.class_metrics import class_measures
-from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, deal, described, plan_epoch
 from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
 from polyhead.data.labelled_store import LabelledStore
@@ -112,9 +112,7 @@ class Classification:
         task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
         if "test" in stores:
             task.batches(stores["test"])  # a row that is larger than a batch is told now
-        plan = task.plan(0)
-        fill = fill_rate(plan, train.lengths, train.lengths)
-        report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
+        report.say(described(task.plan(0), train.lengths, train.lengths))
         return task
 
     def read_by(self, other: Run, recipe: Recipe) -> Classification:

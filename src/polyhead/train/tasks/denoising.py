@@ -11,7 +11,7 @@ from torch import nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.arrays import Ints
-from polyhead.data.batches import costliest, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, described, plan_epoch
 from polyhead.data.collate import Batch, collate_pairs
 from polyhead.data.denoising import (
     even_spans,
@@ -145,9 +145,8 @@ class Denoising:
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
             task._whole(stores[split])  # a text that is larger than a batch is told now
-        pieces, plan = task._pieces(0), task.plan(0)
-        fill = fill_rate([batch.rows for batch in plan], *task._lengths(pieces))
-        report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
+        lengths = task._lengths(task._pieces(0))
+        report.say(described([batch.rows for batch in task.plan(0)], *lengths))
         return task
 
     def plan(self, epoch: int) -> Sequence[Texts]:

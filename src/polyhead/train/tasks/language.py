@@ -24,7 +24,7 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_rows, open_stores, store_of, test_facts, text_of
+from polyhead.train.tasks.plain_text import check_rows, open_stores, rows_of, store_of, test_facts, text_of
 
 
 @TASK.register("language-model")
@@ -50,11 +50,7 @@ class LanguageModel:
     def __init__(self, train: TokenStore, valid: TokenStore, data: DataConfig, config: TrainConfig) -> None:
         self.train, self.valid, self.config = train, valid, config
         self.width, self.documents = data.max_len, len(train.begins) > 1
-        self.rows = config.max_tokens // self.width
-        if not self.rows:
-            raise UserError(
-                f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
-            )
+        self.rows = rows_of(config, self.width)
         _check_predicts(valid, "validation")
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
         self.plan(0)  # a text that is too short is told now

@@ -28,7 +28,7 @@ from polyhead.text.words import words_of
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
+from polyhead.train.tasks.plain_text import check_text, open_stores, rows_of, store_of, test_facts, text_of
 
 PLAN, MASKS, MEASURED = 1, 2, 3  # what is drawn, first in the key of a generator
 
@@ -79,11 +79,7 @@ class MaskedLanguage:
         whole_word: bool = False,
     ) -> None:
         self.train, self.valid, self.tokenizer, self.config, self.mask = train, valid, tokenizer, config, mask
-        self.width, self.rows = data.max_len, config.max_tokens // data.max_len
-        if not self.rows:
-            raise UserError(
-                f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={self.width} tokens"
-            )
+        self.width, self.rows = data.max_len, rows_of(config, data.max_len)
         self.words = words_of(tokenizer) if whole_word else None
         self.special = np.zeros(tokenizer.vocab_size, dtype=bool)
         self.special[tokenizer.special_ids] = True

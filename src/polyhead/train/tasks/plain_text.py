@@ -10,7 +10,7 @@ from torch import nn
 from polyhead.data.text import Text, open_text
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
-from polyhead.recipe import Recipe
+from polyhead.recipe import Recipe, TrainConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
@@ -52,6 +52,15 @@ def check_rows(recipe: Recipe) -> None:
         raise UserError(
             f"data.max_len is {rows}, more than model.max_len={most}: rows do not fit; give data.max_len={most}"
         )
+
+
+def rows_of(config: TrainConfig, width: int) -> int:
+    """Rows of ``width`` tokens in a batch; a UserError where not one fits."""
+    if config.max_tokens < width:
+        raise UserError(
+            f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={width} tokens"
+        )
+    return config.max_tokens // width
 
 
 def test_facts(

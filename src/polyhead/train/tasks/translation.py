@@ -12,7 +12,7 @@ from torch import nn
 from polyhead.analysis.cost.decoding import cache_shape
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.cache.make import make_cache
-from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, deal, described, plan_epoch
 from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
@@ -95,30 +95,19 @@ class Translation:
         """With its token stores made or found."""
         _check_decoding(recipe, tokenizer)
         max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.sides.most
-        stores = [
+        train, valid = (
             PairStore.open_or_build(corpus_of(recipe, split), tokenizer, recipe.stores, max_len=max_len)
             for split in ("train", "valid")
-        ]
-        for split, store in zip(("train", "valid"), stores, strict=True):
-            report.say(f"{split}: {store.report}")
+        )
+        report.say(f"train: {train.report}")
+        report.say(f"valid: {valid.report}")
         if recipe.data.test:
             report.say(f"test: {read_pairs(corpus_of(recipe, 'test'))[2]}")
-        pair = (
-            " to ".join(filter(None, (recipe.data.source_lang, recipe.data.target_lang)))
-            or "source to target"
-        )
-        task = cls(
-            stores[0],
-            stores[1],
-            tokenizer,
-            recipe.train,
-            _measures(recipe, tokenizer),
-            f"A translator, {pair}",
-            **recipe.task.options,
-        )
-        plan = task.plan(0)
-        fill = fill_rate(plan, stores[0].source_lengths, stores[0].target_lengths)
-        report.say(f"{len(plan):,} batches an epoch, {fill:.1%} of their tokens are text")
+        named = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
+        title = f"A translator, {' to '.join(named) or 'source to target'}"
+        measures = _measures(recipe, tokenizer)
+        task = cls(train, valid, tokenizer, recipe.train, measures, title, **recipe.task.options)
+        report.say(described(task.plan(0), train.source_lengths, train.target_lengths))
         return task
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
