@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from polyhead.analysis.charts import Curve, line_chart, number
+from polyhead.analysis.cost.flops import TRAINING
 from polyhead.analysis.page import Section, data
 from polyhead.compare.pareto import Cost, Dot, costs, pareto_chart
 from polyhead.compare.tasks.base import Measure
@@ -52,8 +53,6 @@ def points(row: Row, axis: str) -> list[tuple[float, float]]:
 
 def flops_of_step(row: Row) -> float:
     """Of one update: forward and backward pass."""
-    from polyhead.compare.measure import TRAINING
-
     return float(TRAINING * row["flops_per_token"] * row["tokens"] / row["steps"])
 
 

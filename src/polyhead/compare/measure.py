@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
+from polyhead.analysis.cost.weightless import flops_of
 from polyhead.analysis.recovered import recovered
 from polyhead.analysis.sizes import hollow
 from polyhead.cache.make import make_cache
@@ -26,7 +23,6 @@ from polyhead.models import CausalLM, Model, Seq2Seq
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 
-TRAINING = 3  # a step of training is a forward pass and a backward pass of twice its products
 SILENT = 1e-6  # an activation smaller than this is none
 ENOUGH = 8192  # tokens after which a unit that was never active is called dead
 
@@ -44,17 +40,8 @@ def flops_per_token(model: nn.Module, piece: Piece) -> float:
     Counted by torch as it runs, so any part is covered; matrix products and convolutions count (a multiplication
     and an addition are two), element-wise functions do not.
     """
-    counter = FlopCounterMode(display=False)
-    with ExitStack() as stack:
-        # only the plain kernels are seen by the counter: not the fused attention of the CPU, nor oneDNN's LSTM
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(
-            warnings.catch_warnings(action="ignore")
-        )  # torch has something to say on Intel's GPUs
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        stack.enter_context(counter)
-        getattr(model.eval(), piece.head)(piece.features(model))
-    return counter.get_total_flops() / piece.tokens
+    head = getattr(model.eval(), piece.head)
+    return flops_of(lambda: head(piece.features(model))) / piece.tokens
 
 
 @torch.no_grad()

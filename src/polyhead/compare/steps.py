@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from polyhead.analysis.cost.flops import TRAINING
 from polyhead.compare.budget import Budget
-from polyhead.compare.measure import TRAINING
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.nn.place import device_of

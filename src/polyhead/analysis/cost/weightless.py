@@ -65,6 +65,7 @@ def flops_of(run: Callable[[], object]) -> int:
     with ExitStack() as stack:
         # only the plain kernels are seen by the counter: not the fused attention of the CPU, nor oneDNN's LSTM
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # torch has something to say on Intel's GPUs
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(counter)
