@@ -26,6 +26,7 @@ from polyhead.cli.options import (
     TopK,
     TopP,
     With,
+    opened,
     parts,
 )
 from polyhead.document import parse_part
@@ -88,11 +89,7 @@ def run(
     }
     wishes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     wishes |= parts(form=form)
-    from polyhead.fast.memory import tune_memory
-    from polyhead.loading import load
-
-    tune_memory()
-    loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    loaded = opened(directory, others, dtype, device)
     options: dict[str, Any] = {"rows": 1} | parts(cache=cache)
     talker = loaded.talker(parse_part(chat) if chat else None, **options)
     talk = Talk(talker, system, wishes, seed)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text
-from polyhead.cli.options import Chunk, Device, Dtype, Texts, With
+from polyhead.cli.options import Chunk, Device, Dtype, Texts, With, opened
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
@@ -37,9 +37,7 @@ def run(
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
     given = lines_or_text(source)
-    from polyhead.loading import load
-
-    classifier = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    classifier = opened(directory, others, dtype, device)
     classifier.classify([])  # a run that cannot is told before the first line comes
     learned = classifier.recipe.data.text if classifier.recipe else []
     counter = Counter()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts
+from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts, opened
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
@@ -82,12 +82,11 @@ def run(
     given = lines_or_text(source)
     from polyhead.analysis.vectors import cosine
     from polyhead.cli.vector_file import VectorFile
-    from polyhead.loading import load
 
     wished = {"pooling": pooling, "normalize": normalize, "prompt": prompt}
     changes = {key: value for key, value in wished.items() if value is not None}
     of_like = changes | ({} if like_prompt is None else {"prompt": like_prompt})
-    loaded, counter = load(directory, dtype=dtype, fast=True, device=device), Counter(prints=output is None)
+    loaded, counter = opened(directory, None, dtype, device), Counter(prints=output is None)
     cut = 0
     # a run that cannot is told before the first line comes
     other, short, most = loaded.embedded([] if like is None else [like], **of_like)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, Device, Dtype, With
+from polyhead.cli.options import AS_TRAINED, Device, Dtype, With, opened
 from polyhead.places import file_place, own_files
 
 
@@ -69,14 +69,11 @@ def run(
     polyhead eval runs/multi30k test.de test.en --beam-size 1 --output test.out
     """
     from polyhead.cli.measures.table import measure_of, understood
-    from polyhead.fast.memory import tune_memory
-    from polyhead.loading import load
 
-    tune_memory()
     if output is not None:
         runs: list[str | Path] = [directory, *(others or [])]
         file_place(output, "--output", [*(files or []), *(own for run in runs for own in own_files(run))])
-    loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    loaded = opened(directory, others, dtype, device)
     measure = measure_of(loaded)
     typed = {
         "beam_size": beam_size,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import Chunk, Device, Dtype, Texts, With
+from polyhead.cli.options import Chunk, Device, Dtype, Texts, With, opened
 from polyhead.data.reading import chunks
 
 
@@ -33,9 +33,7 @@ def run(
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
     given = lines_or_text(source)
-    from polyhead.loading import load
-
-    loaded = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    loaded = opened(directory, others, dtype, device)
     loaded.fill_mask([], top)  # a run that cannot is told before the first line comes
     counter = Counter()
     for texts in chunks(given, chunk_size(source, chunk)):

@@ -24,6 +24,7 @@ from polyhead.cli.options import (
     TopK,
     TopP,
     With,
+    opened,
     parts,
 )
 from polyhead.data.parquet import SUFFIX
@@ -103,11 +104,7 @@ def run(
         packed = Path(prompt).suffix.lower() in (SUFFIX, ".gz")  # whose bytes are no lines
         lines = "" if packed else f"; for the lines of the file: - < {shlex.quote(prompt)}"
         print(f"polyhead: {prompt!r} is read as a text{lines}", file=sys.stderr)
-    from polyhead.fast.memory import tune_memory
-    from polyhead.loading import load
-
-    tune_memory()
-    model = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    model = opened(directory, others, dtype, device)
     if n == len(prompts) == 1:
         # a mistake in them is told before the prompt is shown
         for i, new in enumerate(model.stream(prompts, **changes)):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyhead.document import parse_part
+
+if TYPE_CHECKING:
+    from polyhead.run import Run
 
 AS_TRAINED = "of the run"  # what holds where an option is not given
 
@@ -78,3 +83,12 @@ Device = Annotated[
 def parts(**typed: str | None) -> dict[str, Any]:
     """The parts that were typed; ``null`` puts off the one of the run."""
     return {name: parse_part(text) for name, text in typed.items() if text is not None}
+
+
+def opened(directory: str | Path, others: Sequence[str] | None, dtype: str, device: str) -> Run:
+    """The run that a verb was given, or those that decide together, laid out to be used in a process of its own."""
+    from polyhead.fast.memory import tune_memory
+    from polyhead.loading import load
+
+    tune_memory()
+    return load([directory, *(others or [])], dtype=dtype, fast=True, device=device)

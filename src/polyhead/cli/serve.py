@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With, parts
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With, opened, parts
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
@@ -109,19 +109,16 @@ def run(
         import_module(needed)  # what is missing is told before torch and the model are loaded
     import torch
 
-    from polyhead.fast.memory import tune_memory
-    from polyhead.loading import load
     from polyhead.serve.server import address, listen, serve
     from polyhead.serve.service import Service
 
     sock = listen(host, port)
-    tune_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("polyhead.serve").setLevel(logging.INFO if log else logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its messages may repeat what a client wrote
-    model = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    model = opened(directory, others, dtype, device)
     called = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not called.isprintable() or not 0 < len(called) <= 200:
         raise UserError(f"--name {called!r} is no name that a request could give")

@@ -19,6 +19,7 @@ from polyhead.cli.options import (
     SourceLang,
     TargetLang,
     With,
+    opened,
     parts,
 )
 from polyhead.data.reading import chunks
@@ -93,12 +94,9 @@ def run(
     begins = None if prefix is None else read_lines(prefix)
     if source == prefix == "-":
         raise UserError("--prefix: standard input is the text already; name a file")
-    from polyhead.fast.memory import tune_memory
-    from polyhead.loading import load
     from polyhead.text.sides import between
 
-    tune_memory()
-    translator = load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+    translator = opened(directory, others, dtype, device)
     counter, done, most = Counter(), 0, translator.config.max_len
     changes |= {"truncate": truncate, "progress": counter.at}
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
