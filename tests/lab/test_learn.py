@@ -73,7 +73,8 @@ def test_judging_is_cross_entropy_and_accuracy_written_out():
                 nll -= float(scores[label] - scores.logsumexp(0))
                 right += int(scores.argmax()) == label
                 count += 1
-    assert found == pytest.approx({"loss": nll / count, "accuracy": right / count}, rel=1e-5)
+    wanted = {"loss": nll / count, "ppl": math.exp(nll / count), "accuracy": right / count}
+    assert found == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_norm_that_counts_tokens_is_told_of_padding():

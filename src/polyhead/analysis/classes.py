@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyhead.analysis.class_metrics import class_measures
-from polyhead.data.batches import plan_reading
-from polyhead.data.framed import collate_framed, framed
+from polyhead.analysis.reading import batches
+from polyhead.data.framed import framed_texts
 from polyhead.data.labelled import Example
 from polyhead.errors import UserError
 from polyhead.models import Classifier
@@ -111,20 +111,8 @@ def class_log_probs(
 def _logits(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int) -> tuple[Tensor, int]:
     """What stands before the softmax (N, L) in double precision, and how many texts were cut."""
     check_listed(texts, "classify")
-    sides = [
-        tuple(text) if isinstance(text, Iterable) and not isinstance(text, str) else (text,) for text in texts
-    ]
-    if len({len(side) for side in sides}) > 1:
-        raise UserError("some texts are pairs and some are not: give one or the other")
-    encoded = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
-    rows = [framed(ids, tokenizer, model.config.max_len) for ids in zip(*encoded, strict=True)]
-    lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
+    rows = framed_texts(texts, tokenizer, model.config.max_len)
     out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
-    device = next(model.parameters()).device
-    for batch in plan_reading(lengths, lengths, batch_tokens):
-        given = collate_framed(
-            [rows[i].ids for i in batch], [rows[i].second for i in batch], tokenizer.pad_id
-        )
-        called = [None if part is None else part.to(device) for part in given.called(model.config.segments)]
-        out[batch] = model(*called).double().cpu()
+    for numbers, given in batches(model, rows, tokenizer, batch_tokens):
+        out[numbers] = model(*given).double().cpu()
     return out, sum(row.cut for row in rows)

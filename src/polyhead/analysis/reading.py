@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhead.data.batches import plan_reading
 from polyhead.data.framed import Framed, collate_framed
+from polyhead.nn.place import beside
 from polyhead.text.tokenizer import Tokenizer
 
 
@@ -19,14 +20,16 @@ def read(
     model: Any, rows: Sequence[Framed], tokenizer: Tokenizer, batch_tokens: int
 ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
     """By a model with an encoder: the numbers of some rows, their vectors (B, T, C) and their positions (B, T), batch by batch in any order."""
+    for numbers, given in batches(model, rows, tokenizer, batch_tokens):
+        yield numbers, model.encoder(*given), given[1]
+
+
+def batches(
+    model: Any, rows: Sequence[Framed], tokenizer: Tokenizer, batch_tokens: int
+) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None, Tensor | None]]]:
+    """The numbers of some rows, and what the model is called with to read them, batch by batch in any order."""
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
-    device = next(model.parameters()).device
     for batch in plan_reading(lengths, lengths, batch_tokens):
         chosen = [rows[i] for i in batch]
-        given: Any = collate_framed(
-            [row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id
-        )
-        tokens, pos, kinds = (
-            None if part is None else part.to(device) for part in given.called(model.config.segments)
-        )
-        yield batch.tolist(), model.encoder(tokens, pos, kinds), pos
+        given = collate_framed([row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id)
+        yield batch.tolist(), beside(model, given).called(model.config.segments)

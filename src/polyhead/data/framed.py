@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,17 @@ def framed(texts: Sequence[Sequence[int]], tokenizer: Tokenizer, max_len: int) -
     if not 1 <= len(texts) <= 2:
         raise UserError(f"an encoder reads one text or two together, got {len(texts)}")
     return framed_by(tokenizer.around(len(texts)), texts, max_len)
+
+
+def framed_texts(texts: Iterable[str | Sequence[str]], tokenizer: Tokenizer, max_len: int) -> list[Framed]:
+    """Texts, or pairs of texts, each cut to ``max_len`` tokens."""
+    sides = [
+        tuple(text) if isinstance(text, Iterable) and not isinstance(text, str) else (text,) for text in texts
+    ]
+    if len({len(side) for side in sides}) > 1:
+        raise UserError("some texts are pairs and some are not: give one or the other")
+    encoded = [tokenizer.encode(side) for side in zip(*sides, strict=True)]
+    return [framed(ids, tokenizer, max_len) for ids in zip(*encoded, strict=True)]
 
 
 def framed_by(around: Around, texts: Sequence[Sequence[int]], max_len: int) -> Framed:

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.files import fingerprint
-from polyhead.data.framed import FramedBatch, collate_framed, framed
+from polyhead.data.framed import FramedBatch, collate_framed, framed_texts
 from polyhead.data.labelled import Labelled, LabelledReport
 from polyhead.data.reading import chunks, count
 from polyhead.errors import at
@@ -86,11 +86,8 @@ def _write(
     with flat_files(directory, DTYPES) as out:
         out["offsets"].append([0])
         for chunk in chunks(labelled.examples(report, labels), CHUNK):
-            encoded = [
-                tokenizer.encode(side) for side in zip(*(example.texts for example in chunk), strict=True)
-            ]
             with at("data.max_len"):
-                rows = [framed(texts, tokenizer, max_len) for texts in zip(*encoded, strict=True)]
+                rows = framed_texts([example.texts for example in chunk], tokenizer, max_len)
             for example, row in zip(chunk, rows, strict=True):
                 if row.cut:
                     count(report, "cut", example.place)

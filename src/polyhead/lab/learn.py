@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from polyhead.analysis.charts import Curve
+from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.config import ModelConfig
 from polyhead.data.collate import Batch
 from polyhead.errors import UserError
@@ -23,12 +24,12 @@ from polyhead.lab.result import SEEDS, Dots, Plot
 from polyhead.lab.tasks import Problem
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
-from polyhead.nn.loss import IGNORED, Loss, cross_entropy
+from polyhead.nn.loss import Loss
 from polyhead.recipe import TrainConfig
 from polyhead.train.loop import train
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Row
-from polyhead.train.tasks.writing import features
+from polyhead.train.tasks import writing
 from polyhead.train.training import Training
 
 HELD_OUT = 1_000_000  # numbers of batches from here on are never learned from
@@ -197,8 +198,7 @@ class Generated:
         return batch.n_tokens
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        assert isinstance(model, Seq2Seq)
-        return cross_entropy(features(model, batch), model.head, batch.labels)
+        return writing.loss(model, batch, 0.0)
 
     def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         assert isinstance(model, Seq2Seq)
@@ -208,21 +208,15 @@ class Generated:
 
 def backward(model: Seq2Seq, batch: Batch) -> None:
     """One training step but for the optimiser, whose cost is that of the parameters alone."""
-    loss = cross_entropy(features(model, batch), model.head, batch.labels)
-    loss.total.backward()
+    writing.loss(model, batch, 0.0).total.backward()
     model.zero_grad(set_to_none=True)
 
 
 @torch.inference_mode()
 def judge(model: Seq2Seq, problem: Problem, batches: int = 4) -> dict[str, float]:
-    """Loss (nats a token) and accuracy on held-out rows, the same ones for every design and seed."""
+    """Loss (nats a token), perplexity and accuracy on held-out rows, the same ones for every design and seed."""
     model.eval()
-    nll, right, count = 0.0, 0, 0
-    for number in range(HELD_OUT, HELD_OUT + batches):
-        batch = problem.batch(0, number)
-        x = features(model, batch)
-        loss = cross_entropy(x, model.head, batch.labels)
-        asked = batch.labels != IGNORED
-        right += int((model.head(x).argmax(-1) == batch.labels)[asked].sum())
-        nll, count = nll + float(loss.nll), count + loss.count
-    return {"loss": nll / count, "accuracy": right / count}
+    held_out = (problem.batch(0, number) for number in range(HELD_OUT, HELD_OUT + batches))
+    return Recovered.of(
+        recovered(writing.features(model, batch), model.head, batch.labels) for batch in held_out
+    ).measures()

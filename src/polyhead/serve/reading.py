@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from polyhead.analysis.vectors import reach, read_as
-from polyhead.data.framed import Framed, framed
+from polyhead.data.framed import Framed, framed_texts
 from polyhead.generate.frame import frame
 from polyhead.generate.settings import changed
 from polyhead.serve.bodies import (
@@ -84,9 +84,7 @@ async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
 
     def measured() -> list[tuple[Any, int]]:
         most = run.config.max_len
-        sides = [(text,) if isinstance(text, str) else text for text in body.input]
-        columns = [run.tokenizer.encode(side) for side in zip(*sides, strict=True)]
-        rows = [framed(ids, run.tokenizer, most) for ids in zip(*columns, strict=True)]
+        rows = framed_texts(body.input, run.tokenizer, most)
         return _measured(body.input, rows, most, body.truncate)
 
     pairs = not isinstance(body.input[0], str)
