@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polyhead.analysis.recovered import Recovered, recovered
+from polyhead.analysis.recovered import Recovered, perplexity_of, recovered
 from polyhead.data.arrays import Ints
 from polyhead.data.rows import collate_rows
 from polyhead.data.text import Text
@@ -41,11 +41,11 @@ class Perplexity(NamedTuple):
 
     @property
     def per_token(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+        return perplexity_of(self.loss)
 
     @property
     def per_word(self) -> float:
-        return math.exp(min(self.nll / max(self.words, 1), 700.0))
+        return perplexity_of(self.nll / max(self.words, 1))
 
     @property
     def bits_per_character(self) -> float:

@@ -12,6 +12,11 @@ from torch import Tensor
 from polyhead.nn.loss import IGNORED
 
 
+def perplexity_of(nats: float) -> float:
+    """exp of a loss; of one that no number can hold, a number as large."""
+    return math.exp(min(nats, 700.0))
+
+
 class Recovered(NamedTuple):
     """Sums over the tokens asked for."""
 
@@ -27,7 +32,7 @@ class Recovered(NamedTuple):
     def measures(self) -> dict[str, float]:
         """Loss in nats, perplexity and accuracy, each of a token asked for."""
         loss = self.nll / max(self.asked, 1)
-        return {"loss": loss, "ppl": math.exp(min(loss, 700.0)), "accuracy": self.right / max(self.asked, 1)}
+        return {"loss": loss, "ppl": perplexity_of(loss), "accuracy": self.right / max(self.asked, 1)}
 
 
 @torch.no_grad()

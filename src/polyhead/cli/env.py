@@ -34,6 +34,9 @@ def report() -> dict[str, str]:
     """Versions, processor, threads and extras, in the order they are printed."""
     import torch
 
+    from polyhead.fast.memory import machine_memory
+
+    memory = machine_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -41,7 +44,7 @@ def report() -> dict[str, str]:
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.machine()}",
         "processor": f"{torch.backends.cpu.get_cpu_capability()}; {' '.join(cpu_flags()) or 'flags unknown'}",
-        "memory": f"{memory_gib():.0f} GiB" if memory_gib() else "unknown",
+        "memory": f"{memory / 2**30:.0f} GiB" if memory else "unknown",
         "threads": f"{torch.get_num_threads()} used by torch, {cores} cores to run on"
         + f", OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}",
         "gpu": ", ".join(gpus) or "none",
@@ -72,11 +75,3 @@ def cpu_flags() -> list[str]:
         return []
     words = set(text.split())
     return [flag for flag in CPU_FLAGS if flag in words]
-
-
-def memory_gib() -> float:
-    """The machine's memory, 0 where it cannot be asked."""
-    names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
-    if "SC_PHYS_PAGES" not in names:
-        return 0.0
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -50,6 +49,7 @@ def run(
         given: Iterator[Any] = parallel_pairs(source, target)
     else:
         given = lines_or_text(source)
+    from polyhead.analysis.recovered import perplexity_of
     from polyhead.loading import load
 
     scorer = load([directory, *(others or [])], device=device)
@@ -72,7 +72,7 @@ def run(
     counter.close()
     if tokens:
         mean = -log_prob / tokens
-        print(f"perplexity {math.exp(min(mean, 700)):.4f} over {tokens:,} tokens", file=sys.stderr)
+        print(f"perplexity {perplexity_of(mean):.4f} over {tokens:,} tokens", file=sys.stderr)
 
 
 def parallel_pairs(source: str, target: str) -> Iterator[tuple[str, str]]:

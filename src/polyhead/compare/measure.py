@@ -5,7 +5,6 @@ Shapes: B rows, T tokens, F hidden units of a feed-forward layer.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.analysis.cost.weightless import flops_of
-from polyhead.analysis.recovered import recovered
+from polyhead.analysis.recovered import perplexity_of, recovered
 from polyhead.analysis.sizes import hollow
 from polyhead.cache.make import make_cache
 from polyhead.compare.tasks.base import Piece
@@ -108,7 +107,7 @@ def counted(task: Any, some: int = 32) -> float:
 def loss_and_ppl(nll: float, tokens: int) -> dict[str, float]:
     """Nats a token, and the perplexity of that."""
     loss = nll / tokens
-    return {"loss": loss, "ppl": math.exp(min(loss, 700.0))}
+    return {"loss": loss, "ppl": perplexity_of(loss)}
 
 
 def peak_memory(device: torch.device) -> int:

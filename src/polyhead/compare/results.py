@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyhead.analysis.recovered import perplexity_of
 from polyhead.compare.files import OUTPUTS, read_json
 from polyhead.compare.origins import tokens_of
 from polyhead.compare.plan import Plan, Row
@@ -95,7 +96,7 @@ def row_of(
         values = [cell[name] for cell in done if cell.get(name) is not None]
         found[name] = statistics.fmean(values) if values else None
     found["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
-    found["ppl"] = math.exp(min(found["loss"], 700.0)) if found["loss"] is not None else None
+    found["ppl"] = perplexity_of(found["loss"]) if found["loss"] is not None else None
     for name in measures:
         found[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
     found["split"] = done[0]["split"] if done else None

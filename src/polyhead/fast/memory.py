@@ -9,8 +9,14 @@ import sys
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST = 2**25  # bytes: glibc takes no more as the least size of what it maps from the system
 KERNELS = (
-    64  # what oneDNN compiled and keeps; its own 1,024 are a gigabyte, for every length of batch has its own
+    64  # that oneDNN keeps compiled; its own 1,024 are a gigabyte, for every length of batch has its own
 )
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, 0 where it cannot be asked."""
+    known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
 
 
 def tune_memory() -> None:

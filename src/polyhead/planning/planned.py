@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from polyhead.analysis.cost.weightless import counted
 from polyhead.analysis.cost.work import Load, Unknown, Work
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.fast.memory import machine_memory
 from polyhead.planning import probe as probes
 from polyhead.planning.answer import Decoding, Operations, Plan, Time
 from polyhead.planning.probe import Clock
@@ -141,7 +142,7 @@ def _of(
     taken = None
     if probing:
         need = memory.total or 0
-        if need > SPARE * _machine():
+        if need > SPARE * (machine_memory() or math.inf):
             notes.append(
                 f"not probed: training needs {need / 1e9:,.0f} GB, more than this machine has to spare"
             )
@@ -249,8 +250,3 @@ def _decoding(
         kept,
         heads,
     )
-
-
-def _machine() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

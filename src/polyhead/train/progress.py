@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from polyhead.analysis.recovered import perplexity_of
+
 Plan = Callable[[int], Sequence[Any]]
 """The batches of an epoch, in order: a pure function of its number."""
 
@@ -26,7 +28,7 @@ class Sums:
         count, updates = max(self.count, 1), max(self.updates, 1)
         return {
             "loss": self.total / count,
-            "ppl": math.exp(min(self.nll / count, 700.0)),
+            "ppl": perplexity_of(self.nll / count),
             "grad_norm": self.norm / updates,
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from polyhead.analysis.cost.decoding import cache_shape
 from polyhead.analysis.metrics import bleu, chrf, evaluated
+from polyhead.analysis.recovered import perplexity_of
 from polyhead.cache.make import make_cache
 from polyhead.data.batches import costliest, deal, described, plan_epoch
 from polyhead.data.collate import Batch, collate, collate_split
@@ -150,7 +150,7 @@ class Translation:
             return float(loss.nll), loss.count
 
         nll, count = map(sum, zip(*each(read, self.valid_batches), strict=True))
-        measured = {"loss": nll / count, "ppl": math.exp(min(nll / count, 700.0))}
+        measured = {"loss": nll / count, "ppl": perplexity_of(nll / count)}
         for measure in self.measures:
             measured |= measure(model, each)
         return measured
