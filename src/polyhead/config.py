@@ -83,6 +83,12 @@ class ModelSection(Checked):
         "encoder-decoder", description="encoder-decoder, decoder (GPT-like) or encoder (BERT-like)"
     )
     d_model: int = Field(512, gt=0, le=WIDEST, description="width of the model")
+    d_embedding: int | None = Field(
+        None,
+        gt=0,
+        le=WIDEST,
+        description="width of an encoder's embeddings, which a linear map takes to d_model; d_model, without a map, if not given",
+    )
     n_layers: int = Field(6, gt=0, le=DEEPEST, description="blocks of the encoder")
     n_decoder_layers: int | None = Field(
         None, gt=0, le=DEEPEST, description="as many as n_layers if not given"
@@ -130,7 +136,7 @@ class ModelSection(Checked):
         "all",
         description='"all" shares source, target and output embeddings, "target" target and output, "inputs" source and target',
     )
-    scale_embedding: bool = Field(True, description="multiply embeddings by sqrt(d_model)")
+    scale_embedding: bool = Field(True, description="multiply embeddings by the square root of their width")
     embedding_norm: bool | Literal["first"] = Field(
         False,
         description='a norm on the embeddings; "first": in place of the first layer\'s own before attention',
@@ -141,7 +147,9 @@ class ModelSection(Checked):
         0, ge=0, le=DEEPEST, description="layers of the one that puts tokens in, where an encoder tells which"
     )
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
-    scale_output: bool = Field(False, description="divide what the head reads by sqrt(d_model), as T5")
+    scale_output: bool = Field(
+        False, description="divide what the head reads by the square root of its width, as T5"
+    )
     logit_softcap: float | None = Field(
         None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary"
     )
@@ -196,39 +204,13 @@ class ModelSection(Checked):
             raise UserError(
                 f"n_kv_heads ({self.kv_heads}) must divide n_heads ({self.n_heads}): one of {divisors}"
             )
-        if self.sandwich_norm and not self.norm_first:
-            raise UserError("sandwich_norm adds a norm to those of norm_first: give norm_first=true as well")
-        if self.embedding_norm == "first" and (not self.norm_first or self.sandwich_norm == "after"):
-            raise UserError(
-                "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well, "
-                "and not sandwich_norm=after"
-            )
-        if self.kind != "encoder" and not self.head:
-            raise UserError(
-                f"head=false leaves vectors alone, which are of use from an encoder; this is kind={self.kind!r}"
-            )
-        if self.generator:
-            self._detects()
-        if self.kind != "encoder" and self.pooling is not None:
-            raise UserError(
-                f"pooling makes one vector of a text, which is an encoder's to do; this is kind={self.kind!r}: leave it out"
-            )
-        from polyhead.trial import try_layers
+        if self.generator and "head" not in self.model_fields_set:
+            object.__setattr__(self, "head", False)
+        from polyhead.trial import try_layers, try_together
 
+        try_together(self)
         try_layers(self)
         return self
-
-    def _detects(self) -> None:
-        """It tells replaced tokens from others, and scores none."""
-        if self.kind != "encoder":
-            raise UserError(
-                f"generator puts in tokens that an encoder learns to tell; this is kind={self.kind!r}: leave it out"
-            )
-        if self.head and "head" in self.model_fields_set:
-            raise UserError(
-                "head=true scores tokens, which generator does in its place: leave one of them out"
-            )
-        object.__setattr__(self, "head", False)
 
     def turn(self, layer: int) -> LayerParts:
         """What a layer has in place of what is common to all."""
@@ -253,11 +235,24 @@ class ModelSection(Checked):
         choice = self.turn(layer).position
         return common if choice is None else POSITION.build(choice, self.shape(causal))
 
+    def common_position(self, causal: bool) -> Any:
+        """The position scheme of the embeddings, as wide as they are, or of the layers that have none of their own."""
+        shape = self.shape(causal)
+        found = POSITION.build(self.position, shape)
+        if self.d_embedding is None or found.acts_on != "embeddings":
+            return found
+        return POSITION.build(self.position, shape._replace(d_model=self.d_embedding))
+
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""
         assert self.head_dim is not None and self.v_head_dim is not None
         widths = self.head_dim, self.v_head_dim
         return Shape(self.d_model, self.n_heads, self.kv_heads, *widths, self.max_len, causal)
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers of a token's embedding, and of what the head over the vocabulary reads."""
+        return self.d_embedding or self.d_model
 
     @property
     def decoder_layers(self) -> int:

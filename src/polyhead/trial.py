@@ -1,10 +1,41 @@
-"""One layer of each kind of a config, built without memory, so that parts that do not go together say so when it is read."""
+"""What does not go together in a config says so when it is read: options, and parts, of which one layer of each kind is built
+without memory."""
 
 from __future__ import annotations
 
 from polyhead.config import LayerParts, ModelSection
 from polyhead.errors import UserError
-from polyhead.registry import ATTENTION, POOLING, POSITION
+from polyhead.registry import ATTENTION, POOLING
+
+
+def try_together(config: ModelSection) -> None:
+    """What is of no use without another option, or to this kind of model, is a UserError."""
+    if config.sandwich_norm and not config.norm_first:
+        raise UserError("sandwich_norm adds a norm to those of norm_first: give norm_first=true as well")
+    if config.embedding_norm == "first" and (not config.norm_first or config.sandwich_norm == "after"):
+        raise UserError(
+            "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well, "
+            "and not sandwich_norm=after"
+        )
+    if config.kind != "encoder" and not config.head:
+        raise UserError(
+            f"head=false leaves vectors alone, which are of use from an encoder; this is kind={config.kind!r}"
+        )
+    if config.kind != "encoder" and config.generator:
+        raise UserError(
+            f"generator puts in tokens that an encoder learns to tell; this is kind={config.kind!r}: leave it out"
+        )
+    if config.generator and config.head:
+        raise UserError("head=true scores tokens, which generator does in its place: leave one of them out")
+    if config.kind != "encoder" and config.d_embedding is not None:
+        raise UserError(
+            f"d_embedding gives embeddings a width of their own, which only an encoder may have; this is kind={config.kind!r}: "
+            "leave it out"
+        )
+    if config.kind != "encoder" and config.pooling is not None:
+        raise UserError(
+            f"pooling makes one vector of a text, which is an encoder's to do; this is kind={config.kind!r}: leave it out"
+        )
 
 
 def try_layers(config: ModelSection) -> None:
@@ -20,7 +51,7 @@ def try_layers(config: ModelSection) -> None:
     }
     with torch.device("meta"):
         for causal, cross in sides:
-            common = POSITION.build(config.position, config.shape(causal))
+            common = config.common_position(causal)
             for i, parts in enumerate(turns):
                 position, block = config.position_of(i, common, causal), config.at(i).block_of(cross).name
                 layer = config.at(i).layer(position, causal, cross)

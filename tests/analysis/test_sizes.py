@@ -92,6 +92,24 @@ def test_grouped_and_gated_layers_have_their_formula_too() -> None:
     assert found["head"] == (3200, "VH")
 
 
+def test_embeddings_with_a_width_of_their_own_have_their_formulas() -> None:
+    H, E, V, T = 32, 12, 100, 20
+    config = ModelConfig(
+        kind="encoder", vocab_size=V, d_model=H, d_embedding=E, n_heads=4, n_layers=1, max_len=T, position="learned", segments=2,
+        embedding_norm=True, head_bias=True, norm_first=True,
+    )  # fmt: skip
+    found = {part.name: (part.total, part.formula) for part in parts(config) if part.name != "layer"}
+    assert found == {
+        "token embedding": (V * E, "VE"),
+        "position embedding": (T * E, "TE"),
+        "segment embedding": (2 * E, "2E"),
+        "embedding norm": (2 * E, "2E"),
+        "embedding projection": (E * H + H, "EH + H"),
+        "final_norm": (2 * H, "2H"),
+        "head": (H * E + E + 2 * E + V, "HE + E + 2E + V"),
+    }
+
+
 def test_the_verb_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sizes", "bert-base"]) == 0
     assert "layer                     85,054,464        12 x 7,087,872  12H² + 13H" in capsys.readouterr().out

@@ -171,6 +171,25 @@ def test_a_model_of_one_side_is_drawn_as_one(
     )
 
 
+def test_embeddings_with_a_width_of_their_own_are_drawn_in_it(tmp_path: Path) -> None:
+    sizes = {
+        "kind": "encoder",
+        "d_model": 16,
+        "d_embedding": 6,
+        "n_heads": 2,
+        "n_layers": 1,
+        "position": "learned",
+    }
+    tokenizer = train_tokenizer(ENGLISH, Choice("bpe"), 300)
+    model = build(ModelConfig.model_validate(sizes | {"vocab_size": tokenizer.vocab_size}))
+    Run(model, tokenizer, GenerationConfig()).save(tmp_path)
+    assert main(["draw", str(tmp_path), "--tokens", "12", "--positions", "5"]) == 0
+    text = (tmp_path / "draw.html").read_text()
+    assert "from 6 features to two" in text
+    (grid,) = [d for d in Page(text).data() if isinstance(d, dict) and d.get("column") == "feature"]
+    assert isinstance(grid, dict) and grid["columns"] == 6
+
+
 @pytest.mark.parametrize("position", ["none", "learned"])
 def test_a_scheme_without_numbers_or_with_few_positions_has_a_page(position: str, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(GERMAN, Choice("bpe"), 300)

@@ -220,6 +220,7 @@ WINDOW = {"name": "softmax", "window": 4}
         ({"position": {"name": "rope", "scaling": "yarn", "factor": 2.0, "original_len": 8}},
          "scaling of position 'rope' is 'yarn', there 'none' or 'linear' or 'ntk'"),
         ({"kind": "decoder", "position": "shaw", "n_kv_heads": 2}, "n_kv_heads is 2, there 4 beside position 'shaw'"),
+        ({"kind": "encoder", "d_embedding": 8}, "d_embedding is 8, there null"),
         ({"v_head_dim": 5}, "v_head_dim is 5, there 6, as head_dim"),
         ({"attention": {"name": "softmax", "qk_norm": True}, "norm": {"name": "rmsnorm"}},
          "qk_norm is true, there false in an encoder-decoder"),

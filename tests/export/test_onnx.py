@@ -332,6 +332,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "vectors": {"head": False, "pooling": {"name": "mean", "activation": "tanh"}, "position": "rope"},
     "bare": {"head": False, "attention": {"name": "softmax", "window": 2, "sink": 1}, "position": "shaw"},
     "convolution": {"block": {"name": "conv", "kernel": 3}, "labels": ("a", "b"), "pooling": "mean"},
+    "narrow embeddings": {"d_embedding": 10, "position": "learned", "segments": 2, "embedding_norm": True},
     "linear": {"attention": "linear", "position": "rope"},
     "kernel": {"attention": {"name": "kernel", "sim": "elu"}},
 }

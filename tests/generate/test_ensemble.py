@@ -65,6 +65,21 @@ def test_what_it_says_is_the_mean_of_what_each_says(kind: str) -> None:
     assert (both.config.max_len, both.vocab_size) == (32, 50)
 
 
+@torch.no_grad()
+def test_members_may_differ_in_the_width_of_their_embeddings() -> None:
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"kind": "encoder", "vocab_size": 50, "n_heads": 2, "n_layers": 1, "max_len": 32}
+    widths = [(16, 6), (8, None), (24, 30)]
+    configs = [ModelConfig(d_model=d_model, d_embedding=e, **sizes) for d_model, e in widths]
+    members, tokens = [build(config, seed=1).eval() for config in configs], torch.randint(50, (3, 7))
+    for model in members:
+        model.head.weight.mul_(6)
+    both, wanted = Ensemble(members), mean(members, tokens)
+    close(both(tokens), wanted)
+    close(both.head(both.features(tokens)), wanted)
+    close(both.head(both.transformed(both.encoder(tokens))), wanted)
+
+
 @pytest.mark.parametrize(
     "cache", [name for name in CACHE.names() if CACHE.get(name).lossless and name != "state"]
 )

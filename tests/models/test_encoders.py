@@ -60,6 +60,36 @@ def test_scores_of_masked_tokens_pass_a_linear_map_gelu_norm_and_the_tied_embedd
     torch.testing.assert_close(model(TOKENS, POS), wanted)
 
 
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("width", [6, 8, 10])
+def test_embeddings_of_a_width_of_their_own_are_mapped_to_that_of_the_model(width, position):
+    """All that makes them is so wide, and so is what the head reads (Lan et al., 2019, sec. 3.1)."""
+    model = made(d_embedding=width, position=position, segments=2, embedding_norm=True, head_bias=True)
+    e, segments = model.encoder.embedding, torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    table = e.position.weight if position == "learned" else e.position.table
+    x = F.embedding(TOKENS, e.token.weight) * width**0.5 + table[:5]
+    x = F.layer_norm(x + F.embedding(segments, e.segment.weight), (width,), e.norm.weight, e.norm.bias)
+    wanted = x @ e.proj.weight.T + e.proj.bias
+    assert wanted.shape == (2, 5, 8)
+    torch.testing.assert_close(e(TOKENS, None, segments), wanted)
+    h = F.gelu(model.transform(model.encoder.stack(wanted)))
+    h = F.layer_norm(h, (width,), model.transform_norm.weight, model.transform_norm.bias)
+    wanted = h @ e.token.weight.T + model.head.bias
+    torch.testing.assert_close(model(TOKENS, None, segments), wanted, rtol=1e-4, atol=1e-4)
+    assert model.features(TOKENS, POS).shape == (2, 5, width)
+    assert made(d_embedding=width, tie_embeddings="none").head.weight.shape == (13, width)
+
+
+def test_vectors_and_classes_are_as_wide_as_the_model():
+    assert made(d_embedding=6, head=False)(TOKENS, POS).shape == (2, 5, 8)
+    assert made(d_embedding=6, labels=["a", "b"]).classifier.in_features == 8
+
+
+def test_positions_of_the_layers_do_not_depend_on_the_width_of_embeddings():
+    for position in ("rope", "t5", "shaw", "alibi"):
+        assert made(d_embedding=3, position=position)(TOKENS, POS).shape == (2, 5, 13)
+
+
 @pytest.mark.parametrize("activation", ["none", "tanh", "relu", "gelu"])
 @pytest.mark.parametrize("name", ["first", "mean", "max", "last"])
 def test_classes_are_scored_from_one_vector_of_the_tokens_that_are_there(name, activation):

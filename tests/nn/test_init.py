@@ -37,6 +37,12 @@ def test_xavier_is_uniform_within_its_bound_and_embeddings_are_normal(tying, gai
         assert abs(float(weight.detach().mean())) < 0.005, name
 
 
+def test_embeddings_of_a_width_of_their_own_have_the_spread_of_that_width():
+    sizes = SIZES | {"kind": "encoder", "d_embedding": 24, "tie_embeddings": "none", "position": "learned"}
+    for name, weight in tables(build(ModelConfig(**sizes), seed=0)).items():
+        assert float(weight.detach().std()) == pytest.approx(24**-0.5, rel=0.03), name
+
+
 @pytest.mark.parametrize("tying", TYING)
 def test_normal_has_one_spread_everywhere_but_on_the_way_into_the_stream(tying):
     init = {"name": "normal", "std": 0.05}

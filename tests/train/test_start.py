@@ -217,6 +217,31 @@ def test_a_factor_is_another_rate_and_nothing_else(optimizer: str) -> None:
         assert same == (name != "0.bias")
 
 
+def test_a_map_of_the_embeddings_is_not_drawn_anew() -> None:
+    """Layers would read what no layer has learned to read."""
+    sizes: dict[str, Any] = {"kind": "encoder", "d_model": 8, "n_heads": 2, "n_layers": 2, "vocab_size": 9}
+    plain, mapped, narrow = (
+        build(ph.ModelConfig(**sizes, d_embedding=width), seed=1) for width in (None, 8, 6)
+    )
+
+    class Origin:
+        model, config = plain, plain.config
+
+    said = r"model.d_embedding=8 \(the run has None\): encoder.embedding.proj.weight is not there"
+    with pytest.raises(UserError, match=said):
+        begin(mapped, Origin())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"=6 .*encoder.embedding.token.weight \[9, 8\], wanted \[9, 6\]"):
+        begin(narrow, Origin())  # type: ignore[arg-type]
+
+    class Narrow:
+        model, config = narrow, narrow.config
+
+    student = build(ph.ModelConfig(**sizes, d_embedding=6, labels=["a", "b"]), seed=2)
+    begin(student, Narrow())  # type: ignore[arg-type]
+    for name, tensor in weights(student.encoder).items():
+        assert torch.equal(tensor, weights(narrow.encoder)[name])
+
+
 def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
     sizes: dict[str, Any] = {"kind": "encoder", "d_model": 8, "n_heads": 2, "n_layers": 2, "vocab_size": 9}
     teacher = build(ph.ModelConfig(**sizes), seed=1)

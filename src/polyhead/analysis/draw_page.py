@@ -52,10 +52,15 @@ def embeddings(model: nn.Module) -> list[Embedding]:
 
 def position_sections(model: Model, n: int) -> list[Section]:
     """The positions of the encoder and, where they are not the same, of the decoder."""
-    c, parts = model.config, [part.position for part in embeddings(model)]
+    c, tables = model.config, embeddings(model)
+    parts = [table.position for table in tables]
     names = ["of the encoder", "of the decoder"] if len(parts) == 2 else [""]
     causal = (False, True) if len(parts) == 2 else (c.kind == "decoder",)
-    found = [position_grids(part, c.shape(hidden), n) for part, hidden in zip(parts, causal, strict=True)]
+    shapes = [
+        c.shape(hidden)._replace(d_model=table.token.embedding_dim)
+        for table, hidden in zip(tables, causal, strict=True)
+    ]
+    found = [position_grids(part, shape, n) for part, shape in zip(parts, shapes, strict=True)]
     if len(parts) == 2 and alike(*found):
         names, parts, found = [""], parts[:1], found[:1]
     return [

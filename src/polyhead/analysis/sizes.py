@@ -16,6 +16,7 @@ from polyhead.presets import PUBLISHED
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 SHORT = {"transform": "head", "transform_norm": "head", "classifier": "head"}  # what is counted with what
+NAMED = {"norm": "norm", "proj": "projection"}  # parts of an embedding that are none themselves
 FIRST = ("embedding", "layer", "final_norm", "pooler", "head")
 
 
@@ -40,7 +41,7 @@ def count(config: ModelConfig) -> int:
 def parts(config: ModelConfig) -> list[Part]:
     """Every parameter once, by part: embeddings, layers (by size, where a pattern makes several kinds), final norms, pooler, head.
 
-    H is d_model, F d_ff, V the vocabulary, T max_len; A stands for the width of all heads, n_heads x head_dim, and G for
+    H is d_model, E d_embedding, F d_ff, V the vocabulary, T max_len; A stands for the width of all heads, n_heads x head_dim, and G for
     that of all key/value heads.
     """
     sizes: dict[str, dict[int, int]] = {}  # of each layer, or of the one thing that there is
@@ -92,6 +93,7 @@ def published(name: str) -> ModelConfig:
 
 def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
     H, V, T = config.d_model, config.vocab_size, config.max_len
+    E, e = config.embedding_width, "H" if config.d_embedding is None else "E"
     F = config.d_ff or 4 * H
     shape = config.shape(causal=True)
     A, G = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
@@ -105,17 +107,18 @@ def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
             (f"{4 * n}HA + 2HF + {n + 1}H", n * 4 * H * A + 2 * H * F + (n + 1) * H),
             (f"{2 * n}HA + {2 * n}HG + 3HF + {n + 1}H", n * (2 * H * A + 2 * H * G) + 3 * H * F + (n + 1) * H),
         ]  # fmt: skip
-    offset = config.position.options.get("offset", 0)
-    norm = [("2H", 2 * H), ("H", H)]
+    square, offset = "H²" if config.d_embedding is None else "HE", config.position.options.get("offset", 0)
     return {
-        "token": [("VH", V * H)],
-        "position": [("TH", T * H), (f"(T + {offset})H", (T + offset) * H),
+        "token": [(f"V{e}", V * E)],
+        "position": [(f"T{e}", T * E), (f"(T + {offset}){e}", (T + offset) * E),
                      ("buckets x n_heads", config.position.options.get("buckets", 0) * config.n_heads)],
-        "segment": [(f"{config.segments}H", config.segments * H)],
-        "norm": norm,
-        "final_norm": norm,
+        "segment": [(f"{config.segments}{e}", config.segments * E)],
+        "norm": [(f"2{e}", 2 * E), (e, E)],
+        "projection": [("EH + H", E * H + H)],
+        "final_norm": [("2H", 2 * H), ("H", H)],
         "pooler": [("H² + H", H * H + H)],
-        "head": [("V", V), ("H² + H + 2H + V", H * H + 3 * H + V), ("H² + H + 2H", H * H + 3 * H), ("VH", V * H)],
+        "head": [("V", V), (f"{square} + {e} + 2{e} + V", H * E + 3 * E + V), (f"{square} + {e} + 2{e}", H * E + 3 * E),
+                 (f"V{e}", V * E)],
     }.get(name.removesuffix(" embedding").split(" ")[-1].split(".")[-1], [])  # fmt: skip
 
 
@@ -135,6 +138,6 @@ def _part(name: str) -> str:
         return SHORT.get(words[0], words[0])
     own = name.split("embedding.")[-1].split(".")[0]
     side = words[0].removesuffix("embedding").replace("_", " ") if words[0].endswith("_embedding") else ""
-    if own == "norm":
-        return f"{side}embedding norm"
+    if own in NAMED:
+        return f"{side}embedding {NAMED[own]}"
     return f"{side}{own} embedding" if own != "token" or side == "decoder " else "token embedding"

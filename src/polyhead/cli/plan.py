@@ -60,8 +60,8 @@ def run(
 ) -> None:
     """Say what a design will cost before it is trained: operations, memory, messages, and time on this machine.
 
-    In formulas B are rows, S tokens of a row, R of its source, H d_model, F d_ff, V the vocabulary, A n_heads x head_dim,
-    G n_kv_heads x head_dim. Text that is not there is no mistake: what could not be known is said.
+    In formulas B are rows, S tokens of a row, R of its source, H d_model, E d_embedding, F d_ff, V the vocabulary,
+    A n_heads x head_dim, G n_kv_heads x head_dim. Text that is not there is no mistake: what could not be known is said.
 
     \b
     polyhead plan recipes/multi30k-en-de.yaml data.root=path/to/multi30k

@@ -29,7 +29,7 @@ def run(
 ) -> None:
     """Count parameters, without memory for them: of the models of the literature, or of one of them or a run by part.
 
-    In formulas H is d_model, F d_ff, V the vocabulary, T max_len, A n_heads x head_dim, G n_kv_heads x head_dim.
+    In formulas H is d_model, E d_embedding, F d_ff, V the vocabulary, T max_len, A n_heads x head_dim, G n_kv_heads x head_dim.
 
     \b
     polyhead sizes               every preset beside what its paper says

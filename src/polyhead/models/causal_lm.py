@@ -12,7 +12,6 @@ from polyhead.nn.embedding import Embedding
 from polyhead.nn.head import Head
 from polyhead.nn.kv import Memory
 from polyhead.nn.stack import build_stack
-from polyhead.registry import POSITION
 
 
 class CausalLM(nn.Module):
@@ -26,7 +25,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         token = nn.Embedding(config.vocab_size, config.d_model)
-        position = POSITION.build(config.position, config.shape(causal=True))
+        position = config.common_position(causal=True)
         self.embedding = Embedding.of(config, token, position)
         self.stack = build_stack(config, position, config.n_layers, causal=True, cross=False)
         self.head = Head.of(config, token)

@@ -32,12 +32,13 @@ class Ensemble(nn.Module):
         return log_mean([member(*inputs) for member in self.members])
 
     def features(self, *inputs: Tensor | None) -> Tensor:
-        """What the heads read, that of one after that of the other: (B, T) -> (B, T, C + C' + ...)."""
+        """What the heads read, that of one after that of the other: (B, T) -> (B, T, E + E' + ...)."""
         return torch.cat([member.features(*inputs) for member in self.members], -1)
 
     def head(self, features: Tensor) -> Tensor:
-        """(..., C + C' + ...) -> log p (..., V)."""
-        return log_mean([member.head(x) for member, x in self._parted(features)])
+        """(..., E + E' + ...) -> log p (..., V)."""
+        widths = [member.config.embedding_width for member in self.members]
+        return log_mean([member.head(x) for member, x in self._parted(features, widths)])
 
     def encoder(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """As of encoders: the vectors of all of them, (B, T) -> (B, T, C + C' + ...)."""
@@ -47,11 +48,12 @@ class Ensemble(nn.Module):
 
     def transformed(self, x: Tensor) -> Tensor:
         """As of masked language models: what the heads read of the encoders' vectors."""
-        return torch.cat([member.transformed(part) for member, part in self._parted(x)], -1)
+        widths = [member.config.d_model for member in self.members]
+        return torch.cat([member.transformed(part) for member, part in self._parted(x, widths)], -1)
 
-    def _parted(self, x: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    def _parted(self, x: Tensor, widths: list[int]) -> Iterator[tuple[Any, Tensor]]:
         """Each member with its features."""
-        return zip(self.members, x.split([member.config.d_model for member in self.members], -1), strict=True)
+        return zip(self.members, x.split(widths, -1), strict=True)
 
     @property
     def encode(self) -> Callable[..., list[Memory]]:

@@ -10,7 +10,7 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.head import Head
 from polyhead.nn.stack import build_stack
-from polyhead.registry import NORM, POOLING, POSITION, Choice
+from polyhead.registry import NORM, POOLING, Choice
 
 
 class Encoder(nn.Module):
@@ -19,8 +19,10 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
         if embedding is None:
-            position = POSITION.build(config.position, config.shape(causal=False))
-            embedding = Embedding.of(config, nn.Embedding(config.vocab_size, config.d_model), position)
+            position = config.common_position(causal=False)
+            embedding = Embedding.of(
+                config, nn.Embedding(config.vocab_size, config.embedding_width), position
+            )
         self.embedding = embedding
         self.stack = build_stack(config, embedding.position, config.n_layers, causal=False, cross=False)
 
@@ -38,8 +40,8 @@ class MaskedLM(nn.Module):
         self.config = config
         self.encoder = Encoder(config, embedding)
         bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
-        self.transform = nn.Linear(config.d_model, config.d_model, bias=bias)
-        self.transform_norm = NORM.build(config.norm, config.d_model)
+        self.transform = nn.Linear(config.d_model, config.embedding_width, bias=bias)
+        self.transform_norm = NORM.build(config.norm, config.embedding_width)
         self.head = Head.of(config, self.encoder.embedding.token)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
@@ -48,11 +50,11 @@ class MaskedLM(nn.Module):
         return logits
 
     def features(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
-        """What the head reads: (B, T) -> (B, T, C)."""
+        """What the head reads, as wide as the embeddings: (B, T) -> (B, T, E)."""
         return self.transformed(self.encoder(tokens, pos, segments), pos)
 
     def transformed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
-        """The encoder's output as the head reads it: (..., C) -> (..., C), token by token."""
+        """The encoder's output as the head reads it: (..., C) -> (..., E), token by token."""
         out: Tensor = self.transform_norm(F.gelu(self.transform(x)), pos)
         return out
 

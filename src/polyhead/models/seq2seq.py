@@ -12,7 +12,6 @@ from polyhead.nn.embedding import Embedding
 from polyhead.nn.head import Head
 from polyhead.nn.kv import Memory
 from polyhead.nn.stack import build_stack
-from polyhead.registry import POSITION
 
 
 class Seq2Seq(nn.Module):
@@ -27,7 +26,7 @@ class Seq2Seq(nn.Module):
             if config.tie_embeddings in ("all", "inputs")
             else nn.Embedding(config.vocab_size, config.d_model)
         )
-        here, there = (POSITION.build(config.position, config.shape(causal)) for causal in (False, True))
+        here, there = (config.common_position(causal) for causal in (False, True))
         self.encoder_embedding = Embedding.of(config, source, here)
         self.decoder_embedding = Embedding.of(config, target, there)
         self.encoder = build_stack(config, here, config.n_layers, causal=False, cross=False)

@@ -14,7 +14,8 @@ from polyhead.registry import NORM
 class Embedding(nn.Module):
     """Tokens to vectors, scaled, with positions and dropout (Vaswani et al., 2017, sec. 3.4).
 
-    Where the config says so, with a vector for the segment of each token (Devlin et al., 2018, figure 2) and a norm.
+    Where the config says so, with a vector for the segment of each token (Devlin et al., 2018, figure 2) and a norm, all of
+    E numbers, and a linear map to those of the model (Lan et al., 2019, sec. 3.1).
     """
 
     def __init__(
@@ -25,18 +26,21 @@ class Embedding(nn.Module):
         dropout: float,
         segment: nn.Embedding | None = None,
         norm: nn.Module | None = None,
+        proj: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.token, self.position, self.scale, self.dropout = token, position, scale, Dropout(dropout)
-        self.segment, self.norm = segment, norm
+        self.segment, self.norm, self.proj = segment, norm, proj
 
     @classmethod
     def of(cls, config: ModelSection, token: nn.Embedding, position: Position) -> Embedding:
         """As the config says."""
-        segment = nn.Embedding(config.segments, config.d_model) if config.segments else None
-        norm = NORM.build(config.norm, config.d_model) if config.embedding_norm else None
-        scale = config.d_model**0.5 if config.scale_embedding else 1.0
-        return cls(token, position, scale, config.dropout, segment, norm)
+        width = config.embedding_width
+        segment = nn.Embedding(config.segments, width) if config.segments else None
+        norm = NORM.build(config.norm, width) if config.embedding_norm else None
+        scale = width**0.5 if config.scale_embedding else 1.0
+        proj = None if config.d_embedding is None else nn.Linear(width, config.d_model)
+        return cls(token, position, scale, config.dropout, segment, norm, proj)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C); segments (B, T) count from 0, and None stands for the first alone."""
@@ -46,5 +50,5 @@ class Embedding(nn.Module):
         elif segments is not None:
             raise UserError("this model has no segment embeddings; texts are told apart by separators alone")
         x = self.position.embed(x, pos)
-        out: Tensor = self.dropout(x if self.norm is None else self.norm(x, pos))
-        return out
+        x = self.dropout(x if self.norm is None else self.norm(x, pos))
+        return x if self.proj is None else self.proj(x)

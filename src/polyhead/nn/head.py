@@ -33,9 +33,10 @@ class Head(nn.Module):
         """Tied to the embedding or with a matrix of its own, as the config says."""
         weight = embedding.weight
         if config.tie_embeddings in ("inputs", "none"):
-            weight = nn.Parameter(torch.empty_like(weight).normal_(std=config.d_model**-0.5))
+            weight = nn.Parameter(torch.empty_like(weight).normal_(std=config.embedding_width**-0.5))
         bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.head_bias else None
-        return cls(weight, bias, config.d_model**-0.5 if config.scale_output else 1.0, config.logit_softcap)
+        scale = config.embedding_width**-0.5 if config.scale_output else 1.0
+        return cls(weight, bias, scale, config.logit_softcap)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""

@@ -21,7 +21,7 @@ from polyhead.registry import INIT
 def xavier(model: nn.Module, config: ModelConfig, *, gain: Above0 = 1.0) -> None:
     """Uniform matrices whose bound keeps the variance of signals and gradients alike; biases 0.
 
-    Embeddings are normal with variance 1/C, so that with ``model.scale_embedding`` they have variance 1. The recipe of
+    Embeddings are normal with variance 1/E, E being their width, so that with ``model.scale_embedding`` they have variance 1. The recipe of
     the original Transformer's implementations and the default.
 
     Equation: W ~ U(-a, a),  a = gain √(6 / (n_in + n_out))
@@ -30,7 +30,7 @@ def xavier(model: nn.Module, config: ModelConfig, *, gain: Above0 = 1.0) -> None
     Options:
       gain: factor on the bound
     """
-    _fill(model, lambda w: nn.init.xavier_uniform_(w, gain), config.d_model**-0.5)
+    _fill(model, lambda w: nn.init.xavier_uniform_(w, gain), config.embedding_width**-0.5)
 
 
 @INIT.register("normal")

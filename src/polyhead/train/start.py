@@ -24,7 +24,7 @@ LAYERS = ("n_layers", "n_decoder_layers")
 FREE = ("dropout", "init", "pooling", "head", "generator")  # no weight in common depends on it
 SHOWN = 3  # weights that are named where many do not fit
 # what may not be new in a model that was begun with
-INSIDE = re.compile(r".*(embedding\.(token|position)|\.layers\.\d+)\..*")
+INSIDE = re.compile(r".*(embedding\.(token|position|proj)|\.layers\.\d+)\..*")
 
 
 def open_start(recipe: Recipe, begun: bool = False) -> Run | None:

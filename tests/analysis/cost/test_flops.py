@@ -110,6 +110,19 @@ def test_of_a_classifier(pooling: Any) -> None:
     assert sum(work.total for work in forward(config, load)) == wanted
 
 
+@pytest.mark.parametrize("width", [6, 16, 20])
+@pytest.mark.parametrize("top", [{}, {"head": False}, {"labels": ("a", "b")}], ids=str)
+def test_of_embeddings_with_a_width_of_their_own(top: dict[str, Any], width: int) -> None:
+    config, load = config_of("encoder", {"d_embedding": width, **top}), Load(3, 13)
+    model = build(config, 1).eval()
+    with torch.no_grad():
+        wanted = flops_of(lambda: model(*given(config, load)))
+    works = {work.name: work for work in forward(config, load)}
+    assert sum(work.total for work in works.values()) == wanted == counted(config, load)
+    assert works["embeddings"] == ("embeddings", 1, 2 * 3 * 13 * width * 16, "2BSEH", 0)
+    assert top or works["head"] == ("head", 1, 2 * 3 * 13 * width * 50, "2BSEV", 0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "changes", [{}, {"feed_forward": "swiglu", "n_kv_heads": 2}, {"attention": "linear"}], ids=str

@@ -127,6 +127,15 @@ def test_the_loss_keeps_what_it_says(precision: Any) -> None:
     assert wanted - working == pytest.approx(saved.nbytes, abs=39 * 8 + 50 * 4)
 
 
+def test_a_head_that_reads_narrow_vectors_keeps_as_much_less() -> None:
+    config = config_of("encoder", {"d_embedding": 6})
+    model, features = build(config, 1), torch.ones(3, 13, 6, requires_grad=True)
+    with Saved(model) as saved:
+        cross_entropy(features, model.head, torch.ones(3, 13, dtype=torch.int64))
+    wanted = training_memory(config, Load(3, 13), Choice("adamw")).loss - 39 * 50 * (4 + 4)
+    assert wanted == pytest.approx(saved.nbytes, abs=39 * 8)
+
+
 def test_the_formula_of_the_literature_by_hand() -> None:
     config = preset("gpt3-175b", 50257)
     # Korthikanti et al., 2022, with their 175B: s 2048, h 12288, a 96, b 1: 34 + 5 x 16 = 114 a layer

@@ -21,7 +21,7 @@ def forward(config: ModelConfig, load: Load) -> list[Work]:
     """The operations of one forward pass over a batch, without padding left out; ``Unknown`` where no formula is known."""
     known(NORMS, config.norm)
     works = [work for layers in stacks(config, load) for layer in layers for work in layer]
-    works += _ends(config, load)
+    works = [*_begins(config, load), *works, *_ends(config, load)]
     if config.generator and load.asked is not None:
         works += [work._replace(name=f"generator {work.name}") for work in forward(config.of_generator, load)]
     return merged(work for work in works if work.each)
@@ -213,9 +213,16 @@ def _recurrent(gates: int) -> Callable[..., list[Work]]:
     return works
 
 
+def _begins(config: ModelConfig, load: Load) -> list[Work]:
+    """What comes before the layers: the map of embeddings that have a width of their own."""
+    E = config.d_embedding or 0
+    return [Work("embeddings", 1, 2 * load.rows * load.length * E * config.d_model, "2BSEH")]
+
+
 def _ends(config: ModelConfig, load: Load) -> list[Work]:
     """What comes after the layers."""
-    C, V = config.d_model, config.vocab_size
+    C, E, V = config.d_model, config.embedding_width, config.vocab_size
+    e = "H" if config.d_embedding is None else "E"
     if config.kind == "encoder" and (config.labels or not config.head):
         if config.generator:
             each = 2 * load.rows * load.length * (C * C + C)
@@ -229,13 +236,12 @@ def _ends(config: ModelConfig, load: Load) -> list[Work]:
         classes = len(config.labels)
         each = load.rows * (2 * C * C * mapped + 2 * C * classes)
         return [Work("pooler and classes", 1, each, f"{'2BH² + ' if mapped else ''}2BH x {classes}")]
-    head = Work("head", 1, 2 * load.labels * C * V, "2BSHV" if load.asked is None else "2HV a label")
+    said = "2BS{}" if load.asked is None else "2{} a label"
+    head = Work("head", 1, 2 * load.labels * E * V, said.format(f"{e}V"))
     if config.kind != "encoder":
         return [head]
-    return [
-        Work("transform", 1, 2 * load.labels * C * C, "2BSH²" if load.asked is None else "2H² a label"),
-        head,
-    ]
+    square = said.format("H²" if config.d_embedding is None else "HE")
+    return [Work("transform", 1, 2 * load.labels * C * E, square), head]
 
 
 BLOCKS = {

@@ -109,7 +109,7 @@ def _loss(model: nn.Module, config: ModelConfig, load: Load, precision: str) -> 
         return _loss(model.generator, config.of_generator, load, precision)
     if config.labels or not config.head:
         return 0
-    C, V, width = config.d_model, config.vocab_size, 4 if precision == "fp32" else 2
+    C, V, width = config.embedding_width, config.vocab_size, 4 if precision == "fp32" else 2
     chunk = min(CHUNK, load.labels)
     own = C if model.get_parameter("head.weight").requires_grad else 0
     kept = load.labels * (C * width + 8) + V * (own + config.head_bias) * 4
