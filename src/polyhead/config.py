@@ -14,6 +14,7 @@ from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLIN
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "inputs", "none"]
+HeadActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 WIDEST, DEEPEST = 2**20, 10_000  # beyond reason; larger ones would be built for hours before memory ends
 
 PARTS: dict[str, Registry[Any]] = {
@@ -145,6 +146,9 @@ class ModelSection(Checked):
     head: bool = Field(True, description="an encoder scores its vocabulary; without, it gives vectors alone")
     generator: int = Field(
         0, ge=0, le=DEEPEST, description="layers of the one that puts tokens in, where an encoder tells which"
+    )
+    head_activation: HeadActivation = Field(
+        "gelu", description="activation of the map below an encoder's scores of the vocabulary"
     )
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
     scale_output: bool = Field(

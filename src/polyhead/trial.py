@@ -32,6 +32,10 @@ def try_together(config: ModelSection) -> None:
             f"d_embedding gives embeddings a width of their own, which only an encoder may have; this is kind={config.kind!r}: "
             "leave it out"
         )
+    if config.kind != "encoder" and config.head_activation != "gelu":
+        raise UserError(
+            f"head_activation is of the map below an encoder's scores of the vocabulary; this is kind={config.kind!r}: leave it out"
+        )
     if config.kind != "encoder" and config.pooling is not None:
         raise UserError(
             f"pooling makes one vector of a text, which is an encoder's to do; this is kind={config.kind!r}: leave it out"

@@ -67,6 +67,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for kind in ("decoder", "encoder-decoder")
     ),
     (
+        {"kind": "decoder", "head_activation": "relu"},
+        "head_activation is of the map below an encoder's scores of the vocabulary; this is kind='decoder': leave it out",
+    ),
+    (
         {"sandwich_norm": True},
         "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
     ),

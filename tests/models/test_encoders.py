@@ -60,6 +60,25 @@ def test_scores_of_masked_tokens_pass_a_linear_map_gelu_norm_and_the_tied_embedd
     torch.testing.assert_close(model(TOKENS, POS), wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("gelu", F.gelu),
+        ("gelu_tanh", lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
+        ("relu", torch.relu),
+        ("silu", lambda x: x * torch.sigmoid(x)),
+        ("tanh", torch.tanh),
+    ],
+)
+def test_the_map_below_the_scores_has_any_activation(name, function):
+    model = made(head_activation=name)
+    h = function(model.transform(model.encoder(TOKENS, POS)))
+    h = F.layer_norm(h, (8,), model.transform_norm.weight, model.transform_norm.bias)
+    torch.testing.assert_close(
+        model(TOKENS, POS), h @ model.encoder.embedding.token.weight.T, rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("width", [6, 8, 10])
 def test_embeddings_of_a_width_of_their_own_are_mapped_to_that_of_the_model(width, position):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.encoders import EMBEDDING, GELU, LAYER, OLD, SPECIALS, labels_said, model_of, named, top
-from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of
+from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, SPECIALS, labels_said, model_of, named, top
+from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of, head_activation
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row, both, one
 
@@ -48,10 +48,10 @@ def common(given: Given, stem: str, *, head: str | None = None) -> dict[str, Any
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    fields = common(given, "Bert")
-    if "head_bias" in fields and PLAIN[given.word("hidden_act", "gelu", PLAIN)] != GELU:
-        raise given.wrong("hidden_act", "'gelu', which is all that is built in the head over the vocabulary")
-    return fields | {"vocab_size": given.size("vocab_size", 30522)}
+    return common(given, "Bert") | {
+        "vocab_size": given.size("vocab_size", 30522),
+        "head_activation": head_activation(PLAIN[given.word("hidden_act", "gelu", PLAIN)]),
+    }
 
 
 def said(config: ModelConfig) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.encoders import EMBEDDING, GELU, LAYER, OLD, SPECIALS, labels_said, model_of, named, top
-from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of
+from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, SPECIALS, labels_said, model_of, named, top
+from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of, head_activation
 from polyhead.hf.given import Given
 from polyhead.hf.table import both, one
 
@@ -19,8 +19,6 @@ def read(given: Given) -> dict[str, Any]:
     given.only("pruned_heads", {})
     fields = top(given, model_of(given, "DistilBert"), pooled={"name": "first", "activation": "relu"})
     activation = PLAIN[given.word("activation", "gelu", PLAIN)]
-    if "head_bias" in fields and activation != GELU:
-        raise given.wrong("activation", "'gelu', which is all that is built in the head over the vocabulary")
     d_model = given.size("dim", 768)
     return fields | {
         "kind": "encoder",
@@ -36,6 +34,7 @@ def read(given: Given) -> dict[str, Any]:
         "norm": {"name": "layernorm", "eps": 1e-12},
         "norm_first": False,
         "feed_forward": activation.written(),
+        "head_activation": head_activation(activation),
         "dropout": given.number("dropout", 0.1),
         "scale_embedding": False,
         "init": "normal",

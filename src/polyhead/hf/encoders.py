@@ -7,12 +7,10 @@ from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.hf.given import MAX_SIZE, Given
-from polyhead.registry import Choice
 
 ENCODER = "encoder"
 EMBEDDING = f"{ENCODER}.embedding"
 LAYER = f"{ENCODER}.stack.layers.{{n}}"
-GELU = Choice("gelu", tanh=False)
 OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # before 2019
 SPECIALS = {
     "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "mask_token": "[MASK]",

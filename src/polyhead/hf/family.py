@@ -72,3 +72,8 @@ def activation_of(choice: Choice, known: dict[str, Choice]) -> str:
     same = [name for name, other in known.items() if choice.name == other.name]
     exact = [name for name in same if choice.options.get("tanh") == known[name].options.get("tanh")]
     return (exact or same or list(known))[0]
+
+
+def head_activation(feed_forward: Choice) -> str:
+    """That of the map below the scores of the vocabulary, where it is the one of the layers."""
+    return "gelu_tanh" if feed_forward.options.get("tanh") else feed_forward.name

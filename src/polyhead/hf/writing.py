@@ -33,7 +33,7 @@ CROSSING = {
 }
 LAYERED = LayerParts.model_fields  # what a pattern may change from layer to layer
 # what a model of that class has no use for
-OF_HEAD = {"head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
+OF_HEAD = {"head_activation", "head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
 UNREAD = {"Classifier": OF_HEAD | {"head"}, "Embedder": OF_HEAD, "MaskedLM": {"pooling"}}
 IDS, MORE_IDS = (
     ("bos_token", "eos_token", "pad_token"),

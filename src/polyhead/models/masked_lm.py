@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import ModelConfig
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
+from polyhead.nn.feed_forward.layers import ACTIVATIONS
 from polyhead.nn.head import Head
 from polyhead.nn.stack import build_stack
 from polyhead.registry import NORM, POOLING, Choice
@@ -41,6 +41,7 @@ class MaskedLM(nn.Module):
         self.encoder = Encoder(config, embedding)
         bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
         self.transform = nn.Linear(config.d_model, config.embedding_width, bias=bias)
+        self.activation = ACTIVATIONS[config.head_activation]()
         self.transform_norm = NORM.build(config.norm, config.embedding_width)
         self.head = Head.of(config, self.encoder.embedding.token)
 
@@ -55,7 +56,7 @@ class MaskedLM(nn.Module):
 
     def transformed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """The encoder's output as the head reads it: (..., C) -> (..., E), token by token."""
-        out: Tensor = self.transform_norm(F.gelu(self.transform(x)), pos)
+        out: Tensor = self.transform_norm(self.activation(self.transform(x)), pos)
         return out
 
 

@@ -21,7 +21,9 @@ from polyhead.train.learned import must_learn
 
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 LAYERS = ("n_layers", "n_decoder_layers")
-FREE = ("dropout", "init", "pooling", "head", "generator")  # no weight in common depends on it
+FREE = (
+    "dropout", "init", "pooling", "head", "generator", "head_activation",
+)  # no weight in common depends on it  # fmt: skip
 SHOWN = 3  # weights that are named where many do not fit
 # what may not be new in a model that was begun with
 INSIDE = re.compile(r".*(embedding\.(token|position|proj)|\.layers\.\d+)\..*")
