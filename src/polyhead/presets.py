@@ -19,6 +19,7 @@ BERT: Fields = {
     "kind": "encoder", "position": "learned", "max_len": 512, "norm": {"name": "layernorm", "eps": 1e-12}, "feed_forward": "gelu",
     "scale_embedding": False, "embedding_norm": True, "segments": 2, "head_bias": True, "pooling": "first", "init": "normal",
 }  # fmt: skip
+ELECTRA: Fields = {name: value for name, value in BERT.items() if name != "pooling"}
 BART: Fields = {
     "position": {"name": "learned", "offset": 2}, "max_len": 1024, "feed_forward": "gelu", "scale_embedding": False,
     "embedding_norm": True, "head_bias": True, "init": "normal",
@@ -64,6 +65,9 @@ PRESETS: dict[str, Fields] = {
     # Sanh et al. (2019), sec. 3
     "distilbert": {name: value for name, value in BERT.items() if name not in ("segments", "pooling")}
     | _sizes(6, 768, 12),
+    # Clark et al. (2020), table 6; the discriminators
+    "electra-small": ELECTRA | _sizes(12, 256, 4) | {"d_embedding": 128},
+    "electra-base": ELECTRA | _sizes(12, 768, 12),
     # Lewis et al. (2019), sec. 2.1
     "bart-base": BART | _sizes(6, 768, 12),
     "bart-large": BART | _sizes(12, 1024, 16),
@@ -108,6 +112,8 @@ PUBLISHED: dict[str, Published] = {
     "bert-base": Published(30_522, 110e6, "Devlin et al., 2018, sec. 3", head=False),
     "bert-large": Published(30_522, 340e6, "Devlin et al., 2018, sec. 3", head=False),
     "distilbert": Published(30_522, 66e6, "Sanh et al., 2019, table 3", head=False),
+    "electra-small": Published(30_522, 14e6, "Clark et al., 2020, table 1", head=False),
+    "electra-base": Published(30_522, 110e6, "Clark et al., 2020, table 1", head=False),
     "bart-base": Published(50_265, 140e6, "its repository"),
     "bart-large": Published(50_265, 400e6, "its repository"),
     "t5-small": Published(32_128, 60e6, "Raffel et al., 2020, sec. 3.7"),

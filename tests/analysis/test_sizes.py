@@ -26,6 +26,9 @@ THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert-large": ("BertConfig", "BertModel", {
         "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}),
     "distilbert": ("DistilBertConfig", "DistilBertModel", {}),
+    "electra-small": ("ElectraConfig", "ElectraModel", {}),
+    "electra-base": ("ElectraConfig", "ElectraModel", {
+        "embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "bart-base": ("BartConfig", "BartForConditionalGeneration", {
         **BART, "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
         "encoder_attention_heads": 12, "decoder_attention_heads": 12}),

@@ -21,7 +21,8 @@ from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.hf import writing
 from polyhead.hf.family import FAMILY
-from polyhead.hf.reading import open_model
+from polyhead.hf.given import Given
+from polyhead.hf.reading import open_model, read_config
 from polyhead.hf.writing import fitting
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
@@ -90,6 +91,15 @@ CASES = {
         Case("DistilBertConfig", MLM, {**DISTIL, "activation": "relu"}),
         Case("DistilBertConfig", CLASSES, {**DISTIL, "dim": 12, "n_heads": 3, "n_layers": 1}),
         Case("DistilBertConfig", BARE, {**DISTIL, "activation": "relu", "hidden_dim": 33}),
+    ],
+    "electra": [
+        Case("ElectraConfig", MLM, {**SIZES, "embedding_size": 14}),
+        Case("ElectraConfig", MLM, {**ODD, "embedding_size": 45, "type_vocab_size": 3, "hidden_act": "relu", "layer_norm_eps": 1e-3}),
+        Case("ElectraConfig", MLM, {**ONE, "embedding_size": 12, "type_vocab_size": 1}),
+        Case("ElectraConfig", CLASSES, {**ODD, **NAMES, "embedding_size": 7, "hidden_act": "gelu_new"}),
+        Case("ElectraConfig", CLASSES, {**SIZES, "embedding_size": 24, "num_labels": 1}),
+        Case("ElectraConfig", BARE, {**ODD, "embedding_size": 8, "max_position_embeddings": 33}),
+        Case("ElectraConfig", BARE, {**ONE, "embedding_size": 12}),
     ],
     "modernbert": [
         Case("ModernBertConfig", MLM, MODERN),
@@ -167,7 +177,11 @@ def out(model: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def has_segments(case: Case) -> bool:
-    return case.sizes.get("type_vocab_size", 2) > 1 and case.config in ("BertConfig", "RobertaConfig")
+    return case.sizes.get("type_vocab_size", 2) > 1 and case.config in (
+        "BertConfig",
+        "RobertaConfig",
+        "ElectraConfig",
+    )
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -283,7 +297,14 @@ def of(name: str, number: int) -> Case:
     return CASES[name][number]
 
 
-TEXT_CASES = [("bert", 0), ("roberta", 0), ("distilbert", 0), ("modernbert", 0)]
+TEXT_CASES = [
+    ("bert", 0),
+    ("roberta", 0),
+    ("distilbert", 0),
+    ("modernbert", 0),
+    ("electra", 0),
+    ("electra", 2),
+]
 
 
 @pytest.mark.parametrize(("name", "number"), TEXT_CASES)
@@ -304,7 +325,16 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("bert", 4), ("roberta", 3), ("distilbert", 4), ("modernbert", 4), ("bert", 3)]
+    ("name", "number"),
+    [
+        ("bert", 4),
+        ("roberta", 3),
+        ("distilbert", 4),
+        ("modernbert", 4),
+        ("bert", 3),
+        ("electra", 3),
+        ("electra", 5),
+    ],
 )
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
     theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
@@ -318,7 +348,8 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("bert", 3), ("roberta", 2), ("distilbert", 3), ("modernbert", 2), ("modernbert", 3)]
+    ("name", "number"),
+    [("bert", 3), ("roberta", 2), ("distilbert", 3), ("modernbert", 2), ("modernbert", 3), ("electra", 3)],
 )
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
     theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
@@ -399,6 +430,68 @@ def test_a_tied_bias_that_differs_is_refused(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+@pytest.mark.parametrize("width", [10, 24])
+def test_a_discriminator_is_opened_as_the_encoder_that_it_is(width: int, tmp_path: Path) -> None:
+    """As google/electra-small-discriminator; what tells tokens apart is passed over."""
+    case = Case("ElectraConfig", "AutoModelForPreTraining", {**SIZES, "embedding_size": width})
+    theirs, tokens = published(case, tmp_path / "a"), torch.randint(5, VOCABULARY, (2, 19))
+    rewritten(
+        tmp_path / "a", lambda tensors: tensors.update({"electra.embeddings.position_ids": torch.arange(40)})
+    )
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", "electra"]) == 0
+    again = transformers.AutoModel.from_pretrained(tmp_path / "b")
+    assert type(again).__name__ == "ElectraModel"
+    with torch.no_grad():
+        wanted = theirs.electra(tokens).last_hidden_state
+        for ours in (open_model(tmp_path / "a")(tokens), again.eval()(tokens).last_hidden_state):
+            torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_classifier_that_begins_with_a_discriminator_is_one_of_electra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case("ElectraConfig", "AutoModelForPreTraining", {**SIZES, "embedding_size": 10})
+    published(case, tmp_path / "a")
+    lines = (f"{'merry' if i % 2 else 'sad'}\t{text}\n" for i, text in enumerate(TEXTS * 4))
+    (tmp_path / "text.tsv").write_text("".join(lines))
+    data = {"root": str(tmp_path), "train": "text.tsv", "valid": "text.tsv", "label": 0, "text": [1]}
+    recipe = {"task": "classification", "start": str(tmp_path / "a"), "data": data, "train": {"steps": 1, "max_tokens": 128}}  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    pooling = "model.pooling={name: first, activation: gelu}"
+    for name, more in (("plain", []), ("run", [pooling])):
+        assert main(["train", str(tmp_path / "recipe.yaml"), f"out={tmp_path / name}", *more]) == 0
+    assert main(["export", str(tmp_path / "plain"), str(tmp_path / "c"), "--family", "electra"]) == 2
+    said = "this model is none of that family: activation of pooling 'first' is 'tanh', there 'gelu'"
+    assert said in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
+    theirs, info = getattr(transformers, CLASSES).from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values()), info
+    tokenizer, run = transformers.AutoTokenizer.from_pretrained(tmp_path / "b"), ph.load(tmp_path / "run")
+    with torch.no_grad():
+        wanted = theirs.eval()(**tokenizer(TEXTS[0], return_tensors="pt")).logits.softmax(-1)[0].tolist()
+    found = run.classify([TEXTS[0]])[0].probabilities
+    assert found == pytest.approx({theirs.config.id2label[i]: p for i, p in enumerate(wanted)}, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["electra"])
+def test_sizes_that_a_config_does_not_say_are_those_of_the_reference(name: str) -> None:
+    theirs = transformers.AutoConfig.for_model(name)
+    ours = read_config(FAMILY.get(name), Given({"model_type": name}, name))
+    assert (ours.d_model, ours.d_embedding, ours.d_ff) == (
+        theirs.hidden_size,
+        theirs.embedding_size,
+        theirs.intermediate_size,
+    )
+    assert (ours.n_layers, ours.n_heads, ours.vocab_size, ours.max_len, ours.segments) == (
+        theirs.num_hidden_layers,
+        theirs.num_attention_heads,
+        theirs.vocab_size,
+        theirs.max_position_embeddings,
+        theirs.type_vocab_size,
+    )
+
+
 def test_a_bare_mpnet_may_say_that_it_fills_masks(tmp_path: Path) -> None:
     """As all-mpnet-base-v2 does, whose files hold no head; a masked one that lost a part of its head is still told."""
     theirs, tokens = published(CASES["mpnet"][2], tmp_path / "bare"), torch.randint(5, VOCABULARY, (2, 19))
@@ -460,6 +553,8 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("mpnet", 0, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64, wanted 32, all that is built"),
         ("mpnet", 0, {"pad_token_id": 0}, "pad_token_id is 0, wanted 1, all that is built"),
         ("mpnet", 0, {"max_position_embeddings": 2}, "max_position_embeddings is 2, wanted more than 2"),
+        ("electra", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
+        ("electra", 0, {"embedding_size": 13}, "electra.embeddings.word_embeddings.weight [300, 14], wanted [300, 13]"),
         ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
         ("modernbert", 0, {"classifier_bias": True}, "classifier_bias is true, wanted false, as mlp_bias"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
@@ -497,6 +592,9 @@ OWN = [
     ("bert", BARE, LIKE_BERT | {"head": False, "pooling": "first"}),
     ("roberta", MLM, LIKE_BERT | {"position": {"name": "learned", "offset": 1}}),
     ("distilbert", MLM, LIKE_BERT | {"segments": 0, "norm": {"name": "layernorm", "eps": 1e-12}, "tie_embeddings": "none"}),
+    ("electra", MLM, LIKE_BERT | {"d_embedding": 10}),
+    ("electra", CLASSES, LIKE_BERT | {"d_embedding": 30, "labels": ("a", "b"), "pooling": {"name": "first", "activation": "gelu"}}),
+    ("electra", BARE, LIKE_BERT | {"head": False}),
     ("modernbert", MLM, LIKE_MODERNBERT),
     ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
                                                "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),
@@ -565,6 +663,19 @@ def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) 
     with pytest.raises(UserError) as error:
         fitting(own(**(LIKE_BERT | changes)), "bert")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_embedding": 24}, "d_embedding is 24, there null"),
+        ({"head_activation": "relu"}, "head_activation is 'relu', there 'gelu'"),
+        ({"head": False, "pooling": "first"}, "pooling is 'first', there null"),
+    ],
+)
+def test_what_electra_has_not_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fitting(own(**(LIKE_BERT | changes)), "electra")
 
 
 def test_a_window_that_modernbert_has_not_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import ModelConfig
@@ -13,16 +14,17 @@ from polyhead.hf.table import Row, both, one
 FIRST = {"name": "first", "activation": "tanh"}
 
 
-def common(given: Given, stem: str, *, head: str | None = None) -> dict[str, Any]:
-    """What BERT and its kin say alike; ``head`` as in ``model_of``."""
+def common(
+    given: Given, model: str, *, pooled: Mapping[str, Any] = FIRST, bare: Mapping[str, Any] | None = FIRST
+) -> dict[str, Any]:
+    """What BERT and its kin say alike of one of our models; ``pooled`` and ``bare`` as in ``top``."""
     given.passed("classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads")
     given.passed("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
     given.only("position_embedding_type", "absolute")
     given.only("is_decoder", False)
     given.only("add_cross_attention", False)
     given.only("pruned_heads", {})
-    model = model_of(given, stem, head)
-    fields = top(given, model, pooled=FIRST, bare=FIRST)
+    fields = top(given, model, pooled=pooled, bare=bare)
     if fields.get("tie_embeddings") == "none":
         given.only("tie_word_embeddings", True)
     d_model = given.size("hidden_size", 768)
@@ -48,7 +50,7 @@ def common(given: Given, stem: str, *, head: str | None = None) -> dict[str, Any
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    return common(given, "Bert") | {
+    return common(given, model_of(given, "Bert")) | {
         "vocab_size": given.size("vocab_size", 30522),
         "head_activation": head_activation(PLAIN[given.word("hidden_act", "gelu", PLAIN)]),
     }

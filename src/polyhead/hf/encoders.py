@@ -26,13 +26,14 @@ def named(stem: str) -> dict[str, str]:
     }
 
 
-def model_of(given: Given, stem: str, head: str | None = None) -> str:
+def model_of(given: Given, stem: str, head: str | None = None, trained: str = "MaskedLM") -> str:
     """Which of our models a file holds; where it does not say, the bare one, as AutoModel reads it.
 
-    The model that BERT was trained as has one more head, for whether a text follows another; it is passed over. Some
-    bare ones still say that they fill masks, as they began: those without the tensor ``head``.
+    The one that a family was first trained as is read as ``trained``: BERT's has one more head, for whether a text follows
+    another, which is passed over. Some bare ones still say that they fill masks, as they began: those without the
+    tensor ``head``.
     """
-    known = {theirs: ours for ours, theirs in named(stem).items()} | {f"{stem}ForPreTraining": "MaskedLM"}
+    known = {theirs: ours for ours, theirs in named(stem).items()} | {f"{stem}ForPreTraining": trained}
     names = given.names("architectures") or [f"{stem}Model"]
     if names[0] not in known:
         raise given.wrong("architectures", f"one of {', '.join(known)}")

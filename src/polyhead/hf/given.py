@@ -40,6 +40,10 @@ class Given:
         self.nulls = values.keys() - self.values.keys()
         self.asked: set[str] = set()
 
+    def assume(self, **values: Any) -> None:
+        """What a file without these keys means."""
+        self.values = values | self.values
+
     def has(self, key: str) -> bool:
         return key in self.values
 

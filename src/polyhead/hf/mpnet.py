@@ -6,7 +6,7 @@ from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.hf.bert import common, said
-from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, named
+from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, model_of, named
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.roberta import LM_HEAD, own, tied
@@ -19,7 +19,7 @@ BUCKETS = 32  # of distances up to 128, as the code has them
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    fields = common(given, "MPNet", head="lm_head.bias")
+    fields = common(given, model_of(given, "MPNet", head="lm_head.bias"))
     given.only("relative_attention_num_buckets", BUCKETS)
     given.only("pad_token_id", PAD)
     if fields["max_len"] < PAD + 2:

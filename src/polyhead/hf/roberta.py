@@ -10,7 +10,7 @@ from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.hf.bert import common, layers, said
-from polyhead.hf.encoders import OLD, named
+from polyhead.hf.encoders import OLD, model_of, named
 from polyhead.hf.family import FAMILY, HEAD, Family
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row, both, one
@@ -19,7 +19,7 @@ from polyhead.text.specials import ROLES
 
 def read(given: Given, stem: str = "Roberta") -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Of the table of positions the rows up to that of padding are never read."""
-    fields, pad = common(given, stem), given.values.get("pad_token_id", 1)
+    fields, pad = common(given, model_of(given, stem)), given.values.get("pad_token_id", 1)
     if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < fields["max_len"] - 1:
         raise given.wrong("pad_token_id", "the id of the padding token, after which positions are counted")
     return fields | {

@@ -165,8 +165,13 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
         elif isinstance(ours, Choice) and isinstance(theirs, Choice):
             found += _between(field, ours, theirs)
         else:
-            found.append(f"{field} is {show(getattr(config, field))}, there {show(getattr(back, field))}")
+            found.append(f"{field} is {_named(getattr(config, field))}, there {_named(getattr(back, field))}")
     return found
+
+
+def _named(value: object) -> str:
+    """A part by its name, else the value."""
+    return show(value.name if isinstance(value, Choice) else value)
 
 
 def _heads(config: ModelConfig, family: Family) -> set[str]:
