@@ -94,6 +94,9 @@ class ModelSection(Checked):
     n_decoder_layers: int | None = Field(
         None, gt=0, le=DEEPEST, description="as many as n_layers if not given"
     )
+    share_layers: bool = Field(
+        False, description="all layers of a stack have the weights of the first, and are stored as one"
+    )
     n_heads: int = Field(
         8, gt=0, le=WIDEST, description="attention heads; must divide d_model if head_dim is not given"
     )

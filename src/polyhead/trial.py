@@ -17,6 +17,16 @@ def try_together(config: ModelSection) -> None:
             "embedding_norm=first takes the place of a norm before attention: give norm_first=true as well, "
             "and not sandwich_norm=after"
         )
+    if config.share_layers and len(config.pattern) > 1:
+        raise UserError(
+            f"share_layers gives all layers the weights of the first, and pattern makes layers of {len(config.pattern)} kinds: "
+            "leave one out"
+        )
+    if config.share_layers and config.embedding_norm == "first":
+        raise UserError(
+            "embedding_norm=first takes a norm from the first layer, and share_layers gives all layers the weights of the first: "
+            "give embedding_norm true or false"
+        )
     if config.kind != "encoder" and not config.head:
         raise UserError(
             f"head=false leaves vectors alone, which are of use from an encoder; this is kind={config.kind!r}"

@@ -50,11 +50,13 @@ LANGUAGE: dict[str, dict[str, Any]] = {
                      "feed_forward": {"name": "geglu", "tanh": True}, "scale_embedding": True},
     "gemma3": LIKE | {"norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "n_kv_heads": 1,
                       "attention": {"name": "softmax", "bias": False, "qk_norm": "around_one", "scale": 0.2}},
+    "shared": LIKE | {"share_layers": True, "n_layers": 3},
     "odd": {"attention": {"name": "softmax", "scale": 0.4, "tie": "kv"}, "scale_output": True,
             "norm": {"name": "layernorm", "bias": False, "eps": 1e-2}},
 }  # fmt: skip
 TRANSLATORS: dict[str, dict[str, Any]] = {
     "vaswani": {"n_layers": 2, "n_decoder_layers": 1},
+    "shared": {"share_layers": True, "n_layers": 2, "n_decoder_layers": 3},
     "grouped": {"n_kv_heads": 2, "norm_first": True, "norm": "rmsnorm", "feed_forward": "swiglu"},
     "t5": {"position": {"name": "t5", "buckets": 6, "max_distance": 8}, "norm": "rmsnorm", "norm_first": True,
            "attention": {"name": "softmax", "scale": 1.0, "bias": False}, "scale_output": True, "n_layers": 2},
@@ -68,6 +70,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {"position": "learned", "segments": 2, "embedding_norm": True, "feed_forward": "gelu"},
     "classifier": {"labels": ("a", "b"), "segments": 2},
     "pooled": {"head": False, "pooling": {"name": "first", "activation": "gelu"}, "position": "rope"},
+    "shared": {"share_layers": True, "n_layers": 3},
     "mean": {
         "head": False,
         "pooling": {"name": "mean", "activation": "tanh"},

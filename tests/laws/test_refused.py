@@ -67,6 +67,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for kind in ("decoder", "encoder-decoder")
     ),
     (
+        {"share_layers": True, "pattern": [{}, {"position": "rope"}]},
+        "share_layers gives all layers the weights of the first, and pattern makes layers of 2 kinds: leave one out",
+    ),
+    (
+        {"share_layers": True, "embedding_norm": "first", "norm_first": True},
+        "embedding_norm=first takes a norm from the first layer, and share_layers gives all layers the weights of the first: "
+        "give embedding_norm true or false",
+    ),
+    (
         {"kind": "decoder", "head_activation": "relu"},
         "head_activation is of the map below an encoder's scores of the vocabulary; this is kind='decoder': leave it out",
     ),

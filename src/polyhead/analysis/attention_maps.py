@@ -18,7 +18,10 @@ KINDS = {"cross": "cross-attention", "encoder": "encoder self-attention", "decod
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 Weights = dict[str, list[Tensor]]
-"""Name of an attention, such as ``decoder.layers.0.cross`` -> its weights (B, H, T, S), one entry a pass."""
+"""Name of an attention, such as ``decoder.layers.0.cross`` -> its weights (B, H, T, S), one entry a pass.
+
+Where layers share their weights, the first has the entries of all, one after the other.
+"""
 
 
 class Layers(NamedTuple):
@@ -31,9 +34,9 @@ class Layers(NamedTuple):
     def of(cls, seen: Weights) -> Layers | None:
         """From one pass of one row, or none where nobody attends."""
         each = [
-            (int(LAYER.findall(name)[-1]) + 1, weights[0])
+            (int(LAYER.findall(name)[-1]) + i, weights[0])
             for name, passes in seen.items()
-            for weights in passes
+            for i, weights in enumerate(passes, 1)
         ]
         return cls([number for number, _ in each], torch.stack([w for _, w in each])) if each else None
 

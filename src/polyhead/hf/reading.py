@@ -107,7 +107,7 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
         stored |= _named(family, adapter.whole)
         found = changed(stored, _named(family, adapter.added), adapter.directory)
     config = read_config(family, Given(given, where, found.keys()))
-    layers = max(config.n_layers, config.decoder_layers)
+    layers = 1 if config.share_layers else max(config.n_layers, config.decoder_layers)
     if layers > len(found):
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
     table = family.rows(model_class(config).__name__)

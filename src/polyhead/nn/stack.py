@@ -53,11 +53,16 @@ class Stack(nn.Module):
 def build_stack(
     config: ModelConfig, position: Position, n_layers: int, *, causal: bool, cross: bool
 ) -> Stack:
-    """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross)."""
+    """An encoder (neither), a decoder-only stack (causal) or the decoder of an encoder-decoder (causal and cross).
+
+    Layers that share their weights are one module, n times (Dehghani et al., 2018; Lan et al., 2019, sec. 3.1).
+    """
     turns = len(config.pattern) or 1
     # layers of one turn share theirs
     positions = [config.position_of(i, position, causal) for i in range(turns)]
-    blocks = [config.at(i).layer(positions[i % turns], causal, cross) for i in range(n_layers)]
+    built = 1 if config.share_layers else n_layers
+    blocks = [config.at(i).layer(positions[i % turns], causal, cross) for i in range(built)]
+    blocks *= n_layers // built
     if config.embedding_norm == "first":
         blocks[0].attn_residual.norm = NORM.build(Choice("none"), config.d_model)
     return Stack(blocks, NORM.build(config.norm, config.d_model) if config.norm_first else None)

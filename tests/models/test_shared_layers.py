@@ -1,0 +1,194 @@
+"""Layers that share their weights against a model whose layers have copies of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyhead import Choice
+from polyhead.analysis.attention_maps import pair_attention, self_attention
+from polyhead.analysis.cost import flops
+from polyhead.analysis.cost.memory import training_memory
+from polyhead.analysis.cost.work import Load
+from polyhead.analysis.sizes import count, parts
+from polyhead.cache.make import make_cache
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.fast.pack import packed
+from polyhead.loading import load
+from polyhead.models import build
+from polyhead.nn.adapter import merge
+from polyhead.nn.weights import weights
+from polyhead.recipe import GenerationConfig
+from polyhead.registry import CACHE, OPTIMIZER
+from polyhead.run import Run
+from polyhead.sections import AdaptSection
+from polyhead.text.learn import train_tokenizer
+from polyhead.train.learned import adapt, freeze
+from polyhead.train.start import LAYER
+
+KINDS = ("encoder", "decoder", "encoder-decoder")
+SIZES: dict[str, Any] = {"vocab_size": 50, "d_model": 32, "n_heads": 2, "n_kv_heads": 1, "n_layers": 4, "n_decoder_layers": 3,
+                         "d_ff": 40, "max_len": 32, "dropout": 0.0}  # fmt: skip
+DESIGNS: list[dict[str, Any]] = [
+    {},
+    {"position": "rope", "norm": "rmsnorm", "norm_first": True, "feed_forward": "swiglu"},
+    {"position": "t5", "attention": {"name": "softmax", "window": 3}},
+    {"attention": "linear"},
+    {"block": "gru", "position": "none"},
+    {"pattern": [{"position": "alibi"}]},
+]
+SOURCE, TOKENS = (
+    torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(1)),
+    torch.arange(16).reshape(2, 8),
+)
+
+
+def pair(kind: str, **changes: Any) -> tuple[Any, Any]:
+    """A model that shares, and one of as many layers with copies of its weights."""
+    shared, apart = (
+        build(ModelConfig(**{**SIZES, "kind": kind, **changes, "share_layers": share}), seed=2).eval()
+        for share in (True, False)
+    )
+    with torch.no_grad():
+        for p in shared.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+        given = weights(shared)
+        for name, tensor in weights(apart).items():
+            tensor.copy_(given[LAYER.sub(r"\g<1>0\3", name)])
+    return shared, apart
+
+
+def said(model: nn.Module) -> Tensor:
+    out: Tensor = model(SOURCE, TOKENS) if hasattr(model, "encode") else model(TOKENS)
+    return out
+
+
+@pytest.mark.parametrize("changes", DESIGNS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_has_the_weights_of_the_first_once(kind: str, changes: dict[str, Any]) -> None:
+    shared, apart = pair(kind, **changes)
+    torch.testing.assert_close(said(shared), said(apart))
+    one = build(ModelConfig(**{**SIZES, "kind": kind, **changes, "n_layers": 1, "n_decoder_layers": 1}))
+    assert {name: x.shape for name, x in weights(shared).items()} == {
+        n: x.shape for n, x in weights(one).items()
+    }
+    assert count(shared.config) == count(one.config) == sum(p.numel() for p in shared.parameters())
+    layers = [part for part in parts(shared.config) if "layer" in part.name]
+    assert {part.times for part in layers} == {1}
+    load = Load(2, 8, 9 if kind == "encoder-decoder" else 0)
+    assert flops.forward(shared.config, load) == flops.forward(apart.config, load)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_is_the_sum_of_those_of_all_layers(kind: str) -> None:
+    shared, apart = pair(kind)
+    for model in (shared, apart):
+        said(model).square().mean().backward()
+    wanted: dict[str, Tensor] = {}
+    for name, p in apart.named_parameters():
+        first = LAYER.sub(r"\g<1>0\3", name)
+        wanted[first] = wanted.get(first, torch.zeros_like(p)) + p.grad
+    for name, p in shared.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], rtol=1e-4, atol=1e-6)
+    memory = training_memory(
+        shared.config, Load(2, 8, 9 if kind == "encoder-decoder" else 0), Choice("adamw")
+    )
+    assert memory.gradients == sum(p.nbytes for p in shared.parameters())
+
+
+@pytest.mark.parametrize("changes", DESIGNS[:3], ids=str)
+@pytest.mark.parametrize("name", [name for name in CACHE.names() if name not in ("state", "low_rank")])
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+@torch.inference_mode()
+def test_each_layer_remembers_for_itself(kind: str, name: str, changes: dict[str, Any]) -> None:
+    both = pair(kind, **changes)
+    caches = []
+    for model in both:
+        try:
+            caches.append(make_cache(Choice(name), model.cache_shape, 2, 8))
+        except UserError:
+            return
+    memories = [model.encode(SOURCE) if kind == "encoder-decoder" else None for model in both]
+    for t in range(8):
+        pos, found = torch.full((2, 1), t), []
+        for model, cache, memory in zip(both, caches, memories, strict=True):
+            cache.begin(range(2), pos)
+            found.append(model.decode(TOKENS[:, t : t + 1], pos, cache, memory))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("changes", DESIGNS[:3], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any], int8: bool) -> None:
+    shared, apart = (packed(model, int8=int8) for model in pair(kind, **changes))
+    torch.testing.assert_close(said(shared), said(apart), rtol=1e-4, atol=1e-5)
+    if kind == "encoder":
+        return
+    memory = shared.encode(SOURCE) if kind == "encoder-decoder" else None  # type: ignore[operator]
+    cache, found = make_cache(None, shared.cache_shape, 2, 8), []
+    for t in range(8):
+        pos = torch.full((2, 1), t)
+        cache.begin(range(2), pos)
+        found.append(shared.decode(TOKENS[:, t : t + 1], pos, cache, memory))  # type: ignore[operator]
+    torch.testing.assert_close(torch.cat(found, 1), said(apart), rtol=1e-3, atol=1e-1 if int8 else 1e-4)
+
+
+def test_attention_is_shown_layer_by_layer() -> None:
+    for kind in ("encoder", "decoder"):
+        found, wanted = (self_attention(model, TOKENS[:1]) for model in pair(kind))
+        assert found is not None and wanted is not None
+        assert found.numbers == wanted.numbers == [1, 2, 3, 4]
+        torch.testing.assert_close(found.weights, wanted.weights)
+    ours, theirs = (pair_attention(model, SOURCE[:1], TOKENS[:1]) for model in pair("encoder-decoder"))
+    assert ours.keys() == theirs.keys() == {"cross", "encoder", "decoder"}
+    for kind, layers in theirs.items():
+        assert ours[kind].numbers == layers.numbers
+        torch.testing.assert_close(ours[kind].weights, layers.weights)
+
+
+@pytest.mark.parametrize("name", OPTIMIZER.names())
+def test_an_optimizer_has_each_weight_once(name: str) -> None:
+    shared, _ = pair("decoder")
+    optimizers = OPTIMIZER.build(OPTIMIZER.check(Choice(name)), shared, 1e-3)
+    held = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
+    assert sorted(held) == sorted(id(p) for p in shared.parameters())
+
+
+def test_adapters_are_shared_and_all_layers_are_frozen_by_the_name_of_the_first() -> None:
+    shared, _ = pair("decoder")
+    before = said(shared)
+    adapt(shared, AdaptSection(rank=2, parts=("q_proj",)), seed=1)
+    own = [name for name, p in shared.named_parameters() if p.requires_grad]
+    assert own == [f"stack.layers.0.attn.q_proj.adapter_{x}" for x in "ab"]
+    with torch.no_grad():
+        shared.get_parameter(own[1]).normal_()
+    adapted = said(shared)
+    assert not torch.allclose(adapted, before, atol=1e-3)
+    merge(shared)
+    torch.testing.assert_close(said(shared), adapted, rtol=1e-4, atol=1e-5)
+    shared, _ = pair("decoder")
+    freeze(shared, ["stack.layers.0"])
+    assert all(p.requires_grad == (".layers." not in name) for name, p in shared.named_parameters())
+    with pytest.raises(
+        UserError, match=r"no part of the model is called 'stack.layers.1'; did you mean 'stack.layers.0'"
+    ):
+        freeze(shared, ["stack.layers.1"])
+
+
+def test_a_run_keeps_the_weights_once(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["a dog barks"] * 9, Choice("bpe"), 300)
+    config = ModelConfig(
+        **{**SIZES, "kind": "decoder", "vocab_size": tokenizer.vocab_size, "share_layers": True}
+    )
+    model = build(config, seed=1).eval()
+    Run(model, tokenizer, GenerationConfig()).save(tmp_path)
+    again: Any = load(tmp_path).model
+    assert len({id(layer) for layer in again.stack.layers}) == 1 and len(again.stack.layers) == 4
+    torch.testing.assert_close(said(again.eval()), said(model))
