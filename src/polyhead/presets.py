@@ -20,6 +20,9 @@ BERT: Fields = {
     "scale_embedding": False, "embedding_norm": True, "segments": 2, "head_bias": True, "pooling": "first", "init": "normal",
 }  # fmt: skip
 ELECTRA: Fields = {name: value for name, value in BERT.items() if name != "pooling"}
+ALBERT: Fields = BERT | {
+    "d_embedding": 128, "share_layers": True, "feed_forward": GELU, "head_activation": "gelu_tanh", "dropout": 0.0,
+}  # fmt: skip
 BART: Fields = {
     "position": {"name": "learned", "offset": 2}, "max_len": 1024, "feed_forward": "gelu", "scale_embedding": False,
     "embedding_norm": True, "head_bias": True, "init": "normal",
@@ -68,6 +71,8 @@ PRESETS: dict[str, Fields] = {
     # Clark et al. (2020), table 6; the discriminators
     "electra-small": ELECTRA | _sizes(12, 256, 4) | {"d_embedding": 128},
     "electra-base": ELECTRA | _sizes(12, 768, 12),
+    # Lan et al. (2019), table 1; the second version, which learns without dropout
+    "albert-base-v2": ALBERT | _sizes(12, 768, 12),
     # Lewis et al. (2019), sec. 2.1
     "bart-base": BART | _sizes(6, 768, 12),
     "bart-large": BART | _sizes(12, 1024, 16),
@@ -114,6 +119,7 @@ PUBLISHED: dict[str, Published] = {
     "distilbert": Published(30_522, 66e6, "Sanh et al., 2019, table 3", head=False),
     "electra-small": Published(30_522, 14e6, "Clark et al., 2020, table 1", head=False),
     "electra-base": Published(30_522, 110e6, "Clark et al., 2020, table 1", head=False),
+    "albert-base-v2": Published(30_000, 12e6, "Lan et al., 2019, table 2", head=False),
     "bart-base": Published(50_265, 140e6, "its repository"),
     "bart-large": Published(50_265, 400e6, "its repository"),
     "t5-small": Published(32_128, 60e6, "Raffel et al., 2020, sec. 3.7"),

@@ -29,6 +29,8 @@ THEIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "electra-small": ("ElectraConfig", "ElectraModel", {}),
     "electra-base": ("ElectraConfig", "ElectraModel", {
         "embedding_size": 768, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "albert-base-v2": ("AlbertConfig", "AlbertModel", {
+        "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "bart-base": ("BartConfig", "BartForConditionalGeneration", {
         **BART, "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
         "encoder_attention_heads": 12, "decoder_attention_heads": 12}),

@@ -101,6 +101,14 @@ CASES = {
         Case("ElectraConfig", BARE, {**ODD, "embedding_size": 8, "max_position_embeddings": 33}),
         Case("ElectraConfig", BARE, {**ONE, "embedding_size": 12}),
     ],
+    "albert": [
+        Case("AlbertConfig", MLM, {**SIZES, "embedding_size": 14}),
+        Case("AlbertConfig", MLM, {**ODD, "embedding_size": 30, "type_vocab_size": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-3}),
+        Case("AlbertConfig", CLASSES, {**ODD, **NAMES, "embedding_size": 7, "hidden_act": "relu"}),
+        Case("AlbertConfig", CLASSES, {**SIZES, "embedding_size": 45, "num_labels": 1}),
+        Case("AlbertConfig", BARE, {**ODD, "num_hidden_layers": 30, "embedding_size": 8, "max_position_embeddings": 33}),
+        Case("AlbertConfig", BARE, {**ONE, "embedding_size": 12, "type_vocab_size": 1}),
+    ],
     "modernbert": [
         Case("ModernBertConfig", MLM, MODERN),
         Case("ModernBertConfig", MLM, {**MODERN, "hidden_size": 30, "num_attention_heads": 3, "num_hidden_layers": 5,
@@ -114,6 +122,7 @@ CASES = {
         Case("ModernBertConfig", BARE, {**MODERN, "layer_types": ["sliding_attention"] * 4, "local_attention": 1}),
     ],
 }  # fmt: skip
+SEGMENTED = ("Bert", "Roberta", "Electra", "Albert")
 COUNTED = ("Roberta", "XLMRoberta", "MPNet")  # positions from that of padding on
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
@@ -162,11 +171,23 @@ def s_and_s(directory: Path, **more: Any) -> None:
     ).save_pretrained(directory)
 
 
+def pieces(directory: Path, **more: Any) -> None:
+    """A tokenizer as that of ALBERT: unigram pieces in lower case between the roles of BERT, written another way."""
+    words = sorted({word for text in TEXTS for word in text.split()})
+    scored = [
+        *((f"▁{word}", -3 - 0.1 * i) for i, word in enumerate(words)),
+        *((letter, -6 - 0.1 * i) for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz")),
+    ]
+    roles = [(name, 0.0) for name in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    transformers.AlbertTokenizer(vocab=[*roles, *scored], **more).save_pretrained(directory)
+
+
 def published(case: Case, directory: Path, **given: Any) -> Any:
     """The model of a case in its directory, with the tokenizer that its family has."""
     model = make(directory, case.config, auto=case.auto, **case.sizes, **given)
     inputs = ["input_ids", *["token_type_ids"] * has_segments(case), "attention_mask"]
-    (s_and_s if case.config.startswith(COUNTED) else cls_and_sep)(directory, model_input_names=inputs)
+    own = s_and_s if case.config.startswith(COUNTED) else pieces if "Albert" in case.config else cls_and_sep
+    own(directory, model_input_names=inputs)
     return model
 
 
@@ -177,11 +198,7 @@ def out(model: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def has_segments(case: Case) -> bool:
-    return case.sizes.get("type_vocab_size", 2) > 1 and case.config in (
-        "BertConfig",
-        "RobertaConfig",
-        "ElectraConfig",
-    )
+    return case.sizes.get("type_vocab_size", 2) > 1 and case.config.startswith(SEGMENTED)
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -304,6 +321,7 @@ TEXT_CASES = [
     ("modernbert", 0),
     ("electra", 0),
     ("electra", 2),
+    ("albert", 0),
 ]
 
 
@@ -334,6 +352,7 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
         ("bert", 3),
         ("electra", 3),
         ("electra", 5),
+        ("albert", 4),
     ],
 )
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -349,7 +368,15 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("bert", 3), ("roberta", 2), ("distilbert", 3), ("modernbert", 2), ("modernbert", 3), ("electra", 3)],
+    [
+        ("bert", 3),
+        ("roberta", 2),
+        ("distilbert", 3),
+        ("modernbert", 2),
+        ("modernbert", 3),
+        ("electra", 3),
+        ("albert", 2),
+    ],
 )
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
     theirs, run = published(of(name, number), tmp_path), ph.load(tmp_path)
@@ -422,12 +449,43 @@ def test_the_roles_of_roberta_are_known_where_its_files_say_nothing(tmp_path: Pa
     assert (found.bos_id, found.pad_id, found.eos_id, found.unk_id, found.mask_id) == (0, 1, 2, 3, 4)
 
 
+def test_the_roles_of_albert_are_known_where_its_files_say_nothing(tmp_path: Path) -> None:
+    published(of("albert", 0), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    found = ph.load(tmp_path).tokenizer
+    assert (found.pad_id, found.unk_id, found.bos_id, found.eos_id, found.mask_id) == (0, 1, 2, 3, 4)
+
+
 def test_a_tied_bias_that_differs_is_refused(tmp_path: Path) -> None:
     published(of("bert", 0), tmp_path)
     rewritten(tmp_path, as_published_in_2018)
     rewritten(tmp_path, lambda tensors: tensors["cls.predictions.decoder.bias"].add_(1))
     with pytest.raises(UserError, match=r"cls\.predictions\.decoder\.bias is not cls\.predictions\.bias"):
         open_model(tmp_path)
+
+
+def test_files_as_albert_was_published_are_the_same(tmp_path: Path) -> None:
+    """Tied tensors twice, the pooler and the order of texts beside the head, keys that no code reads."""
+    case = Case("AlbertConfig", "AutoModelForPreTraining", {**SIZES, "embedding_size": 10})
+    theirs, tokens = published(case, tmp_path), torch.randint(5, VOCABULARY, (2, 9))
+
+    def older(tensors: dict[str, Tensor]) -> None:
+        tensors["predictions.decoder.weight"] = tensors["albert.embeddings.word_embeddings.weight"].clone()
+        tensors["predictions.decoder.bias"] = tensors["predictions.bias"].clone()
+        tensors["albert.embeddings.position_ids"] = torch.arange(40)[None]
+
+    rewritten(tmp_path, older)
+    more: dict[str, Any] = {
+        "net_structure_type": 0,
+        "gap_size": 0,
+        "num_memory_blocks": 0,
+        "down_scale_factor": 1,
+    }
+    edited(tmp_path / "config.json", architectures=["AlbertForMaskedLM"], **more)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            open_model(tmp_path)(tokens), theirs(tokens).prediction_logits, rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("width", [10, 24])
@@ -474,7 +532,7 @@ def test_a_classifier_that_begins_with_a_discriminator_is_one_of_electra(
     assert found == pytest.approx({theirs.config.id2label[i]: p for i, p in enumerate(wanted)}, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["electra"])
+@pytest.mark.parametrize("name", ["electra", "albert"])
 def test_sizes_that_a_config_does_not_say_are_those_of_the_reference(name: str) -> None:
     theirs = transformers.AutoConfig.for_model(name)
     ours = read_config(FAMILY.get(name), Given({"model_type": name}, name))
@@ -555,6 +613,8 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("mpnet", 0, {"max_position_embeddings": 2}, "max_position_embeddings is 2, wanted more than 2"),
         ("electra", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
         ("electra", 0, {"embedding_size": 13}, "electra.embeddings.word_embeddings.weight [300, 14], wanted [300, 13]"),
+        ("albert", 0, {"num_hidden_groups": 2}, "num_hidden_groups is 2, wanted 1, all that is built"),
+        ("albert", 0, {"inner_group_num": 3}, "inner_group_num is 3, wanted 1, all that is built"),
         ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
         ("modernbert", 0, {"classifier_bias": True}, "classifier_bias is true, wanted false, as mlp_bias"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
@@ -577,6 +637,8 @@ LIKE_BERT = {
     "kind": "encoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "position": "learned", "segments": 2,
     "embedding_norm": True, "feed_forward": "gelu", "scale_embedding": False, "head_bias": True,
 }  # fmt: skip
+LIKE_ALBERT = LIKE_BERT | {"d_embedding": 10, "share_layers": True, "feed_forward": {"name": "gelu", "tanh": True},
+                           "head_activation": "gelu_tanh"}  # fmt: skip
 WINDOWED = {
     "attention": {"name": "softmax", "bias": False, "window": 4},
     "position": {"name": "rope", "theta": 100.0},
@@ -595,6 +657,9 @@ OWN = [
     ("electra", MLM, LIKE_BERT | {"d_embedding": 10}),
     ("electra", CLASSES, LIKE_BERT | {"d_embedding": 30, "labels": ("a", "b"), "pooling": {"name": "first", "activation": "gelu"}}),
     ("electra", BARE, LIKE_BERT | {"head": False}),
+    ("albert", MLM, LIKE_ALBERT),
+    ("albert", CLASSES, LIKE_ALBERT | {"labels": ("a", "b"), "head_activation": "gelu"}),
+    ("albert", BARE, LIKE_ALBERT | {"head": False, "pooling": "first"}),
     ("modernbert", MLM, LIKE_MODERNBERT),
     ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
                                                "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),
@@ -603,6 +668,11 @@ OWN = [
 
 def own(**changes: Any) -> ModelConfig:
     return ModelConfig.model_validate({"vocab_size": VOCABULARY, **changes})
+
+
+def test_what_a_classifier_has_no_use_for_is_not_in_the_way() -> None:
+    found = own(**LIKE_BERT | {"labels": ("a", "b"), "feed_forward": "relu", "head_activation": "silu"})
+    assert fitting(found) == "bert"
 
 
 @pytest.mark.parametrize(("family", "auto", "parts"), OWN)
@@ -663,6 +733,20 @@ def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) 
     with pytest.raises(UserError) as error:
         fitting(own(**(LIKE_BERT | changes)), "bert")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"share_layers": False}, "share_layers is false, there true"),
+        ({"d_embedding": None}, "d_embedding is null, there 24"),
+        ({"head_activation": "gelu"}, "head_activation is 'gelu', there 'gelu_tanh'"),
+        ({"head": False}, "pooling is null, there 'first'"),
+    ],
+)
+def test_what_albert_has_not_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fitting(own(**(LIKE_ALBERT | changes)), "albert")
 
 
 @pytest.mark.parametrize(
