@@ -58,7 +58,7 @@ def test_options_that_were_not_typed_are_left_to_the_measurement() -> None:
             "encoder-decoder",
             {"text": ["a"]},
             [
-                "--text: of labelled texts; this run is an encoder-decoder and is measured on translations",
+                "--text: of labelled texts and plain text; this run is an encoder-decoder and is measured on translations",
             ],
         ),
     ],

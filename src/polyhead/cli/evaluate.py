@@ -41,7 +41,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="classifiers: column or key of the text; twice for pairs",
+            help="classifiers, language models: column or key of the text; twice for pairs",
             show_default=AS_TRAINED,
         ),
     ] = None,

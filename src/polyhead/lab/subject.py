@@ -28,6 +28,7 @@ from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.sides import between
 from polyhead.train.pipeline import run_training
+from polyhead.train.tasks.plain_text import text_in
 
 MOST = 4_000_000  # characters of a text that are looked at
 SMALL: dict[str, Any] = {
@@ -92,11 +93,7 @@ def subject(bench: Bench) -> Subject:
     run = load(bench.run)
     name = bench.run.name
     if run.config.kind == "decoder":
-        return read_text(
-            run,
-            f"the language model {name}",
-            open_text(bench.text, run.recipe.data.documents if run.recipe else "file"),
-        )
+        return read_text(run, f"the language model {name}", text_in(bench.text, run.recipe))
     if run.config.kind != "encoder-decoder":
         raise UserError(
             f"--run {bench.run}: this takes a language model or a translator, and the run has no decoder"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.analysis.classes import measure_classes
-from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.cli.measures.lines import Split, column, no_files, show
 from polyhead.data.labelled import open_labelled, read_labelled
 from polyhead.errors import UserError
 from polyhead.places import write_lines
@@ -68,8 +68,3 @@ def measure(
     show("speed", len(examples) / seconds, f"texts a second, in {seconds:,.1f} s with the tokenizer")
     if output is not None:
         write_lines(output, found.given)
-
-
-def column(name: str) -> str | int:
-    """A column by name, or by number from 0."""
-    return int(name) if name.isdecimal() else name

@@ -7,27 +7,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyhead.cli.measures.lines import Split, no_files, show
-from polyhead.data.text import open_text
+from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.errors import UserError
 from polyhead.run import Run
-from polyhead.train.tasks.plain_text import text_of
+from polyhead.train.tasks.plain_text import text_in, text_of
 
 
-def measure(run: Run, files: Sequence[str], split: Split) -> None:
-    """The table of a language model."""
+def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str] = ()) -> None:
+    """The table of a language model; ``text`` are columns of tables, if not those that the recipe names."""
+    if text and not files:
+        raise UserError("--text is a column of files that are given: polyhead eval RUN FILE --text COLUMN")
     if run.recipe and not files:
         if split == "test" and not run.recipe.data.test:
             raise no_files(split, "FILE", run)
-        text = text_of(run.recipe, split)
+        given = text_of(run.recipe, split)
     elif not files:
         raise no_files(split, "FILE", run)
     else:
-        text = open_text([Path(file) for file in files], run.recipe.data.documents if run.recipe else "file")
+        given = text_in([Path(file) for file in files], run.recipe, [column(one) for one in text])
     start = time.perf_counter()
-    measured = run.measure(text)
+    measured = run.measure(given)
     seconds = time.perf_counter() - start
     if measured.broken:
-        print(f"polyhead: {text.where}: skipped {measured.broken:,} lines that are no text", file=sys.stderr)
+        print(f"polyhead: {given.where}: skipped {measured.broken:,} lines that are no text", file=sys.stderr)
     show("loss", measured.loss, f"nats of a token, {measured.tokens:,} tokens")
     show("perplexity", measured.per_token, "of a token, which depends on the tokenizer")
     show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")

@@ -22,3 +22,8 @@ def no_files(split: str, files: str, run: Run) -> UserError:
     held = run.recipe.data.valid or run.recipe.data.valid_share
     other = ", or take --split valid" if split == "test" and held else ""
     return UserError(f"this run's recipe names no {split} files; give them: polyhead eval RUN {files}{other}")
+
+
+def column(name: str) -> str | int:
+    """A column by name, or by number from 0."""
+    return int(name) if name.isdecimal() else name

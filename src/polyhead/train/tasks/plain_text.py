@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from polyhead.data.columns import Column
 from polyhead.data.text import Text, open_text
 from polyhead.data.token_store import TokenStore
+from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.run import Run
@@ -26,6 +29,14 @@ def text_of(recipe: Recipe, split: str) -> Text:
     if split != "test" and (held := data.valid_share):
         split, share = "train", (0.0, 1.0 - held) if split == "train" else (1.0 - held, 1.0)
     return open_text(data.paths(split), data.documents, share, data.text, data.format)
+
+
+def text_in(files: Sequence[Path], recipe: Recipe | None, columns: Sequence[Column] = ()) -> Text:
+    """Other files, read as those of a recipe are: of tables its column, if no other is named."""
+    if recipe is None:
+        return open_text(files, "file", columns=columns or DataConfig.model_fields["text"].default)
+    data = recipe.data
+    return open_text(files, data.documents, columns=columns or data.text, format=data.format)
 
 
 def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenStore:
