@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from polyhead.errors import UserError, at, nearest, section, show
+from polyhead.errors import UserError, nearest, section, show
 from polyhead.registry import Choice
 
 MAX_BYTES = 1_000_000
@@ -93,8 +93,12 @@ def parse_part(text: str) -> Any:
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise UserError(f"{show(text)}: expected name,option=value, e.g. window,window=256,sink=4")
-        with at(f"{part['name']},{key.strip()}={value}"):
+        typed, bare = f"{part['name']},{key.strip()}=", value.strip().strip("'\"")
+        try:
             part[key.strip()] = parse(value)
+        except UserError as error:
+            way = f"""if it is one text, quote it: "{typed}'{bare}'" """.rstrip()
+            raise UserError(f"{typed}{value}: {error}; {way}") from None
     return part
 
 

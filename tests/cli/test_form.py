@@ -37,6 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("{name: regex, pattern: '[0-9]{2,4}'}", "[0-9]{2,4}"),
         ('regex,pattern="[0-9]{3}"', "[0-9]{3}"),
+        (r"regex,pattern='\d{3}'", r"\d{3}"),
         ("{name: choice, among: [yes, no]}", "yes|no"),
         ("json,schema=dog.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
         ("json,schema=marked.json", r'\s*\{\s*"age"\s*:\s*33?\s*\}\s*'),
@@ -81,7 +82,10 @@ def test_null_puts_off_what_is_the_runs_own(
     [
         ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, json, regex"),
         ("regex", "form: form 'regex' needs the option 'pattern'"),
-        ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document start>', but found '{'"),
+        ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document start>', but found '{'; "
+         "if it is one text, quote it: \"regex,pattern='[0-9]{2,4}'\""),
+        ('regex,pattern="\\d+"', '''regex,pattern="\\d+": line 1, column 3: found unknown escape character 'd'; '''
+         '''if it is one text, quote it: "regex,pattern='\\d+'"'''),
         ("{name: regex, pattern: '['}", "form 'regex': unclosed character class"),
         ("{name: choice, among: [true]}", "form: among of form 'choice'"),
         ("choice,among=[1, 2, yes]", "form: among of form 'choice': [0]: 1 is not text (put it in quotes)"),
