@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from polyhead.analysis.page import write
+from polyhead.cache.low_rank import fit_low_rank
+from polyhead.config import ModelConfig
 from polyhead.files import replace_file, whole_directory
+from polyhead.models import build
 from polyhead.registry import Choice
 from polyhead.run_files import write_json
 from polyhead.text.learn import train_tokenizer
@@ -20,6 +24,12 @@ LONG = "x" * 100_000
 SAVED: dict[str, Callable[[Path], object]] = {
     "page.html": lambda place: write(place / "page.html", LONG),
     "config.json": lambda place: write_json(place / "config.json", {"a": LONG}),
+    "bases.safetensors": lambda place: fit_low_rank(
+        build(ModelConfig(kind="decoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1)).eval(),
+        torch.ones(2, 9, dtype=torch.int64),
+        4,
+        place / "bases.safetensors",
+    ),
     "tokenizer.json": lambda place: train_tokenizer(["abc"], Choice("char"), 99).save(place),
 }
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from polyhead.cache.base import CacheShape, Memory
 from polyhead.cache.make import make_cache
 from polyhead.cache.static import StaticCache, StaticLayer
 from polyhead.errors import UserError
+from polyhead.files import replace_file
 from polyhead.nn.kv import KV, Watcher
 from polyhead.registry import CACHE, Choice
 
@@ -188,7 +189,7 @@ def fit_low_rank(
         for i, b in zip(shape.keyed, found, strict=True)
         for name, x in b._asdict().items()
     }
-    save_file({name: x.contiguous().cpu() for name, x in named.items()}, path)
+    replace_file(Path(path), save({name: x.contiguous().cpu() for name, x in named.items()}))
     return found
 
 
