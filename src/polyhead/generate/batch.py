@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhead.cache.base import Cache, KnownBeginnings
 from polyhead.generate.decoder import Decoder
-from polyhead.generate.padding import pad
+from polyhead.generate.padding import following, pad
 from polyhead.generate.request import Request
 from polyhead.nn.kv import Memory
 
@@ -85,10 +85,7 @@ class Batch:
             return
         most = budget // len(due)
         chunks = [member.due[i][:most] for _, member, i in due]
-        tokens, pos = pad(chunks, 0, self.device)
-        held = torch.tensor([member.held[i] for _, member, i in due], device=self.device)[:, None]
-        at = torch.arange(tokens.size(1), device=self.device) + held
-        at = at if pos is None else torch.where(pos < 0, -1, at)
+        tokens, at = following(chunks, [member.held[i] for _, member, i in due], self.device)
         self.cache.begin([row for row, _, _ in due], at)
         self.model.read(tokens, at, self.cache, self._memory_of([member for _, member, _ in due]))
         for (_, member, i), chunk in zip(due, chunks, strict=True):

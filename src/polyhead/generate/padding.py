@@ -8,6 +8,16 @@ import torch
 from torch import Tensor
 
 
+def following(
+    rows: Sequence[Sequence[int]], held: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Token ids and positions (B, S) of what comes next in rows that hold so many tokens; -1 at padding."""
+    width = max(map(len, rows))
+    tokens = [[*row, *[0] * (width - len(row))] for row in rows]
+    pos = [[*range(n, n + len(row)), *[-1] * (width - len(row))] for n, row in zip(held, rows, strict=True)]
+    return torch.tensor(tokens, device=device), torch.tensor(pos, device=device)
+
+
 def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Token ids and positions (B, S) of rows of any lengths; positions are None where nothing is padded."""
     longest = max(map(len, rows))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from polyhead.cache.make import make_cache
 from polyhead.errors import UserError
 from polyhead.generate.decoder import Decoder
+from polyhead.generate.padding import following
 from polyhead.registry import CACHE, Choice
 
 ALONE = 2  # more tokens than these, before a text's last one, are read before the step, by the rows that lag
@@ -80,10 +80,7 @@ class Reader:
     def _feed(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Begin a step: what the cache lacks of the texts of some rows, tokens and positions (N, T), padding on the right."""
         new = [text[self.since[row] + self.held[row] :] for row, text in zip(rows, texts, strict=True)]
-        width, device = max(map(len, new)), self.model.cache_shape.device
-        tokens = torch.tensor([[*part, *[0] * (width - len(part))] for part in new], device=device)
-        at = [range(self.held[row], self.held[row] + len(part)) for row, part in zip(rows, new, strict=True)]
-        pos = torch.tensor([[*places, *[-1] * (width - len(places))] for places in at], device=device)
+        tokens, pos = following(new, [self.held[row] for row in rows], self.model.cache_shape.device)
         self.cache.begin(rows, pos)
         for row, part in zip(rows, new, strict=True):
             self.held[row] += len(part)
