@@ -85,6 +85,9 @@ PRESETS: dict[str, Fields] = {
 }
 
 
+VOCABULARY = 8000  # tokens of one that no paper counted
+
+
 class Published(NamedTuple):
     """What was written of a model's size: its vocabulary, its parameters as given, and by whom.
 

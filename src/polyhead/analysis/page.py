@@ -31,8 +31,7 @@ def page(
 ) -> str:
     """The whole document; title, lead, headings and note are plain text, style and script go after the page's own."""
     script = asset("page.js") + script
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; img-src data:"
     body = "\n".join(section_html(section) for section in sections)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -60,6 +59,11 @@ def page(
 </body>
 </html>
 """
+
+
+def digest(text: str) -> str:
+    """How a policy names a script or a style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def section_html(section: Section) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead.analysis.grid import Grid
+from polyhead.analysis.vectors import cosine
 from polyhead.config import Shape
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
@@ -114,5 +115,4 @@ def unit(shape: Shape, n: int, feature: int) -> Tensor:
 
 def cosines(vectors: Tensor) -> Tensor:
     """Of every two rows: (n, C) -> (n, n)."""
-    unit = torch.nn.functional.normalize(vectors.double(), dim=1)
-    return unit @ unit.T
+    return cosine(vectors.double(), vectors.double())

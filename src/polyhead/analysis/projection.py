@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.analysis.vectors import cosine
+
 LOOK = 25  # steps between two measurements of the divergence
 HALVINGS = 64  # of the interval that holds a bandwidth: as many as double precision has use for
 
@@ -113,5 +115,5 @@ def divergence(p: Tensor, y: Tensor) -> float:
 
 def neighbours(x: Tensor, k: int) -> Tensor:
     """The k nearest others of every point by the cosine, nearest first: (N, C) -> (N, k) ids."""
-    unit = torch.nn.functional.normalize(x.double(), dim=1)
-    return (unit @ unit.T).fill_diagonal_(-math.inf).topk(min(k, len(x) - 1), dim=1).indices
+    near = cosine(x.double(), x.double()).fill_diagonal_(-math.inf)
+    return near.topk(min(k, len(x) - 1), dim=1).indices

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyhead.errors import UserError, nearest
-from polyhead.presets import PRESETS, PUBLISHED
+from polyhead.presets import PRESETS, PUBLISHED, VOCABULARY
 from polyhead.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
     from polyhead.config import ModelConfig
-
-VOCABULARY = 8000  # of presets that no paper counted
 
 
 def run(

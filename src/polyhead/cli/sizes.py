@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyhead.errors import UserError, unknown
-from polyhead.presets import PRESETS, PUBLISHED
+from polyhead.presets import PRESETS, PUBLISHED, VOCABULARY
 
 if TYPE_CHECKING:
     from polyhead.config import ModelConfig
-
-VOCABULARY = 8000  # of presets that no paper counted
 
 
 def run(

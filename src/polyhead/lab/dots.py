@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from polyhead.analysis.charts import Scale, log_ticks, number, numbers, ticks
+from polyhead.analysis.charts import LOG_RATIO, Scale, log_ticks, number, numbers, ticks
 from polyhead.lab.result import Dots
 from polyhead.lab.verdict import interval
 
 ROW, TOP, BOTTOM = 34, 8, 40
-LOG_RATIO = 30  # values that differ by more than this are drawn on a logarithmic axis
 
 
 def dot_chart(dots: Dots, width: int) -> str:

@@ -6,11 +6,9 @@ talk to its own service alone, so nothing that slips into a text could ever run 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from functools import cache
 
-from polyhead.analysis.page import asset
+from polyhead.analysis.page import asset, digest
 
 
 @cache
@@ -49,7 +47,7 @@ def page() -> bytes:
 def policy() -> str:
     """What the page may do."""
     return (
-        f"default-src 'none'; connect-src 'self'; img-src data:; style-src {_hash(_style())}; script-src {_hash(_script())}; "
+        f"default-src 'none'; connect-src 'self'; img-src data:; style-src {digest(_style())}; script-src {digest(_script())}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
@@ -60,7 +58,3 @@ def _style() -> str:
 
 def _script() -> str:
     return asset("page.js") + asset("page.js", "polyhead.serve")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
