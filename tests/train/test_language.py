@@ -188,17 +188,21 @@ def test_rows_too_long_for_the_model_are_told_before_the_tokenizer_learns(place:
 
 
 @pytest.mark.parametrize(
-    ("form", "message"),
+    ("changes", "message"),
     [
-        (Choice("regex", pattern="[a-"), "generation.form: form 'regex': unclosed character class"),
-        (Choice("json", schema={"not": {}}), "generation.form: form 'json': unimplemented keys"),
+        (
+            {"form": Choice("regex", pattern="[a-")},
+            "generation.form: form 'regex': unclosed character class",
+        ),
+        ({"form": Choice("json", schema={"not": {}})}, "generation.form: form 'json': unimplemented keys"),
+        ({"cache": Choice("state")}, "generation.cache: cache 'state' keeps a state"),
     ],
 )
-def test_a_form_that_cannot_be_kept_is_told_before_anything_is_learned(
-    place: Path, form: Choice, message: str
+def test_what_texts_would_be_refused_for_is_told_before_anything_is_learned(
+    place: Path, changes: dict[str, Choice], message: str
 ) -> None:
     given = recipe(place, "no-form")
-    settings = given.generation.model_copy(update={"form": form})
+    settings = given.generation.model_copy(update=changes)
     with pytest.raises(UserError) as refused:
         run_training(given.model_copy(update={"generation": settings}), report=Notes())
     assert str(refused.value).startswith(message)

@@ -70,7 +70,7 @@ class Chat:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Chat:
         """With its token stores made or found."""
-        next_token.check_form(recipe, tokenizer)
+        next_token.check_decoding(recipe, tokenizer)
         stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
             report.say(f"{split}: {store.report}, {int(store.learned.sum()):,} of {len(store.ids):,} tokens")

@@ -71,7 +71,7 @@ class LanguageModel:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> LanguageModel:
         """With its token stores made or found."""
-        next_token.check_form(recipe, tokenizer)
+        next_token.check_decoding(recipe, tokenizer)
         stores = open_stores(recipe, tokenizer, report)
         if "test" in stores:
             _check_predicts(stores["test"], "test")

@@ -13,13 +13,15 @@ from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.text.form.form import form_of
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
 
 
-def check_form(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """A form that texts would be refused for when all is learned is refused before."""
+def check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """What texts would be refused for when all is learned is refused before."""
     with at("generation.form"):
         form_of(recipe.generation.form, tokenizer, [tokenizer.eos_id])
+    writing.check_cache(recipe, tokenizer)
 
 
 def count(batch: Rows) -> int:

@@ -8,10 +8,8 @@ from itertools import chain
 import numpy as np
 from torch import nn
 
-from polyhead.analysis.cost.decoding import cache_shape
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.analysis.recovered import perplexity_of
-from polyhead.cache.make import make_cache
 from polyhead.data.batches import costliest, deal, described, plan_epoch
 from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
@@ -198,10 +196,7 @@ def _check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     with at("generation.forbidden"):
         for token in recipe.generation.forbidden:
             tokenizer.id_of(token)
-    if recipe.generation.cache:
-        config = recipe.model.with_vocabulary(tokenizer.vocab_size)
-        with at("generation.cache"):
-            make_cache(recipe.generation.cache, cache_shape(config), 1, config.max_len)
+    writing.check_cache(recipe, tokenizer)
 
 
 def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:

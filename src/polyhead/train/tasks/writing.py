@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from polyhead.analysis.cost.decoding import cache_shape
+from polyhead.cache.make import make_cache
 from polyhead.data.collate import Batch
+from polyhead.errors import at
 from polyhead.models import Ensemble, Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
+from polyhead.recipe import Recipe
+from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.tasks.base import Scores
 
 
@@ -32,3 +37,11 @@ def scores(model: nn.Module, batch: Batch) -> Scores:
     asked = batch.labels != IGNORED
     hidden = features(model, batch)[asked]
     return Scores(model.head(hidden), batch.labels[asked], hidden)
+
+
+def check_cache(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """A cache that does not fit the model is a UserError."""
+    if recipe.generation.cache:
+        config = recipe.model.with_vocabulary(tokenizer.vocab_size)
+        with at("generation.cache"):
+            make_cache(recipe.generation.cache, cache_shape(config), 1, config.max_len)
