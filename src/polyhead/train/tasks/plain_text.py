@@ -26,8 +26,9 @@ def text_of(recipe: Recipe, split: str) -> Text:
     Of TSV and JSONL files the column ``data.text`` is read.
     """
     data, share = recipe.data, (0.0, 1.0)
-    if split != "test" and (held := data.valid_share):
-        split, share = "train", (0.0, 1.0 - held) if split == "train" else (1.0 - held, 1.0)
+    if split != "test" and not data.valid:
+        kept = 1.0 - data.valid_share
+        split, share = "train", (0.0, kept) if split == "train" else (kept, 1.0)
     return open_text(data.paths(split), data.documents, share, data.text, data.format)
 
 
