@@ -288,9 +288,8 @@ class ModelConfig(ModelSection):
     @property
     def of_generator(self) -> ModelConfig:
         """That of the smaller model whose tokens this one tells from others."""
-        return self.model_copy(
-            update={"n_layers": self.generator, "generator": 0, "head": True, "pooling": None}
-        )
+        changes = {"n_layers": self.generator, "generator": 0, "head": True, "pooling": None}
+        return self.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _classes(self) -> Self:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from tests.train.conftest import Notes
 from tests.train.test_masked import place, recipe  # noqa: F401
 from tests.train.test_resume import KILLED, Deadly, in_child, result
@@ -209,6 +211,30 @@ def test_it_is_measured_as_it_was_at_the_end(place: Path, capsys: pytest.Capture
         assert found[name] == pytest.approx(float(value), abs=6e-4)
     assert main(["eval", str(made.out), "--with", str(made.out)]) == 2
     assert "tells tokens of its own generator from others: it decides alone" in capsys.readouterr().err
+
+
+def test_others_read_its_encoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    """The reference implementation, and onnxruntime."""
+    model = {"norm_first": False, "position": "learned", "segments": 2, "embedding_norm": True, "feed_forward": "gelu",
+             "scale_embedding": False, "head_bias": True}  # fmt: skip
+    made = replaced(place, "exported", steps=3, model=model)
+    run_training(made, report=Notes())
+    run = ph.load(made.out)
+    row = torch.tensor([[run.tokenizer.bos_id, *run.tokenizer.encode(["abcabc"])[0], run.tokenizer.eos_id]])
+    wanted = run.model.encoder(row).detach()
+    assert main(["export", str(made.out), str(place / "hf"), "--to", "hf", "--family", "electra"]) == 0
+    assert "stay behind" in capsys.readouterr().out
+    theirs = transformers.AutoModel.from_pretrained(place / "hf").eval()
+    torch.testing.assert_close(theirs(row).last_hidden_state.detach(), wanted, atol=1e-5, rtol=1e-5)
+    assert main(["export", str(made.out), str(place / "onnx"), "--to", "onnx"]) == 0
+    session = onnxruntime.InferenceSession(place / "onnx/model.onnx")
+    inputs = {
+        "input_ids": row,
+        "attention_mask": torch.ones_like(row),
+        "token_type_ids": torch.zeros_like(row),
+    }
+    [vectors] = session.run(["last_hidden_state"], {name: x.numpy() for name, x in inputs.items()})
+    torch.testing.assert_close(torch.from_numpy(vectors), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_it_gives_vectors_and_fills_no_masks(place: Path) -> None:  # noqa: F811

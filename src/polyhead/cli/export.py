@@ -63,12 +63,15 @@ def run(
     new_directory(out, "the checkpoint")
     from polyhead.files import whole_directory
     from polyhead.loading import load
+    from polyhead.models import Detector
 
-    made = load(directory, device="cpu")
+    made, left = load(directory, device="cpu"), ""
+    if isinstance(made.model, Detector):
+        made.model, left = made.model.bare(), "; its generator, and what tells replaced tokens, stay behind"
     fill = FORMATS[to](made, dtype, **({"family": family, "shard_size": shard_size} if to == "hf" else {}))
     with whole_directory(out) as place:
         said = fill(place)
-    print(f"{out}: {said}")
+    print(f"{out}: {said}{left}")
 
 
 def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:

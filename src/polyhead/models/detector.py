@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import ModelConfig
-from polyhead.models.masked_lm import Encoder, MaskedLM
+from polyhead.models.masked_lm import Embedder, Encoder, MaskedLM
+from polyhead.nn.feed_forward.layers import ACTIVATIONS
 from polyhead.nn.loss import CHUNK
 
 
@@ -22,6 +22,7 @@ class Detector(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.transform = nn.Linear(config.d_model, config.d_model)
+        self.activation = ACTIVATIONS[config.head_activation]()
         self.detector = nn.Linear(config.d_model, 1)
         self.generator = MaskedLM(config.of_generator, self.encoder.embedding)
 
@@ -31,8 +32,15 @@ class Detector(nn.Module):
 
     def told(self, x: Tensor) -> Tensor:
         """The encoder's output -> logits, token by token: (..., C) -> (...)."""
-        logits: Tensor = self.detector(F.gelu(self.transform(x))).squeeze(-1)
+        logits: Tensor = self.detector(self.activation(self.transform(x))).squeeze(-1)
         return logits
+
+    def bare(self) -> Embedder:
+        """Its encoder by itself, which gives vectors."""
+        with torch.device("meta"):
+            made = Embedder(self.config.model_copy(update={"generator": 0, "pooling": None}))
+        made.encoder = self.encoder
+        return made
 
     @torch.no_grad()
     def drawn(self, features: Tensor, chance: Tensor) -> Tensor:
