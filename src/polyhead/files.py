@@ -95,7 +95,6 @@ def replace_file(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[Writer]:
     """As ``replace_file``, for content that is written piece by piece."""
     temporary = path.with_name(f"{path.name}.tmp")
-    remove(temporary)
     with named(path):
         remove(temporary)
         try:
