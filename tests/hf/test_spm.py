@@ -367,7 +367,7 @@ def test_what_cuts_targets_goes_with_the_files(
     assert again.sha256 == both.sha256
     assert again.target.encode(text) == both.target.encode(text)
     with monkeypatch.context() as full:
-        full.setattr("polyhead.text.tokenizer.replace", Mock(side_effect=OSError("no space left")))
+        full.setattr("polyhead.text.tokenizer.replace_file", Mock(side_effect=OSError("no space left")))
         with pytest.raises(OSError, match="no space"):
             both.save(tmp_path)
     assert Tokenizer.load(tmp_path).sha256 == both.sha256
