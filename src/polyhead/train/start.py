@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -91,8 +92,20 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
         must_learn(model, adapted, new)
     left = sorted(given.keys() - set(source.values())) if every == 1 else []
     said = f"begun with {len(wanted) - len(new)} of {len(wanted)} weights"
-    said += f"; new: {', '.join(new)}" if new else ""
-    return said + (f"; not taken: {', '.join(left)}" if left else "")
+    said += f"; new: {', '.join(_parts(new, wanted))}" if new else ""
+    return said + (f"; not taken: {', '.join(_parts(left, given))}" if left else "")
+
+
+def _parts(names: Collection[str], every: Iterable[str]) -> list[str]:
+    """Some of the weights, those of a part that has no others by the name of the part."""
+    others = {part for name in every if name not in names for part in _within(name)}
+    return list(dict.fromkeys(next(part for part in _within(name) if part not in others) for name in names))
+
+
+def _within(name: str) -> list[str]:
+    """The parts that a weight is in, the largest first, and itself."""
+    words = name.split(".")
+    return [".".join(words[: i + 1]) for i in range(len(words))]
 
 
 def _differing(model: Any, origin: Run, every: int) -> str:
