@@ -103,6 +103,6 @@ def compared(task: str) -> Compared:
     """How designs of a task are compared; a UserError where nobody has said that yet."""
     known = COMPARED.names()
     if task not in known:
-        raise UserError(f"task is {task!r}; designs are compared by these tasks so far: {', '.join(known)}")
+        raise UserError(f"task is {task!r}; designs are compared by these tasks: {', '.join(known)}")
     part: Compared = COMPARED.get(task)()
     return part
