@@ -16,6 +16,7 @@ from polyhead.cache.low_rank import fit_low_rank
 from polyhead.config import ModelConfig
 from polyhead.files import replace_file, whole_directory
 from polyhead.models import build
+from polyhead.places import write_lines
 from polyhead.registry import Choice
 from polyhead.run_files import write_json
 from polyhead.text.learn import train_tokenizer
@@ -23,6 +24,7 @@ from polyhead.text.learn import train_tokenizer
 LONG = "x" * 100_000
 SAVED: dict[str, Callable[[Path], object]] = {
     "page.html": lambda place: write(place / "page.html", LONG),
+    "lines.txt": lambda place: write_lines(place / "lines.txt", ["a" * 50_000] * 2),
     "config.json": lambda place: write_json(place / "config.json", {"a": LONG}),
     "bases.safetensors": lambda place: fit_low_rank(
         build(ModelConfig(kind="decoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1)).eval(),
@@ -56,6 +58,28 @@ def test_a_page_is_written_through_a_link(tmp_path: Path) -> None:
     assert write(tmp_path / "page.html", "é\n") == tmp_path / "page.html"
     assert (tmp_path / "page.html").is_symlink()
     assert (tmp_path / "shared/page.html").read_bytes() == "é\n".encode()
+
+
+def test_a_pipe_takes_what_is_written_and_stays_one(tmp_path: Path) -> None:
+    for name, saved in {
+        "page.html": write,
+        "lines.txt": lambda place, text: write_lines(place, [text]),
+    }.items():
+        os.mkfifo(tmp_path / name)
+        reader = subprocess.Popen(["cat", tmp_path / name], stdout=subprocess.PIPE)
+        try:
+            saved(tmp_path / name, "é")
+            assert (tmp_path / name).is_fifo()
+            assert reader.communicate()[0].decode().strip() == "é"
+        finally:
+            reader.kill()
+
+
+def test_lines_are_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").symlink_to("there.txt")
+    write_lines(tmp_path / "lines.txt", ["é"])
+    assert (tmp_path / "lines.txt").is_symlink()
+    assert (tmp_path / "there.txt").read_bytes() == "é\n".encode()
 
 
 def test_a_link_in_a_directory_of_ours_is_replaced_and_not_what_it_points_to(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ def test_what_may_not_be_written_is_refused(place: Path, monkeypatch: pytest.Mon
     (place / "folder").chmod(0o500)
     with pytest.raises(UserError, match="nothing may be written in"):
         file_place(place / "folder/new.txt")
+    (place / "full/draw.html").chmod(0o600)
+    (place / "full").chmod(0o500)
+    with pytest.raises(UserError, match="nothing may be written in"):  # where what is new is made beside it
+        file_place(place / "full/draw.html")
     (place / "text.txt").chmod(0o400)
     with pytest.raises(UserError, match="may not be written"):
         file_place(place / "text.txt")

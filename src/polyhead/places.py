@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polyhead.errors import UserError
-from polyhead.files import named
+from polyhead.files import named, replace_file
 
 
 def file_place(path: Path, option: str = "--out", inputs: Iterable[str | Path] = ()) -> Path:
@@ -42,9 +42,20 @@ def with_directory(path: Path) -> Path:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """A file with these lines; its directory is made, and an OSError names it, also where the disk is full."""
+    """A file with these lines, whole or not at all."""
+    put(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def put(path: Path, content: bytes) -> None:
+    """A file with this content, whole or not at all; its directory is made, and an OSError names it, also where the disk is full.
+
+    A link stays one, and a device or a pipe takes the content as it comes.
+    """
     with named(path):
-        with_directory(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if with_directory(path).exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            replace_file(path.resolve(), content)
 
 
 def directory_place(path: Path) -> Path:
@@ -64,9 +75,9 @@ def new_directory(path: Path, what: str) -> Path:
 
 
 def _check_above(path: Path, option: str) -> None:
-    """The nearest thing above that is there is a directory in which something may be made."""
-    above = next(one for one in path.absolute().parents if one.exists())
+    """The nearest thing above that is there is a directory in which something may be made, also what takes a file's place."""
+    above = next(one for one in path.resolve().parents if one.exists())
     if not above.is_dir():
         raise UserError(f"{option} {path}: {above} is a file, no directory".lstrip())
-    if not path.exists() and not os.access(above, os.W_OK | os.X_OK):
+    if (path.is_file() or not path.exists()) and not os.access(above, os.W_OK | os.X_OK):
         raise UserError(f"{option} {path}: nothing may be written in {above}".lstrip())

@@ -14,8 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.files import replace_file
-from polyhead.places import file_place, with_directory
+from polyhead.places import file_place, put
 
 
 class Section(NamedTuple):
@@ -85,6 +84,6 @@ def asset(name: str, package: str = "polyhead.analysis") -> str:
 
 def write(path: Path | str, text: str) -> Path:
     """Write the file whole or not at all, and make its directory."""
-    path = with_directory(file_place(Path(path), ""))
-    replace_file(path.resolve(), text.encode())  # a link stays one
+    path = file_place(Path(path), "")
+    put(path, text.encode())
     return path

@@ -40,10 +40,10 @@ def measure(
         show(score.name, score.value, score.signature)
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
     show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
-    show_perplexity(run, sources, references)
-    show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
     if output is not None:
         write_lines(output, map(one_line, measured.outputs))
+    show_perplexity(run, sources, references)
+    show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
 
 
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
