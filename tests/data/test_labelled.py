@@ -1,18 +1,21 @@
 """Labelled texts: every usable line with its label, and everything else counted and placed."""
 
 import gzip
+import itertools
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from tests.data.conftest import Write
 
-from polyhead.data.framed import collate_framed, framed
+from polyhead.data.framed import collate_framed, framed, framed_by
 from polyhead.data.labelled import Example, LabelledReport, labels_of, open_labelled, read_labelled, texts
 from polyhead.data.labelled_store import LabelledStore
 from polyhead.errors import UserError
+from polyhead.text.frame import Around
 from polyhead.text.tokenizer import Tokenizer
 
 ROWS = [("good", "a fine film"), ("bad", 'a "dull" one'), ("good", "x\x0by"), ("bad", "z")]
@@ -196,6 +199,17 @@ def test_the_longer_text_is_cut_first(tokenizer: Tokenizer, lengths: tuple[int, 
         expected += [*side, tokenizer.eos_id]
     assert (found.ids, found.cut) == (expected, left != sides)
     assert found.ids[found.second - 1] == tokenizer.eos_id
+
+
+def test_two_texts_are_cut_as_the_tokenizers_library_cuts_them() -> None:
+    words = {f"w{i}": i for i in range(30)}
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    for first, second, room in itertools.product(range(1, 12), range(1, 12), range(2, 15)):
+        sides = [list(range(n)) for n in (first, second)]
+        theirs.enable_truncation(room, strategy="longest_first")
+        wanted = theirs.encode(*(" ".join(f"w{i}" for i in side) for side in sides)).ids
+        assert framed_by(Around([], [], [], False), sides, room).ids == wanted, (first, second, room)
 
 
 def test_a_frame_without_room_is_refused(tokenizer: Tokenizer) -> None:

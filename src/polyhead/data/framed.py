@@ -57,7 +57,10 @@ def framed_texts(texts: Iterable[str | Sequence[str]], tokenizer: Tokenizer, max
 
 
 def framed_by(around: Around, texts: Sequence[Sequence[int]], max_len: int) -> Framed:
-    """One text or two with that around them; of two that do not fit the longer one is cut first."""
+    """One text or two with that around them; of two that do not fit the longer one is cut first.
+
+    Where both are cut and the room is odd, the longer one has the token more, as published checkpoints are read.
+    """
     before, between, after, apart = around
     special = len(before) + len(between) + len(after)
     room = max_len - special
@@ -71,7 +74,8 @@ def framed_by(around: Around, texts: Sequence[Sequence[int]], max_len: int) -> F
         kept = [kept[0][:room], []]
     else:
         a, b = kept
-        first = min(len(a), max(room - len(b), (room + 1) // 2))
+        short = min(len(a), len(b), room // 2)
+        first = min(len(a), short if len(a) <= len(b) else room - short)
         kept = [a[:first], b[: room - first]]
     ids = [*before, *kept[0], *between, *kept[1], *after]
     second = len(before) + len(kept[0]) + len(between) if apart else len(ids)

@@ -21,7 +21,7 @@ from polyhead.data.reading import chunks, count
 from polyhead.errors import at
 from polyhead.text.tokenizer import Tokenizer
 
-LAYOUT = 1  # of the files of a cache; another number makes another cache
+LAYOUT = 2  # of the files of a cache; another number makes another cache
 CHUNK = 4096  # texts tokenised at once
 DTYPES: dict[str, type[np.generic]] = {
     "ids": np.int32,
