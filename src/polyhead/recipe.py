@@ -152,7 +152,7 @@ class GenerationConfig(Section):
     max_text_len: int | None = Field(
         None,
         gt=0,
-        description="tokens of a text that embed reads; all that the model can if not given",
+        description="tokens of a text that embed and classify read; all that the model can if not given",
     )
     prompts: dict[str, str] = Field(
         default_factory=dict,

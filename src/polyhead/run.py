@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from polyhead.analysis.classes import Classified, Texts, classify
+from polyhead.analysis.classes import Answers, Classified, Texts, classify
 from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
@@ -235,10 +235,14 @@ class Run:
     def classify(self, texts: Texts, batch_tokens: int = 4096) -> list[Classified]:
         """The class of each text, or of each pair (a, b), and the probability of every class; of a reranker its score.
 
-        Texts longer than the model's max_len are cut.
+        Texts longer than ``generation.max_text_len``, or the model's max_len, are cut.
         """
+        return self.classified(texts, batch_tokens).found
+
+    def classified(self, texts: Texts, batch_tokens: int = 4096) -> Answers:
+        """As ``classify``, and how many of the texts were cut."""
         self._need("classifier")
-        return classify(self.members, texts, batch_tokens, self.generation.sigmoid)
+        return classify(self.members, texts, self.generation, batch_tokens)
 
     def fill_mask(self, texts: Sequence[str], top: int = 5) -> list[list[list[Fill]]]:
         """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""

@@ -89,7 +89,7 @@ def test_numbers_near_their_bounds_are_still_in_order(
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     logits = torch.tensor([10.0, 11.0, 9.9, -10.0, -11.0, -9.9, 0.0, 1.0, -1.0])[:, None].double()
     monkeypatch.setattr(
-        "polyhead.analysis.classes._logits", lambda _m, _t, texts, _b: (logits[: len(texts)], 0)
+        "polyhead.analysis.classes._logits", lambda _m, _t, texts, _c, _b: (logits[: len(texts)], 0)
     )
     assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv")]) == 0
     found = torch.tensor([float(line) for line in capsys.readouterr().out.splitlines()])
@@ -141,3 +141,38 @@ def test_other_functions_are_told(said: dict[str, Any], told: str, tmp_path: Pat
     reranker(tmp_path, said)
     with pytest.raises(UserError, match=told):
         ph.load(tmp_path)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_texts_are_read_as_far_as_the_tokenizer_says(
+    labels: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = published(
+        Case("RobertaConfig", CLASSES, {**SIZES, **ROBERTA, "num_labels": labels}), tmp_path / "a"
+    )
+    path = tmp_path / "a" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 19}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        logits = torch.cat(
+            [theirs(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits for pair in PAIRS]
+        )
+    wanted = logits.sigmoid() if labels == 1 else logits.softmax(-1)
+    cut = sum(len(tokenizer(*pair).input_ids) > 19 for pair in PAIRS)
+    assert 0 < cut < len(PAIRS)
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "b").model_max_length == 19
+    for name in ("a", "run", "b"):
+        found = [[*one.probabilities.values()] for one in ph.load(tmp_path / name).classify(PAIRS)]
+        torch.testing.assert_close(torch.tensor(found), wanted, rtol=1e-5, atol=1e-5)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    capsys.readouterr()
+    assert main(["classify", str(tmp_path / "a"), str(tmp_path / "pairs.tsv"), "--chunk", "2"]) == 0
+    told = capsys.readouterr()
+    assert told.err == f"polyhead: cut to 19 tokens: {cut} of {len(PAIRS)} texts\n"
+    assert len(told.out.splitlines()) == len(PAIRS)
+    with living(ph.load(tmp_path / "a")) as live:
+        long = next(pair for pair in PAIRS if len(tokenizer(*pair).input_ids) > 19)
+        assert live.ask("/v1/classify", {"input": [long]}).status_code == 400
+        assert live.ask("/v1/classify", {"input": [long], "truncate": True}).status_code == 200

@@ -131,7 +131,7 @@ def test_measures_are_those_of_one_text_after_another(learned: tuple[Path, Notes
     wanted = [run.config.labels.index(example.label) for example in examples]
     naive = {"loss": -sum(float(row[w]) for row, w in zip(log_p, wanted, strict=True)) / len(wanted)}
     naive |= class_measures([int(row.argmax()) for row in log_p], wanted, run.config.labels)
-    measured = measure_classes(run.members, examples, 256)
+    measured = measure_classes(run.members, examples, run.generation, 256)
     assert measured.measures == pytest.approx(naive, rel=1e-4)
     best = max(
         (row for row in notes.rows if row["split"] == "valid"),

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.analysis.reading import batches
+from polyhead.analysis.vectors import reach
 from polyhead.data.framed import framed_texts
 from polyhead.data.labelled import Example
 from polyhead.errors import UserError
 from polyhead.models import Classifier
+from polyhead.recipe import GenerationConfig
 from polyhead.text.listed import check_listed
 from polyhead.text.tokenizer import Tokenizer
 
@@ -34,32 +36,40 @@ class Classified(NamedTuple):
     probabilities: dict[str, float]
 
 
+class Answers(NamedTuple):
+    """The class of each text, and how many of the texts were cut to how many tokens."""
+
+    found: list[Classified]
+    cut: int
+    most: int
+
+
 class Measured(NamedTuple):
     """How well a classifier does on labelled texts."""
 
     measures: dict[str, float]  # loss in nats, accuracy, f1, mcc
     given: list[str]  # the label given to each text
     cut: int  # texts that did not fit
+    most: int  # tokens that are read of a text
 
 
-def classify(judges: Judges, texts: Texts, batch_tokens: int, sigmoid: bool = True) -> list[Classified]:
-    """The class of each text, or pair of texts; they are cut where they are longer than the model's max_len.
-
-    ``sigmoid`` bounds the scores of models of one label, which are no classes.
-    """
-    labels = judges[0][0].config.labels
+def classify(judges: Judges, texts: Texts, config: GenerationConfig, batch_tokens: int) -> Answers:
+    """The class of each text, or pair of texts; they are cut where they are longer than ``reach``."""
+    labels, most = judges[0][0].config.labels, _reach(judges, config)
     if len(labels) == 1:
-        return [
-            Classified(labels[0], {labels[0]: one}) for one in _rated(judges, texts, batch_tokens, sigmoid)
-        ]
-    log_p, _ = judged(judges, texts, batch_tokens)
-    return [
+        rated, cut = _rated(judges, texts, config, batch_tokens)
+        return Answers([Classified(labels[0], {labels[0]: one}) for one in rated], cut, most)
+    log_p, cut = judged(judges, texts, config, batch_tokens)
+    found = [
         Classified(labels[int(row.argmax())], dict(zip(labels, np.exp(row).tolist(), strict=True)))
         for row in log_p
     ]
+    return Answers(found, cut, most)
 
 
-def measure_classes(judges: Judges, examples: Sequence[Example], batch_tokens: int) -> Measured:
+def measure_classes(
+    judges: Judges, examples: Sequence[Example], config: GenerationConfig, batch_tokens: int
+) -> Measured:
     """Loss, accuracy, macro F1 and Matthews correlation on labelled texts, whose labels the models must know."""
     labels = judges[0][0].config.labels
     if len(labels) == 1:
@@ -77,41 +87,48 @@ def measure_classes(judges: Judges, examples: Sequence[Example], batch_tokens: i
         (example.texts[0], example.texts[1]) if len(example.texts) > 1 else example.texts[0]
         for example in examples
     ]
-    log_p, cut = judged(judges, texts, batch_tokens)  # type: ignore[arg-type]
+    log_p, cut = judged(judges, texts, config, batch_tokens)  # type: ignore[arg-type]
     given = log_p.argmax(1)
     loss = -float(log_p[np.arange(len(wanted)), wanted].mean()) if len(wanted) else math.nan
-    return Measured({"loss": loss} | class_measures(given, wanted, labels), [labels[i] for i in given], cut)
+    measures = {"loss": loss} | class_measures(given, wanted, labels)
+    return Measured(measures, [labels[i] for i in given], cut, _reach(judges, config))
 
 
-def judged(judges: Judges, texts: Texts, batch_tokens: int) -> tuple[NDArray[np.float64], int]:
+def judged(
+    judges: Judges, texts: Texts, config: GenerationConfig, batch_tokens: int
+) -> tuple[NDArray[np.float64], int]:
     """log of the mean probability of each class (N, L), in the order of the first one's labels, and texts that one had to cut."""
-    found = [class_log_probs(*judge, texts, batch_tokens) for judge in judges]
+    found = [_logits(*judge, texts, config, batch_tokens) for judge in judges]
     labels = judges[0][0].config.labels
     order = [[model.config.labels.index(label) for label in labels] for model, _ in judges]
-    log_p = np.stack([own[:, columns] for (own, _), columns in zip(found, order, strict=True)])
+    log_p = np.stack(
+        [own.log_softmax(-1).numpy()[:, columns] for (own, _), columns in zip(found, order, strict=True)]
+    )
     return np.logaddexp.reduce(log_p) - math.log(len(judges)), max(cut for _, cut in found)
 
 
-def _rated(judges: Judges, texts: Texts, batch_tokens: int, sigmoid: bool) -> list[float]:
-    """The mean score of each text."""
-    scores = [_logits(*judge, texts, batch_tokens)[0] for judge in judges]
-    mean: Tensor = torch.stack([one.sigmoid() if sigmoid else one for one in scores]).mean(0)[:, 0]
-    return [float(one) for one in mean]
+def _rated(
+    judges: Judges, texts: Texts, config: GenerationConfig, batch_tokens: int
+) -> tuple[list[float], int]:
+    """The mean score of each text, and texts that one had to cut."""
+    found = [_logits(*judge, texts, config, batch_tokens) for judge in judges]
+    scores = [one.sigmoid() if config.sigmoid else one for one, _ in found]
+    mean: Tensor = torch.stack(scores).mean(0)[:, 0]
+    return [float(one) for one in mean], max(cut for _, cut in found)
 
 
-def class_log_probs(
-    model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int
-) -> tuple[NDArray[np.float64], int]:
-    """log p of each class (N, L) of N texts, and how many of them were cut to the model's max_len."""
-    logits, cut = _logits(model, tokenizer, texts, batch_tokens)
-    return logits.log_softmax(-1).numpy(), cut
+def _reach(judges: Judges, config: GenerationConfig) -> int:
+    """Tokens that all of them read of a text."""
+    return min(reach(config, model.config.max_len) for model, _ in judges)
 
 
 @torch.inference_mode()
-def _logits(model: Classifier, tokenizer: Tokenizer, texts: Texts, batch_tokens: int) -> tuple[Tensor, int]:
+def _logits(
+    model: Classifier, tokenizer: Tokenizer, texts: Texts, config: GenerationConfig, batch_tokens: int
+) -> tuple[Tensor, int]:
     """What stands before the softmax (N, L) in double precision, and how many texts were cut."""
     check_listed(texts, "classify")
-    rows = framed_texts(texts, tokenizer, model.config.max_len)
+    rows = framed_texts(texts, tokenizer, reach(config, model.config.max_len))
     out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
     for numbers, given in batches(model, rows, tokenizer, batch_tokens):
         out[numbers] = model(*given).double().cpu()

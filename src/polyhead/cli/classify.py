@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,8 +28,8 @@ def run(
 ) -> None:
     """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
 
-    A line with a tab is a pair of texts. Texts longer than the model's max_len are cut. A reranker has no classes: of a
-    question, a tab and a text it says how well the text answers, one number a line.
+    A line with a tab is a pair of texts. Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on
+    standard error. A reranker has no classes: of a question, a tab and a text it says how well the text answers, one number a line.
 
     \b
     polyhead classify runs/sst2 "a gripping, funny film"
@@ -40,9 +41,10 @@ def run(
     classifier = opened(directory, others, dtype, device)
     classifier.classify([])  # a run that cannot is told before the first line comes
     learned = classifier.recipe.data.text if classifier.recipe else []
-    counter = Counter()
+    counter, cut = Counter(), 0
     for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
-        for found in classifier.classify(lines):
+        answers = classifier.classified(lines)
+        for found in answers.found:
             if len(found.probabilities) == 1:
                 print(f"{found.probabilities[found.label]:.6f}")
                 continue
@@ -51,7 +53,10 @@ def run(
             print("\t".join(f"{harmless(label)}\t{probability:.4f}" for label, probability in shown))
         print(end="", flush=True)
         counter.add(len(lines))
+        cut += answers.cut
     counter.close()
+    if cut:
+        print(f"polyhead: cut to {answers.most} tokens: {cut:,} of {counter.lines:,} texts", file=sys.stderr)
 
 
 def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:

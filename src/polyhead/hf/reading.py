@@ -19,7 +19,7 @@ from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import DTYPES, Entry, entries, inside, read_json
 from polyhead.hf.given import Given
-from polyhead.hf.sentences import embedding_of, rating_of
+from polyhead.hf.sentences import embedding_of, length_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
 from polyhead.models.build import Model, model_class
@@ -82,7 +82,9 @@ def open_checkpoint(directory: Path) -> Opened:
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
-    vectors = embedding_of(directory, tokenizer, model.config.max_len)
+    vectors = embedding_of(directory)
+    if vectors or model.config.kind == "encoder":
+        vectors |= {"max_text_len": length_of(directory, tokenizer, model.config.max_len)}
     if len(model.config.labels) == 1:
         vectors |= rating_of(directory, config)
     if model.config.kind == "encoder":

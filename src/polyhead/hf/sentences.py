@@ -27,14 +27,14 @@ FUNCTION = "activation_fn"
 PLAIN = ("Transformer", "Dropout")  # what changes nothing here
 
 
-def embedding_of(directory: Path, tokenizer: Tokenizer, max_len: int) -> dict[str, Any]:
+def embedding_of(directory: Path) -> dict[str, Any]:
     """Fields of GenerationConfig; none where the checkpoint does not say. A warning names steps that are not built here."""
     steps = read_value(directory, MODULES)
     if steps is None:
         return {}
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise UserError(f"{directory / MODULES} must hold a list of objects")
-    found: dict[str, Any] = {"max_text_len": _length(directory, tokenizer, max_len), **_prompts(directory)}
+    found: dict[str, Any] = _prompts(directory)
     for step in steps:
         name, path = str(step.get("type")).rsplit(".", 1)[-1], f"{step.get('path')}/config.json"
         if name == "Pooling":
@@ -75,8 +75,8 @@ def modules(generation: GenerationConfig, width: int, max_len: int) -> dict[str,
     } | _prompts_said(generation)
 
 
-def _length(directory: Path, tokenizer: Tokenizer, max_len: int) -> int | None:
-    """Tokens that are read of a text, which their tokenizer says where the model's own file does not."""
+def length_of(directory: Path, tokenizer: Tokenizer, max_len: int) -> int | None:
+    """Tokens that are read of a text, which their tokenizer says where the model's own file does not; None for all that fit."""
     path = next((directory / name for name in LENGTHS if inside(directory, name)), directory / LENGTH)
     given = Given(read_json(directory, path.name) or {}, path)
     if given.flag("do_lower_case", False) and tokenizer.encode(["A"]) != tokenizer.encode(["a"]):

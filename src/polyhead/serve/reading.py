@@ -83,7 +83,7 @@ async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
         return run.classify([text for text, _ in items])
 
     def measured() -> list[tuple[Any, int]]:
-        most = run.config.max_len
+        most = reach(run.generation, run.config.max_len)
         rows = framed_texts(body.input, run.tokenizer, most)
         return _measured(body.input, rows, most, body.truncate)
 

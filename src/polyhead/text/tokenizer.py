@@ -233,10 +233,17 @@ class Tokenizer:
         both = {FILE: self, TARGET: self._target} if self._target else {FILE: self}
         return {name: written(one._inner) for name, one in both.items()}
 
-    def save(self, directory: str | os.PathLike[str], segments: bool = False, template: str = "") -> None:
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        segments: bool = False,
+        template: str = "",
+        reach: int | None = None,
+    ) -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
 
-        ``segments`` tells them that the model wants to know which text a token is of, ``template`` how it converses.
+        ``segments`` tells them that the model wants to know which text a token is of, ``template`` how it converses,
+        ``reach`` how many tokens of a text it is to read.
         What cuts translations in another way is target_tokenizer.json, beside them.
         """
         directory = Path(directory)
@@ -245,7 +252,7 @@ class Tokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             **self._roles,
             "clean_up_tokenization_spaces": False,
-            "model_max_length": 10**30,
+            "model_max_length": reach or 10**30,
         }
         if sentinels := self.sentinel_ids:
             config["additional_special_tokens"] = self.tokens(sentinels)

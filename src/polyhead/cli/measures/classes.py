@@ -50,11 +50,11 @@ def measure(
     examples, report = read_labelled(given, run.config.labels, limit)
     print(report, file=sys.stderr)
     start = time.perf_counter()
-    found = measure_classes(run.members, examples, batch_tokens)
+    found = measure_classes(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start
     if found.cut:
         print(
-            f"polyhead: cut to {run.config.max_len} tokens: {found.cut:,} of {len(examples):,} texts",
+            f"polyhead: cut to {found.most} tokens: {found.cut:,} of {len(examples):,} texts",
             file=sys.stderr,
         )
     remarks = {
