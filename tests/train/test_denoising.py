@@ -15,7 +15,8 @@ from tests.train.test_resume import KILLED, Deadly, in_child, result
 
 import polyhead as ph
 from polyhead.data.collate import Batch
-from polyhead.recipe import Recipe
+from polyhead.errors import UserError
+from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import TASK
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
@@ -224,3 +225,20 @@ def test_what_does_not_fit_is_told_before_anything_is_learned(
     with pytest.raises(ValueError, match=message):
         run_training(recipe(place, "refused", **changes), report=Notes())
     assert not (place / "refused" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cache": "state"}, "generation.cache: cache 'state' keeps a state"),
+        ({"forbidden": ["<none>"]}, "generation.forbidden: no token '<none>' in the vocabulary"),
+    ],
+)
+def test_what_outputs_would_be_refused_for_is_told_before_anything_is_learned(
+    place: Path, settings: dict[str, Any], message: str
+) -> None:
+    given = recipe(place, "undecoded")
+    given = given.model_copy(update={"generation": GenerationConfig.model_validate(settings)})
+    with pytest.raises(UserError, match=message):
+        run_training(given, report=Notes())
+    assert not (place / "undecoded" / "checkpoints").exists()

@@ -196,6 +196,10 @@ def test_rows_too_long_for_the_model_are_told_before_the_tokenizer_learns(place:
         ),
         ({"form": Choice("json", schema={"not": {}})}, "generation.form: form 'json': unimplemented keys"),
         ({"cache": Choice("state")}, "generation.cache: cache 'state' keeps a state"),
+        (
+            {"chat": Choice("chatml")},
+            "generation.chat: this chat format needs the token '<|im_end|>', which the vocabulary has not",
+        ),
     ],
 )
 def test_what_texts_would_be_refused_for_is_told_before_anything_is_learned(

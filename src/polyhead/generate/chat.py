@@ -10,7 +10,7 @@ from polyhead.errors import UserError, nearest, show
 from polyhead.generate.service import Asked, Stream, TextEngine
 from polyhead.registry import CHAT, Choice
 from polyhead.text.chat.base import ChatFormat, Message, apart
-from polyhead.text.chat.tokens import ends, written
+from polyhead.text.chat.tokens import check_fits, ends, written
 
 KEYS = ("role", "content")
 
@@ -26,8 +26,8 @@ class Chat:
             )
         self.engine, self.choice = engine, CHAT.check(choice)
         self.format: ChatFormat = CHAT.build(self.choice)
+        check_fits(self.format, engine.tokenizer)
         self.ends = ends(self.format, engine.tokenizer)
-        self.prompt([Message("user", "")])  # a vocabulary without its tokens is found out now
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens after which the model answers."""

@@ -33,6 +33,12 @@ def ends(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys(special.id for special in found if special is not None))
 
 
+def check_fits(format: ChatFormat, tokenizer: Tokenizer) -> None:
+    """A UserError where the vocabulary has not the tokens of a format."""
+    ends(format, tokenizer)
+    written(format, tokenizer, [Message("user", "")], answer=True)
+
+
 def tokens(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Written:
     """Special tokens as what they are, and all text between two of them tokenized together, as one.
 

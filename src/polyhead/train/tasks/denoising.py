@@ -140,6 +140,7 @@ class Denoising:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Denoising:
         """With its token stores made or found."""
+        writing.check_decoding(recipe, tokenizer)
         stores = open_stores(recipe, tokenizer, report)
         train, valid = stores["train"], stores["valid"]
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)

@@ -11,6 +11,8 @@ from polyhead.models import CausalLM, Ensemble
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
+from polyhead.registry import CHAT
+from polyhead.text.chat.tokens import check_fits
 from polyhead.text.form.form import form_of
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.tasks import writing
@@ -21,6 +23,9 @@ def check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """What texts would be refused for when all is learned is refused before."""
     with at("generation.form"):
         form_of(recipe.generation.form, tokenizer, [tokenizer.eos_id])
+    if recipe.generation.chat:
+        with at("generation.chat"):
+            check_fits(CHAT.build(recipe.generation.chat), tokenizer)
     writing.check_cache(recipe, tokenizer)
 
 

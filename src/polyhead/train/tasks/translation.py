@@ -15,7 +15,7 @@ from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.data_sections import DataConfig
-from polyhead.errors import UserError, at
+from polyhead.errors import UserError
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
 from polyhead.ranges import Share
@@ -91,7 +91,8 @@ class Translation:
     @classmethod
     def open(cls, recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> Translation:
         """With its token stores made or found."""
-        _check_decoding(recipe, tokenizer)
+        between(tokenizer)  # whose languages are told now, not when it translates
+        writing.check_decoding(recipe, tokenizer)
         max_len = min(recipe.data.max_len, recipe.model.max_len) + 1 - tokenizer.sides.most
         train, valid = (
             PairStore.open_or_build(corpus_of(recipe, split), tokenizer, recipe.stores, max_len=max_len)
@@ -188,15 +189,6 @@ def _halves(tokenizer: Tokenizer, share: float) -> tuple[Halves, Halves] | None:
         return None
     source = Halves(tokenizer, share)
     return source, source if tokenizer.target is tokenizer else Halves(tokenizer.target, share)
-
-
-def _check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """What translations would be refused for when all is learned is refused before."""
-    between(tokenizer)
-    with at("generation.forbidden"):
-        for token in recipe.generation.forbidden:
-            tokenizer.id_of(token)
-    writing.check_cache(recipe, tokenizer)
 
 
 def _measures(recipe: Recipe, tokenizer: Tokenizer) -> list[Measure]:

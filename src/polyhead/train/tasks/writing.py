@@ -39,6 +39,14 @@ def scores(model: nn.Module, batch: Batch) -> Scores:
     return Scores(model.head(hidden), batch.labels[asked], hidden)
 
 
+def check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """What outputs would be refused for when all is learned is refused before."""
+    with at("generation.forbidden"):
+        for token in recipe.generation.forbidden:
+            tokenizer.id_of(token)
+    check_cache(recipe, tokenizer)
+
+
 def check_cache(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """A cache that does not fit the model is a UserError."""
     if recipe.generation.cache:
