@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -276,3 +277,21 @@ def test_what_a_run_cannot_do_is_told_before_a_line_comes(
     ):
         code, out, err = shell(capsys, verb, run)
         assert (code, out) == (2, "") and able in err, verb
+
+
+def test_eval_reads_files_named_as_those_of_the_recipe_in_its_format(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = "text\tlabel\n" + "".join(f"{text}\ty\n" for text in TEXTS)
+    rows = "".join(json.dumps({"text": text, "label": "y"}) + "\n" for text in TEXTS)
+    for name, content in {"train": table, "a.tsv": table, "b.jsonl": rows}.items():
+        (tmp_path / name).write_text(content)
+    run = polyhead.load(classifier)
+    data = {"train": [str(tmp_path / "train")], "valid": [str(tmp_path / "train")], "format": "tsv"}
+    run.recipe = Recipe.model_validate({"task": "classification", "data": data, "train": {"steps": 1}})
+    run.save(tmp_path / "run")
+    (loss,) = {
+        shell(capsys, "eval", tmp_path / "run", tmp_path / name)[1].splitlines()[0]
+        for name in ("train", "a.tsv", "b.jsonl")
+    }
+    assert loss.startswith("loss")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from polyhead import load
 from polyhead.cli import main
 from polyhead.cli.measures import translations
+from polyhead.recipe import Recipe
 
 PAIRS = [("ein hund bellt .", "a dog barks ."), ("zwei hunde bellen .", "two dogs bark .")]
 
@@ -29,3 +34,66 @@ def test_translations_that_are_made_are_kept_where_a_later_measure_is_interrupte
     monkeypatch.setattr(translations, "show_perplexity", interrupted)
     assert main(["eval", str(tiny), *sides, "--output", str(tmp_path / "kept")]) == 130
     assert (tmp_path / "kept").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def figures(capsys: pytest.CaptureFixture[str], *typed: str | Path) -> list[str]:
+    assert main(["eval", *map(str, typed)]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("speed")]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *typed: str | Path) -> str:
+    assert main(["eval", *map(str, typed)]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> list[list[str | Path]]:
+    """The pairs as tables, with what says where they are in it."""
+    rows = [{"id": i, "de": de, "en": {"text": en}} for i, (de, en) in enumerate(PAIRS)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.tsv").write_text(
+        "id\tde\ten\n" + "".join(f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(PAIRS))
+    )
+    (tmp_path / "b.tsv").write_text("".join(f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(PAIRS)))
+    keys = ["--source", "de", "--target", "en.text"]
+    return [
+        [tmp_path / "a.jsonl", *keys],
+        [tmp_path / "a.parquet", *keys],
+        [tmp_path / "a.tsv", "--source", "de", "--target", "en"],
+        [tmp_path / "b.tsv", "--source", "1", "--target", "2"],
+    ]
+
+
+def test_of_a_table_the_columns_that_are_named_are_measured(
+    tiny: Path, sides: list[str], tables: list[list[str | Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = figures(capsys, tiny, *sides)
+    for table in tables:
+        assert figures(capsys, tiny, *table) == wanted
+    assert "has the keys de, en.text, id: set source to one of them" in refused(capsys, tiny, tables[0][0])
+    said = "de + en are a side each, without columns or keys: leave out --source and --target"
+    assert said in refused(capsys, tiny, *sides, "--source", "de")
+    said = "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
+    assert said in refused(capsys, tiny, "--target", "1")
+
+
+@pytest.mark.parametrize("given", ["parallel", "tsv"])
+def test_files_named_as_those_of_the_recipe_are_read_as_those_and_others_by_their_names(
+    given: str,
+    tiny: Path,
+    sides: list[str],
+    tables: list[list[str | Path]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wanted = figures(capsys, tiny, *sides)
+    (tmp_path / "table").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    own: list[str | Path] = list(sides) if given == "parallel" else [tmp_path / "table"]
+    data = {"train": list(map(str, own)), "valid": list(map(str, own)), "format": given}
+    run = load(tiny)
+    run.recipe = Recipe.model_validate({"data": data, "train": {"steps": 1}})
+    run.save(tmp_path / "run")
+    assert figures(capsys, tmp_path / "run", *own) == wanted
+    for table in tables:
+        assert figures(capsys, tmp_path / "run", *table) == wanted

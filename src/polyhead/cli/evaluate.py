@@ -51,6 +51,16 @@ def run(
             metavar="COLUMN", help="classifiers: column or key of the label", show_default=AS_TRAINED
         ),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="translators: column or key of the source", show_default=AS_TRAINED
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="translators: that of the reference", show_default=AS_TRAINED),
+    ] = None,
     others: With = None,
     dtype: Dtype = "fp32",
     device: Device = "auto",
@@ -83,5 +93,7 @@ def run(
         "output": output,
         "text": text or None,
         "label": label,
+        "source": source,
+        "target": target,
     }
     measure.show(loaded, files or [], split, **understood(measure, typed))

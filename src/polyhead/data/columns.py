@@ -30,7 +30,7 @@ ENDINGS: dict[str, Literal["tsv", "jsonl"]] = {
 
 def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
     """What the names of files say of their format, which must be one for all."""
-    kinds = [ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix) for path in paths]
+    kinds = [_kind(path) for path in paths]
     if len(set(kinds)) > 1:
         of = {kind: path for path, kind in zip(paths, kinds, strict=True)}
         said = ", ".join(f"{path.name} {_called(path, kind)}" for kind, path in of.items())
@@ -39,6 +39,15 @@ def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
             "name them alike, or set data.format"
         )
     return kinds[0]
+
+
+def format_like(files: Sequence[str | Path], own: Sequence[str], format: str) -> Any:
+    """The format of a recipe's ``own`` files for others: the same where these are named alike, else what their names say."""
+    return format if {_kind(Path(file)) for file in files} == {_kind(Path(file)) for file in own} else "auto"
+
+
+def _kind(path: Path) -> Literal["tsv", "jsonl"] | None:
+    return ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
 def _called(path: Path, kind: str | None) -> str:

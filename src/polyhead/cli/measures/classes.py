@@ -10,6 +10,7 @@ from typing import Any
 
 from polyhead.analysis.classes import measure_classes
 from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.data.columns import format_like
 from polyhead.data.labelled import open_labelled, read_labelled
 from polyhead.errors import UserError
 from polyhead.places import write_lines
@@ -37,8 +38,15 @@ def measure(
             f"--text names {len(text)} texts a line; wanted {len(learned)}, as the run learned from"
         )
     if files:
-        recipe = {"text": run.recipe.data.text, "label": run.recipe.data.label} if run.recipe else {}
-        given = open_labelled(files, **(recipe | columns))
+        own: dict[str, Any] = {}
+        if run.recipe:
+            data = run.recipe.data
+            own = {
+                "format": format_like(files, data.train, data.format),
+                "text": data.text,
+                "label": data.label,
+            }
+        given = open_labelled(files, **(own | columns))
     elif columns:
         raise UserError(
             "--text and --label are columns of files that are given: polyhead eval RUN FILE --text COLUMN"

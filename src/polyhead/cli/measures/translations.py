@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.cli.lines import Counter, one_line
-from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.data.columns import format_like
 from polyhead.data.corpus import open_corpus, read_pairs
+from polyhead.errors import UserError
 from polyhead.places import write_lines
 from polyhead.run import Run
 
@@ -25,9 +27,13 @@ def measure(
     beam_size: int | None = None,
     length_penalty: float | None = None,
     batch_tokens: int | None = None,
+    source: str | None = None,
+    target: str | None = None,
 ) -> None:
-    """The table of a translator; what is not given is as the run was trained to be used."""
-    sources, references = pairs(run, files, split, limit)
+    """The table of a translator; what is not given is as the run was trained to be used, columns as it learned from."""
+    sides = {"source": source, "target": target}
+    columns = {side: column(name) for side, name in sides.items() if name is not None}
+    sources, references = pairs(run, files, split, limit, columns)
     typed = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     changes: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
     counter, start = Counter(), time.perf_counter()
@@ -62,16 +68,29 @@ def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None
         show("perplexity", run.perplexity([a for a, _ in kept], [b for _, b in kept]), "of a reference token")
 
 
-def pairs(run: Run, files: Sequence[str], split: str, limit: int | None) -> tuple[list[str], list[str]]:
+def pairs(
+    run: Run, files: Sequence[str], split: str, limit: int | None, columns: dict[str, str | int]
+) -> tuple[list[str], list[str]]:
     """Sources and references of the files given, or of that split of the run's recipe."""
+    if columns and not files:
+        raise UserError(
+            "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
+        )
     given: dict[str, Any] = {}
     if run.recipe is not None:
         data = run.recipe.data
         given = {"format": data.format, "source": data.source, "target": data.target}
         if not files:
             files, given["root"] = getattr(data, split) or [], data.root
+        else:
+            given["format"] = format_like(files, data.train, data.format)
     if not files:
         raise no_files(split, "SOURCE TARGET", run)
-    sources, references, report = read_pairs(open_corpus(files, **given), limit)
+    corpus = open_corpus(files, **(given | columns))
+    if columns and corpus.format == "parallel":
+        raise UserError(
+            f"{corpus.where} are a side each, without columns or keys: leave out --source and --target"
+        )
+    sources, references, report = read_pairs(corpus, limit)
     print(report, file=sys.stderr)
     return sources, references

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from polyhead.data.columns import Column
+from polyhead.data.columns import Column, format_like
 from polyhead.data.text import Text, open_text
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
@@ -37,7 +37,8 @@ def text_in(files: Sequence[Path], recipe: Recipe | None, columns: Sequence[Colu
     if recipe is None:
         return open_text(files, "file", columns=columns or DataConfig.model_fields["text"].default)
     data = recipe.data
-    return open_text(files, data.documents, columns=columns or data.text, format=data.format)
+    format = format_like(files, data.train, data.format)
+    return open_text(files, data.documents, columns=columns or data.text, format=format)
 
 
 def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenStore:
