@@ -27,7 +27,7 @@ from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, frame
 from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
-from polyhead.generate.settings import changed
+from polyhead.generate.settings import changed, searched
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest, likeliest_continuations
 from polyhead.models import Model
@@ -74,11 +74,12 @@ class Run:
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    def _need(self, kind: str) -> Any:
-        """The model, if it is of that kind; a UserError says what this run can do instead."""
-        if self.kind != kind:
+    def _need(self, *kinds: str) -> Any:
+        """The model, if it is of one of these kinds; a UserError says what this run can do instead."""
+        if self.kind not in kinds:
             own, able = ABLE[self.kind]
-            raise UserError(f"this takes {ABLE[kind][0]}, and the run is {own}: use {able}")
+            taken = " or ".join(ABLE[kind][0] for kind in kinds)
+            raise UserError(f"this takes {taken}, and the run is {own}: use {able}")
         return self.model
 
     def _alone(self, what: str) -> None:
@@ -122,8 +123,8 @@ class Run:
             return continuations(model, self.tokenizer, config, read, **rest)
         if "n_best" in changes:
             raise UserError("n says how many continuations there are, not n_best")
-        changes |= {"n_best": n} if seed is None else {"n_best": n, "seed": seed}
-        config, read = changed(self.generation, changes, "the likeliest texts"), self._read(prompts)
+        changes |= {} if seed is None else {"seed": seed}
+        config, read = searched(self.generation, changes, n, "the likeliest texts"), self._read(prompts)
         return likeliest_continuations(model, self.tokenizer, config, read, max_len=most, stop=stop)
 
     def engine(self, **options: Any) -> TextEngine:
@@ -132,7 +133,7 @@ class Run:
         ``options`` are those of ``polyhead.generate.engine.Engine``.
         """
         about = self._frame if self.kind == "decoder" else None
-        model = self._need("encoder-decoder" if about is None else "decoder")
+        model = self._need("encoder-decoder", "decoder")
         return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
 
     def chat(self, messages: Sequence[Any], **changes: Any) -> str:
@@ -223,6 +224,7 @@ class Run:
         self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = 2048
     ) -> list[PairScore]:
         """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
+        self._need("encoder-decoder", "decoder")
         if targets is None:
             return score_texts(self._need("decoder"), self.tokenizer, self._frame, sources, batch_tokens)
         return score_pairs(self._need("encoder-decoder"), self.tokenizer, sources, targets, batch_tokens)

@@ -30,6 +30,7 @@ SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_to
 # what Hugging Face's tools read or write in these files, and we do not need: the tokenizer knows its own ids
 FOREIGN = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
 MAX_CONFIG = 1 << 20  # bytes
+SHOWN = 8  # runs that are named where a directory of runs is given
 DIGEST = "tokenizer_sha256"
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,12 @@ def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}")
+        inner = sorted(one.parent.name for one in path.parent.glob(f"*/{path.name}"))
+        more = ", ..." if len(inner) > SHOWN else ""
+        those = (
+            f"; of the directories in it, these have one: {', '.join(inner[:SHOWN])}{more}" if inner else ""
+        )
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{those}")
     content = read_regular(path, most=MAX_CONFIG)
     try:
         value = json.loads(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -242,6 +243,18 @@ def test_missing_files_and_runs_name_the_nearest(
     assert capsys.readouterr().err.endswith("did you mean 'input.txt'?\n")
     assert main(["translate", str(tiny.with_name("tny")), str(source)]) == 2
     assert capsys.readouterr().err.endswith(f"did you mean '{tiny}'?\n")
+
+
+def test_a_directory_of_runs_names_them(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = f"polyhead: {tmp_path} is not a run directory: it has no config.json"
+    assert main(["translate", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{said}\n"
+    for name in ("second", "first"):
+        shutil.copytree(tiny, tmp_path / name)
+    assert main(["translate", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{said}; of the directories in it, these have one: first, second\n"
 
 
 def test_the_first_line_is_answered_before_the_last_is_asked(tiny: Path) -> None:

@@ -324,3 +324,7 @@ def test_a_classifier_does_nothing_else_and_nothing_else_classifies(learned: tup
         UserError, match="this takes a language model, and the run is a classifier: use classify, "
     ):
         run.generate(["a"])
+    with pytest.raises(
+        UserError, match="this takes an encoder-decoder or a language model, and the run is a classifier"
+    ):
+        run.score(["a"], ["b"])

@@ -40,6 +40,14 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
         raise explain(error, GenerationConfig) from None
 
 
+def searched(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
+    """``changed``, where beams shall find ``n`` texts: no more than they are."""
+    beams = changed(config, changes | {"n_best": 1}, what).beam_size
+    if n > beams:
+        raise UserError(f"n ({n}) is more than beam_size ({beams})")
+    return changed(config, changes | {"n_best": n}, what)
+
+
 def sampling_of(config: GenerationConfig) -> Sampling:
     """How a config wants tokens to be drawn."""
     return Sampling(**{field.name: getattr(config, field.name) for field in fields(Sampling)})
