@@ -382,6 +382,10 @@ def test_settings_given_as_objects_are_those_given_as_keys(
         ('regex,pattern="[0-9]{2,3}"', {"name": "regex", "pattern": "[0-9]{2,3}"}),
         ("regex,pattern=a,b", {"name": "regex", "pattern": "a,b"}),
         ("json,schema={type: object, required: [a, b]}", {"name": "json", "schema": {"type": "object", "required": ["a", "b"]}}),
+        ("choice,among=[red, 'b, c=d']", {"name": "choice", "among": ["red", "b, c=d"]}),
+        ("choice,among=['it''s, a=b', \"\\\", c=d\"]", {"name": "choice", "among": ["it's, a=b", '", c=d']}),
+        ("regex,pattern='a, b=c',flags=2", {"name": "regex", "pattern": "a, b=c", "flags": 2}),
+        ("draft,run=it's,tokens=2", {"name": "draft", "run": "it's", "tokens": 2}),
         ("h2o,budget=256, recent=4", {"name": "h2o", "budget": 256, "recent": 4}),
     ],
 )  # fmt: skip

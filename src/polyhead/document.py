@@ -77,19 +77,21 @@ def parse(text: str) -> Any:
         raise UserError("nested too deeply") from None
 
 
-_OPTION = re.compile(r",(?=\s*\w+\s*=)")
+_CUT = re.compile(r"""(?<=[=,:\[{\s])('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")|,(?=\s*\w+\s*=)""")
 
 
 def parse_part(text: str) -> Any:
     """A part as it is typed on a command line: ``h2o,budget=256`` is short for ``{name: h2o, budget: 256}``.
 
-    A comma that no ``option=`` comes behind is part of a value: ``choice,among=[red, blue]``.
+    A comma that no ``option=`` comes behind is part of a value, as in quotes any is: ``choice,among=[red, 'a, b=c']``.
     """
     name, comma, options = text.partition(",")
     if not comma or text.lstrip().startswith("{"):
         return parse(text)
     part = {"name": name.strip()}
-    for option in _OPTION.split(options):
+    cuts = [found.start() for found in _CUT.finditer(options) if found[1] is None]
+    for start, end in zip([-1, *cuts], [*cuts, len(options)], strict=True):
+        option = options[start + 1 : end]
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise UserError(f"{show(text)}: expected name,option=value, e.g. window,window=256,sink=4")
