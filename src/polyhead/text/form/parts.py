@@ -82,6 +82,8 @@ def regex(*, pattern: str) -> str:
 def choice(*, among: list[str]) -> str:
     """One of some texts.
 
+    Several of them, as beams find them, may be the same text in other tokens.
+
     Equation: p(x_t) = 0 where none of the texts begins with x_1 ... x_t
     Paper: De Cao et al., 2021
     When: a question has few answers
