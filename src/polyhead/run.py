@@ -31,7 +31,7 @@ from polyhead.generate.settings import changed, searched
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest, likeliest_continuations
 from polyhead.models import Model
-from polyhead.models.build import ABLE
+from polyhead.models.build import check_able
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import describe, write_weights
@@ -76,10 +76,7 @@ class Run:
 
     def _need(self, *kinds: str) -> Any:
         """The model, if it is of one of these kinds; a UserError says what this run can do instead."""
-        if self.kind not in kinds:
-            own, able = ABLE[self.kind]
-            taken = " or ".join(ABLE[kind][0] for kind in kinds)
-            raise UserError(f"this takes {taken}, and the run is {own}: use {able}")
+        check_able(self.kind, kinds)
         return self.model
 
     def _alone(self, what: str) -> None:
@@ -235,14 +232,11 @@ class Run:
         return math.exp(-sum(s.log_prob for s in scores) / max(1, sum(s.tokens for s in scores)))
 
     def classify(self, texts: Texts, batch_tokens: int = 4096) -> list[Classified]:
-        """The class of each text, or of each pair (a, b), and the probability of every class; of a reranker its score.
-
-        Texts longer than ``generation.max_text_len``, or the model's max_len, are cut.
-        """
+        """The class of each text, or of each pair (a, b), and the probability of every class; of a reranker its score."""
         return self.classified(texts, batch_tokens).found
 
     def classified(self, texts: Texts, batch_tokens: int = 4096) -> Answers:
-        """As ``classify``, and how many of the texts were cut."""
+        """As ``classify``, and how many of the texts were cut to how many tokens."""
         self._need("classifier")
         return classify(self.members, texts, self.generation, batch_tokens)
 

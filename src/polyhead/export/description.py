@@ -29,7 +29,7 @@ def describe(run: Run, directory: Path) -> None:
 def save_tokenizer(run: Run, directory: Path) -> None:
     """The tokenizer as other tools read it: what stands around a text and how it converses are in its files."""
     template = template_of(run.generation.chat) if run.generation.chat else ""
-    reach = run.generation.max_text_len if run.config.kind == "encoder" else None
+    reach = run.generation.max_text_len or 0 if run.config.kind == "encoder" else 0
     _ruled(run).save(directory, segments=run.config.segments > 1, template=template, reach=reach)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from polyhead.config import ModelConfig
-from polyhead.errors import unknown
+from polyhead.errors import UserError, unknown
 from polyhead.models.causal_lm import CausalLM
 from polyhead.models.detector import Detector
 from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM
@@ -25,6 +26,14 @@ ABLE = {
     "classifier": ("a classifier", "classify, embed, eval or attend"),
 }
 """What a model of each kind is called, and the verbs that use it."""
+
+
+def check_able(kind: str, kinds: Sequence[str]) -> None:
+    """A run's kind is one of those that are wanted, or a UserError says what it can do instead."""
+    if kind not in kinds:
+        own, able = ABLE[kind]
+        taken = " or ".join(ABLE[wanted][0] for wanted in kinds)
+        raise UserError(f"this takes {taken}, and the run is {own}: use {able}")
 
 
 def model_class(config: ModelConfig) -> type[Model]:

@@ -234,16 +234,12 @@ class Tokenizer:
         return {name: written(one._inner) for name, one in both.items()}
 
     def save(
-        self,
-        directory: str | os.PathLike[str],
-        segments: bool = False,
-        template: str = "",
-        reach: int | None = None,
+        self, directory: str | os.PathLike[str], segments: bool = False, template: str = "", reach: int = 0
     ) -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
 
         ``segments`` tells them that the model wants to know which text a token is of, ``template`` how it converses,
-        ``reach`` how many tokens of a text it is to read.
+        ``reach`` how many tokens of a text it reads, 0 for all.
         What cuts translations in another way is target_tokenizer.json, beside them.
         """
         directory = Path(directory)
