@@ -131,6 +131,83 @@ def test_embeddings_and_what_is_there_whole(tmp_path: Path) -> None:
     same(adapter, model)
 
 
+@pytest.mark.parametrize("way", ["added", "whole", "head", "both", "alike"])
+def test_a_head_that_is_tied_to_what_is_changed(way: str, tmp_path: Path) -> None:
+    """PEFT changes one of them, and the other stays as it was; unless both are changed alike."""
+    model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
+    bits = torch.Generator().manual_seed(3)
+    a, b = torch.randn(4, 300, generator=bits) * 0.2, torch.randn(32, 4, generator=bits) * 0.2
+    rows, more = (torch.randn(300, 32, generator=bits) for _ in "ab")
+    old = model.lm_head.weight.detach().clone()
+    name = "model.embed_tokens"
+    added = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b, f"{name}.base_layer.weight": old}
+    tensors, embedding, head = {
+        "added": (added, old + 2 * (b @ a).T, old),
+        "whole": ({f"{name}.weight": rows}, rows, old),
+        "head": ({"lm_head.lora_A.weight": b.T.contiguous(), "lm_head.lora_B.weight": a.T.contiguous()}, old, old + 2 * a.T @ b.T),
+        "both": ({f"{name}.weight": rows, "lm_head.weight": more}, rows, more),
+        "alike": ({f"{name}.weight": rows, "lm_head.weight": rows.clone()}, rows, rows),
+    }[way]  # fmt: skip
+    adapter = write(tmp_path / "a", tmp_path / "base", tensors)
+    model.model.embed_tokens.weight, model.lm_head.weight = nn.Parameter(embedding), nn.Parameter(head)
+    same(adapter, model)
+    assert ph.load(adapter).config.tie_embeddings == ("all" if way == "alike" else "none")
+    assert main(["export", str(adapter), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    same(tmp_path / "hf", model)
+
+
+def test_a_tied_head_of_t5_becomes_its_own(tmp_path: Path) -> None:
+    """What it reads is scaled as before."""
+    sizes = {
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+    }
+    model = make(tmp_path / "base", "T5Config", auto="AutoModelForSeq2SeqLM", **sizes)
+    head = torch.randn(300, 32, generator=torch.Generator().manual_seed(3))
+    adapter = write(tmp_path / "a", tmp_path / "base", {"lm_head.weight": head})
+    model.lm_head.weight = nn.Parameter(head)
+    with torch.no_grad():
+        wanted = model(input_ids=IDS, decoder_input_ids=IDS).logits
+        torch.testing.assert_close(ph.load(adapter).model(IDS, IDS), wanted, atol=1e-4, rtol=1e-4)
+    write(adapter, tmp_path / "base", {"shared.weight": head})
+    with pytest.raises(ValueError, match=r"changes one of \S+ and shared.weight by itself, and in the checkpoint they are one"):  # fmt: skip
+        ph.load(adapter)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tokens_were_added(tied: bool, tmp_path: Path) -> None:
+    """PEFT saves the embedding and the head then, and those of modules_to_save under three names."""
+    model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=tied, **LLAMA)
+    tensors = drawn(model, {"q_proj": 4})
+    model.resize_token_embeddings(304)
+    for module in ("model.embed_tokens", "lm_head"):
+        rows = model.get_submodule(module).weight.detach()
+        for name in ("weight", "modules_to_save.weight", "original_module.weight"):
+            tensors[f"{module}.{name}"] = rows * (name != "original_module.weight")
+    adapter = write(tmp_path / "a", tmp_path / "base", tensors)
+    add(model, tensors, {"q_proj": 2.0})
+    same(adapter, model)
+    ours = ph.load(adapter)
+    with torch.no_grad():
+        new = torch.tensor([[300, 303, 5]])
+        torch.testing.assert_close(ours.model(new), model(new).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_conv1d_is_turned_and_a_linear_map_beside_it_is_not(tmp_path: Path) -> None:
+    """PEFT goes by the module; its config says what the last of them was."""
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "tie_word_embeddings": False}
+    model = make(tmp_path / "base", "GPT2Config", **sizes)
+    turned, plain = drawn(model, {"c_proj": 4}, turned=True), drawn(model, {"lm_head": 4})
+    adapter = write(tmp_path / "a", tmp_path / "base", turned | plain, fan_in_fan_out=False)
+    add(model, turned, {"c_proj": 2.0}, turned=True)
+    add(model, plain, {"lm_head": 2.0})
+    same(adapter, model)
+
+
 def test_an_encoder_without_its_head(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     model = make(tmp_path / "base", "BertConfig", auto="AutoModel", pad_token_id=0, **sizes)
@@ -178,7 +255,10 @@ def refused(adapter: Path, capsys: pytest.CaptureFixture[str]) -> str:
         ({"target_parameters": ["experts.gate"]}, "'target_parameters' not known"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path is null, wanted the checkpoint that it changes, a directory or owner/name"),
         ({"base_model_name_or_path": "/not/there"}, "is '/not/there', wanted a directory that is there, or owner/name on the hub"),
+        ({"base_model_name_or_path": ""}, "base_model_name_or_path is '', wanted the checkpoint that it changes"),
+        ({"revision": 3}, "revision is 3, wanted that of the checkpoint on the hub"),
         ({"lora_alpha": "many"}, "lora_alpha is 'many', wanted a number"),
+        ({"lora_alpha": 10**400}, "wanted a number"),
     ],
 )  # fmt: skip
 def test_what_would_change_a_model_otherwise_is_refused(
@@ -193,10 +273,11 @@ def test_what_would_change_a_model_otherwise_is_refused(
     ("tensors", "message"),
     [
         ({"model.layers.0.self_attn.q_proj.lora_A.weight": (4, 32)}, "lora_A and lora_B of model.layers.0.self_attn.q_proj do not fit together"),
-        ({"lm_head.lora_A.weight": (4, 32), "lm_head.lora_B.weight": (300, 4)}, "changes lm_head.weight, which the checkpoint does not hold by itself"),
+        ({"model.norm.lora_A.weight": (0, 32), "model.norm.lora_B.weight": (32, 0)}, "lora_A and lora_B of model.norm do not fit together"),
+        ({"score.lora_A.weight": (4, 32), "score.lora_B.weight": (300, 4)}, "changes model.score.weight, which the checkpoint does not hold by itself"),
         ({"model.norm.lora_A.weight": (4, 32), "model.norm.lora_B.weight": (32, 4)}, "changes model.norm.weight by [32, 32], and it is [32]"),
         ({"model.layers.0.self_attn.q_proj.lora_magnitude_vector": (32,)}, "and only lora_A and lora_B are built"),
-        ({"score.weight": (2, 32), "model.norm.weight": (32,)}, "the weights do not fit config.json; unused: score.weight"),
+        ({"score.weight": (2, 32), "model.norm.weight": (32,)}, "/a holds score.weight, for which the checkpoint has no place"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(
@@ -205,6 +286,13 @@ def test_tensors_that_do_not_fit_are_named(
     make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
     adapter = write(tmp_path / "a", tmp_path / "base", {name: torch.zeros(shape) for name, shape in tensors.items()})  # fmt: skip
     assert message in refused(adapter, capsys)
+
+
+def test_what_it_changes_is_no_adapter_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = drawn(make(tmp_path / "base", "LlamaConfig", **LLAMA), {"q_proj": 4})
+    for base in (write(tmp_path / "a", tmp_path / "base", tensors), tmp_path / "b"):
+        said = refused(write(tmp_path / "b", base, tensors), capsys)
+        assert "wanted a whole checkpoint; this one is an adapter itself" in said
 
 
 def test_no_pickle_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

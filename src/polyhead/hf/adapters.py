@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,16 +19,19 @@ from polyhead.hf.hub import fetch, is_name
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 LOW = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
+COPY = re.compile(
+    r"(.+\.)(?:modules_to_save|original_module)\..+"
+)  # of a module that is there by its own name
 # what has no say in what is added
 SILENT = (
     "task_type", "inference_mode", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
     "modules_to_save", "bias", "r", "rank_pattern", "init_lora_weights", "base_model_name_or_path", "revision", "megatron_core", "peft_version", "auto_mapping", "ephemeral_gpu_offload", "ensure_weight_tying", "lora_ga_config",
-    "eva_config", "runtime_config", "arrow_config", "corda_config", "qalora_group_size",
+    "eva_config", "runtime_config", "arrow_config", "corda_config", "qalora_group_size", "fan_in_fan_out",
 )  # fmt: skip
 # ways to add something else
 OTHERS = ("use_dora", "lora_bias", "use_qalora")
 # ways to begin that leave the checkpoint as it is
-FLAGS = ("use_rslora", "fan_in_fan_out", "init_lora_weights")
+FLAGS = ("use_rslora", "init_lora_weights")
 BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -101,7 +104,7 @@ def open_adapter(directory: Path) -> Adapter:
     if given.values.get("init_lora_weights", True) not in BEGINNINGS:
         raise given.wrong("init_lora_weights", "one that leaves the checkpoint as it is")
     alpha, root = given.number("lora_alpha", 8), given.flag("use_rslora", False)
-    turned, own = given.flag("fan_in_fan_out", False), _alphas(given)
+    own = _alphas(given)
     given.finish()
     whole: dict[str, Entry] = {}
     halves: dict[str, dict[str, Entry]] = {}
@@ -116,11 +119,12 @@ def open_adapter(directory: Path) -> Adapter:
     added = {}
     for module, parts in halves.items():
         a, b = (parts[half].tensor() if half in parts else torch.empty(0) for half in "AB")
-        if a.ndim != 2 or b.ndim != 2 or len(a) != b.size(1):
+        if a.ndim != 2 or b.ndim != 2 or not 0 < len(a) == b.size(1):
             raise UserError(f"{directory / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
         mine = next((value for key, value in own.items() if f".{module}".endswith(f".{key}")), alpha)
         scale = mine / (len(a) ** 0.5 if root else len(a))
-        added[f"{module}.weight"] = Low(a, b, scale, turned or "lora_embedding" in parts["A"].name)
+        added[f"{module}.weight"] = Low(a, b, scale, "lora_embedding" in parts["A"].name)
+    whole = {name: entry for name, entry in whole.items() if not _is_copy(name, whole)}
     return Adapter(directory, _base(given), whole, added)
 
 
@@ -133,29 +137,26 @@ def _alphas(given: Given) -> dict[str, float]:
     return {name: section.number(name) for name in names} if section else {}
 
 
-def changed(found: Mapping[str, Entry], added: Mapping[str, Low], where: Path) -> dict[str, Entry | Changed]:
-    """The weights of a checkpoint, as they are with what is added."""
-    made: dict[str, Entry | Changed] = dict(found)
-    for name, low in added.items():
-        if name not in found:
-            raise UserError(f"{where} changes {name}, which the checkpoint does not hold by itself")
-        if found[name].shape != low.shape:
-            raise UserError(
-                f"{where} changes {name} by {list(low.shape)}, and it is {list(found[name].shape)}"
-            )
-        made[name] = Changed(found[name], low)
-    return made
+def _is_copy(name: str, among: Iterable[str]) -> bool:
+    """Whether a name of an adapter's file is one more of what is there by its own, as PEFT writes it of some modules."""
+    found = COPY.fullmatch(name)
+    return found is not None and any(
+        other.startswith(found[1]) and not COPY.fullmatch(other) for other in among
+    )
 
 
 def _base(given: Given) -> Path:
     """The directory of the checkpoint, fetched if it is none here."""
     name, revision = given.values.get("base_model_name_or_path"), given.values.get("revision")
-    if not isinstance(name, str) or not isinstance(revision, str | None):
+    if not name or not isinstance(name, str):
         raise given.wrong(
             "base_model_name_or_path", "the checkpoint that it changes, a directory or owner/name"
         )
-    if Path(name).is_dir():
-        return Path(name)
-    if is_name(name):
-        return fetch(name, revision)
-    raise given.wrong("base_model_name_or_path", "a directory that is there, or owner/name on the hub")
+    if not isinstance(revision, str | None):
+        raise given.wrong("revision", "that of the checkpoint on the hub")
+    if not Path(name).is_dir() and not is_name(name):
+        raise given.wrong("base_model_name_or_path", "a directory that is there, or owner/name on the hub")
+    base = Path(name) if Path(name).is_dir() else fetch(name, revision)
+    if is_adapter(base):
+        raise given.wrong("base_model_name_or_path", "a whole checkpoint; this one is an adapter itself")
+    return base

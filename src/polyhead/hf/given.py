@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -65,7 +65,11 @@ class Given:
     def number(self, key: str, default: float | None = None) -> float:
         """Any finite number."""
         value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) <= sys.float_info.max
+        ):
             raise self.wrong(key, "a number")
         return float(value)
 

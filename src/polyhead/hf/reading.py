@@ -14,10 +14,11 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, show
-from polyhead.hf.adapters import Adapter, Changed, changed, is_adapter, open_adapter
+from polyhead.hf.adapted import Stored, adapted
+from polyhead.hf.adapters import Adapter, is_adapter, open_adapter
 from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
-from polyhead.hf.files import DTYPES, Entry, entries, inside, read_json
+from polyhead.hf.files import DTYPES, entries, inside, read_json
 from polyhead.hf.given import Given
 from polyhead.hf.sentences import embedding_of, length_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
@@ -29,7 +30,6 @@ from polyhead.text.files import FILE as TOKENIZER
 from polyhead.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Stored = Entry | Changed
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +105,10 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     family: Family = FAMILY.get(kind)
     stored = _named(family, entries(directory))
     found: dict[str, Stored] = {**stored}
-    if adapter:
-        stored |= _named(family, adapter.whole)
-        found = changed(stored, _named(family, adapter.added), adapter.directory)
     config = read_config(family, Given(given, where, found.keys()))
+    if adapter:
+        whole, added = _named(family, adapter.whole), _named(family, adapter.added)
+        config, found = adapted(family, config, stored, whole, added, adapter.directory)
     layers = 1 if config.share_layers else max(config.n_layers, config.decoder_layers)
     if layers > len(found):
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
