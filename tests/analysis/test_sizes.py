@@ -157,3 +157,26 @@ def test_a_vocabulary_is_that_of_a_preset(
     assert main(["sizes", *typed, "--vocab-size", "7"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and "--vocab-size is of one preset" in err and said in err
+
+
+@pytest.mark.parametrize("changes", [{}, {"d_embedding": 8, "position": "learned", "share_layers": True}, {"tie_embeddings": "none"}])  # fmt: skip
+def test_of_an_encoder_that_tells_replaced_tokens_its_generator_is_apart(changes: dict[str, Any]) -> None:
+    config = ModelConfig(
+        kind="encoder", vocab_size=50, d_model=16, n_heads=2, n_layers=3, generator=2, norm_first=True, max_len=20, **changes
+    )  # fmt: skip
+    model = model_class(config)(config)
+    named = dict(model.named_parameters())
+    found: dict[str, int] = {}
+    for part in parts(config):
+        found[part.name] = found.get(part.name, 0) + part.total
+
+    def counted(*beginnings: str) -> int:
+        return sum(p.numel() for name, p in named.items() if name.startswith(beginnings))
+
+    assert sum(found.values()) == sum(p.numel() for p in model.parameters())
+    assert found["layer"] == counted("encoder.stack.layers.")
+    assert found["generator layer"] == counted("generator.encoder.stack.layers.")
+    assert found["head"] == counted("transform.", "detector.")
+    assert found["generator head"] == counted("generator.transform", "generator.head")
+    assert found["final_norm"] == found["generator final_norm"] == 32
+    assert {part.formula for part in parts(config) if part.name == "head"} == {"H² + 2H + 1"}

@@ -15,7 +15,12 @@ from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.presets import PUBLISHED
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
-SHORT = {"transform": "head", "transform_norm": "head", "classifier": "head"}  # what is counted with what
+SHORT = {
+    "transform": "head",
+    "transform_norm": "head",
+    "classifier": "head",
+    "detector": "head",
+}  # what is counted with what
 NAMED = {"norm": "norm", "proj": "projection"}  # parts of an embedding that are none themselves
 FIRST = ("embedding", "layer", "final_norm", "pooler", "head")
 
@@ -118,12 +123,14 @@ def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
         "final_norm": [("2H", 2 * H), ("H", H)],
         "pooler": [("H² + H", H * H + H)],
         "head": [("V", V), (f"{square} + {e} + 2{e} + V", H * E + 3 * E + V), (f"{square} + {e} + 2{e}", H * E + 3 * E),
-                 (f"V{e}", V * E)],
+                 (f"V{e}", V * E), ("H² + 2H + 1", H * H + 2 * H + 1)],
     }.get(name.removesuffix(" embedding").split(" ")[-1].split(".")[-1], [])  # fmt: skip
 
 
 def _part(name: str) -> str:
     """The part that a parameter belongs to: encoder.stack.layers.3.attn.q_proj.weight -> layer."""
+    if name.startswith("generator."):
+        return f"generator {_part(name.removeprefix('generator.'))}"
     words = (
         name.removeprefix("encoder.embedding.").split(".")
         if name.startswith("encoder.embedding.")
