@@ -27,13 +27,13 @@ def try_together(config: ModelSection) -> None:
             "embedding_norm=first takes a norm from the first layer, and share_layers gives all layers the weights of the first: "
             "give embedding_norm true or false"
         )
-    if config.kind != "encoder" and not config.head:
-        raise UserError(
-            f"head=false leaves vectors alone, which are of use from an encoder; this is kind={config.kind!r}"
-        )
     if config.kind != "encoder" and config.generator:
         raise UserError(
             f"generator puts in tokens that an encoder learns to tell; this is kind={config.kind!r}: leave it out"
+        )
+    if config.kind != "encoder" and not config.head:
+        raise UserError(
+            f"head=false leaves vectors alone, which are of use from an encoder; this is kind={config.kind!r}"
         )
     if config.generator and config.head:
         raise UserError("head=true scores tokens, which generator does in its place: leave one of them out")

@@ -164,6 +164,38 @@ def test_it_goes_on_with_its_generator(place: Path) -> None:  # noqa: F811
     assert any(re.search(r"begun with (\d+) of \1 weights$", line) for line in notes.said)
 
 
+@pytest.mark.parametrize("width", [None, 8])
+def test_it_begins_with_an_encoder_that_fills_masks_and_the_other_way_round(place: Path, width: int | None) -> None:  # noqa: F811  # fmt: skip
+    """The encoder is taken; the map below what is told is not that below what is said, as wide as it may be."""
+    train = {"lr": 1e-12, "ema": None}
+    masked = recipe(place, f"masked{width}", steps=2, model={"d_embedding": width}, train=train)
+    run_training(masked, report=Notes())
+    told = replaced(place, f"told{width}", steps=2, model={"d_embedding": width}, train=train)
+    run_training(told, report=Notes())
+    for before, task, generator in ((masked, "replaced-tokens", 1), (told, "masked-lm", 0)):
+        fields = before.model_dump(exclude={"tokenizer", "model", "out", "task"}, exclude_unset=True)
+        more = {"start": {"run": str(before.out)}, "model": {"generator": generator}, "task": task}
+        out = place / f"{task}{width}"
+        run_training(Recipe.model_validate(fields | more | {"out": out}), report=Notes())
+        was, now = ph.load(before.out).model, ph.load(out).model
+        for name, tensor in was.encoder.state_dict().items():
+            torch.testing.assert_close(now.encoder.state_dict()[name], tensor, atol=1e-6, rtol=0)
+        assert now.transform.weight.shape != was.transform.weight.shape or not torch.allclose(
+            now.transform.weight, was.transform.weight, atol=1e-3
+        )
+
+
+def test_smoothing_is_the_generators(place: Path) -> None:  # noqa: F811
+    """As masked-lm smooths what it says; what is told stays as it is."""
+    task, model = opened(replaced(place, "x", train={"label_smoothing": 0.1}))
+    batch = task.batch(task.plan(0)[0])
+    task.weight = 0.0
+    labels = batch.given.labels.flatten()
+    scores = model.generator(batch.given.tokens, batch.given.pos).flatten(0, 1)
+    wanted = F.cross_entropy(scores, labels, reduction="sum", ignore_index=-100, label_smoothing=0.1)
+    assert task.loss(model, batch).total.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
 def test_chance_follows_from_seed_epoch_and_row(place: Path) -> None:  # noqa: F811
     def chances(seed: int, epoch: int, tokens: int = 256) -> dict[int, bytes]:
         task, _ = opened(replaced(place, "x", train={"seed": seed, "max_tokens": tokens}))
@@ -184,6 +216,7 @@ def test_chance_follows_from_seed_epoch_and_row(place: Path) -> None:  # noqa: F
             "task 'replaced-tokens' needs a generator, which puts the tokens in: give its layers as model.generator, "
             "e.g. 1 beside model.n_layers=1",
         ),
+        ({"task": "translation", "model": {"generator": 1}}, "generator puts in tokens that an encoder learns to tell; this is kind='encoder-decoder'"),
         ({"model": {"head": True}}, "head=true scores tokens, which generator does in its place: leave one of them out"),
         ({"task": "masked-lm"}, "model.generator puts in tokens for task 'replaced-tokens' to tell; task 'masked-lm' has no use for it"),
         ({"task": {"name": "replaced-tokens", "mask": 0.0}}, "mask of task 'replaced-tokens' is a share above 0"),

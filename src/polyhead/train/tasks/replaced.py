@@ -130,7 +130,8 @@ class ReplacedTokens:
         assert isinstance(model, Detector)
         batch = beside(model, batch)
         said, asked = features(model.generator, batch.given), batch.given.labels != IGNORED
-        own = cross_entropy(said, model.generator.head, batch.given.labels[asked])
+        smoothing = self.text.config.smoothing
+        own = cross_entropy(said, model.generator.head, batch.given.labels[asked], smoothing)
         told, replaced = _told(model, batch.given, model.drawn(said, batch.chance[asked]))
         missed = F.binary_cross_entropy_with_logits(told, replaced, reduction="sum")
         return own._replace(total=own.total + self.weight * self.mask * missed)
