@@ -15,12 +15,7 @@ from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.presets import PUBLISHED
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
-SHORT = {
-    "transform": "head",
-    "transform_norm": "head",
-    "classifier": "head",
-    "detector": "head",
-}  # what is counted with what
+HEADS = ("head", "transform", "transform_norm", "classifier", "detector", "detector_transform")
 NAMED = {"norm": "norm", "proj": "projection"}  # parts of an embedding that are none themselves
 FIRST = ("embedding", "layer", "final_norm", "pooler", "head")
 
@@ -141,8 +136,8 @@ def _part(name: str) -> str:
         return f"{side}layer"
     if words[-2] == "final_norm":
         return "final_norm" if "stack" in words else f"{words[0]}.final_norm"
-    if words[0] in ("pooler", "head", *SHORT):
-        return SHORT.get(words[0], words[0])
+    if words[0] in (*HEADS, "pooler"):
+        return "head" if words[0] in HEADS else "pooler"
     own = name.split("embedding.")[-1].split(".")[0]
     side = words[0].removesuffix("embedding").replace("_", " ") if words[0].endswith("_embedding") else ""
     if own in NAMED:

@@ -21,7 +21,7 @@ class Detector(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.transform = nn.Linear(config.d_model, config.d_model)
+        self.detector_transform = nn.Linear(config.d_model, config.d_model)
         self.activation = ACTIVATIONS[config.head_activation]()
         self.detector = nn.Linear(config.d_model, 1)
         self.generator = MaskedLM(config.of_generator, self.encoder.embedding)
@@ -32,7 +32,7 @@ class Detector(nn.Module):
 
     def told(self, x: Tensor) -> Tensor:
         """The encoder's output -> logits, token by token: (..., C) -> (...)."""
-        logits: Tensor = self.detector(self.activation(self.transform(x))).squeeze(-1)
+        logits: Tensor = self.detector(self.activation(self.detector_transform(x))).squeeze(-1)
         return logits
 
     def bare(self) -> Embedder:

@@ -27,7 +27,7 @@ FREE = (
 )  # no weight in common depends on it  # fmt: skip
 SHOWN = 3  # weights that are named where many do not fit
 # what may not be new in a model that was begun with
-INSIDE = re.compile(r".*(embedding\.(token|position|proj)|\.layers\.\d+)\..*")
+INSIDE = re.compile(r"(?!generator\.).*(embedding\.(token|position|proj)|\.layers\.\d+)\..*")
 
 
 def open_start(recipe: Recipe, begun: bool = False) -> Run | None:
@@ -67,21 +67,17 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
 def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None = None) -> str:
     """Copy the weights of ``origin`` into a model, layer i from layer ``every`` * i; returns a line that says what is new.
 
-    Embeddings and layers must all be there and fit; a head, a pooler or a whole generator may be new, and a head for other
+    Embeddings and layers must all be there and fit; a head, a pooler or a generator may be new, and a head for other
     classes is. What is new must learn, so a model that is ``adapted`` must name it.
     """
     given, wanted = weights(origin.model), weights(model)
     if model.config.labels != origin.config.labels:
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
-    now, was = bool(model.config.generator), bool(origin.config.generator)
-    if now != was:  # what tells tokens is not what says them
-        given = {name: tensor for name, tensor in given.items() if not name.startswith("transform.")}
     source = {name: LAYER.sub(lambda m: f"{m[1]}{int(m[2]) * every}{m[3]}", name) for name in wanted}
     wrong = [f"{source[name]} {list(given[source[name]].shape)}, wanted {list(tensor.shape)}"
              for name, tensor in wanted.items() if source[name] in given and given[source[name]].shape != tensor.shape]  # fmt: skip
     missing = [source[name] for name in wanted if source[name] not in given]
-    whole = "generator." if now and not was else ()
-    if lost := [name for name in missing if INSIDE.match(name) and not name.startswith(whole)]:
+    if lost := [name for name in missing if INSIDE.match(name)]:
         wrong += [f"{name} is not there" for name in lost]
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
