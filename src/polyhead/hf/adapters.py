@@ -19,20 +19,18 @@ from polyhead.hf.hub import fetch, is_name
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 LOW = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
-COPY = re.compile(
-    r"(.+\.)(?:modules_to_save|original_module)\..+"
-)  # of a module that is there by its own name
-# what has no say in what is added
+# one more of a module that is there by its own name
+COPY = re.compile(r"(.+\.)(?:modules_to_save|original_module)\..+")
+# what has no say in what is added, or is looked at elsewhere
 SILENT = (
-    "task_type", "inference_mode", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "modules_to_save", "bias", "r", "rank_pattern", "init_lora_weights", "base_model_name_or_path", "revision", "megatron_core", "peft_version", "auto_mapping", "ephemeral_gpu_offload", "ensure_weight_tying", "lora_ga_config",
-    "eva_config", "runtime_config", "arrow_config", "corda_config", "qalora_group_size", "fan_in_fan_out",
+    "task_type", "inference_mode", "peft_version", "base_model_name_or_path", "revision", "auto_mapping", "megatron_core",
+    "r", "rank_pattern", "bias", "fan_in_fan_out", "lora_dropout", "init_lora_weights", "modules_to_save", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying", "qalora_group_size", "arrow_config",
+    "corda_config", "eva_config", "lora_ga_config", "runtime_config", "ephemeral_gpu_offload",
 )  # fmt: skip
-# ways to add something else
-OTHERS = ("use_dora", "lora_bias", "use_qalora")
-# ways to begin that leave the checkpoint as it is
-FLAGS = ("use_rslora", "init_lora_weights")
-BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
+OTHERS = ("use_dora", "lora_bias", "use_qalora")  # ways to add something else
+FLAGS = ("use_rslora", "init_lora_weights")  # whose false says something
+BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")  # that leave the checkpoint as it is
 
 
 class Low(NamedTuple):
