@@ -159,10 +159,17 @@ def test_new_weights_must_learn() -> None:
     classifier, masked = model_of("classifier"), model_of("encoder")
     said = begin(classifier, Origin, 1, AdaptSection())  # type: ignore[arg-type]
     assert said.endswith("; new: classifier, pooler")
-    with pytest.raises(UserError, match=r"train.adapt: .*transform.* is new and would never learn; name it"):
-        begin(masked, Origin, 1, AdaptSection())  # type: ignore[arg-type]
-    begin(masked, Origin, 1, AdaptSection(learn=["transform", "transform_norm", "head"]))  # type: ignore[arg-type]
     must_learn(masked, AdaptSection(), [])
+    detector = build(ph.ModelConfig(**sizes, generator=1), seed=1)
+    for model, named, parts in (
+        (masked, (), ["transform", "transform_norm"]),
+        (masked, ("transform_norm",), ["transform_norm", "transform"]),
+        (detector, (), ["detector", "generator", "transform"]),
+    ):
+        with pytest.raises(UserError, match=r"train.adapt: .* is new and would never learn; name it") as told:
+            begin(model, Origin, 1, AdaptSection(learn=named))  # type: ignore[arg-type]
+        assert str(told.value).endswith(f"train.adapt.learn=[{', '.join(parts)}]")
+        begin(model, Origin, 1, AdaptSection(learn=parts))  # type: ignore[arg-type]
 
 
 def test_the_loss_falls_as_if_all_had_learned() -> None:

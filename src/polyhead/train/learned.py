@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -73,11 +73,25 @@ def whole(model: nn.Module, section: AdaptSection) -> tuple[str, ...]:
 
 def must_learn(model: nn.Module, section: AdaptSection, new: Iterable[str]) -> None:
     """Weights that are not in what training begins with must learn: else they would stay as they were drawn."""
-    if lost := [name for name in new if not _under(name, whole(model, section))]:
+    named = whole(model, section)
+    if lost := [name for name in new if not _under(name, named)]:
+        parts = widest(lost, [name for name, _ in model.named_parameters()])
         raise UserError(
-            f"train.adapt: {', '.join(lost[:5])} is new and would never learn; name it: "
-            f"train.adapt.learn=[{lost[0].rpartition('.')[0] or lost[0]}]"
+            f"train.adapt: {', '.join(parts)} is new and would never learn; name it: "
+            f"train.adapt.learn=[{', '.join([*named, *parts])}]"
         )
+
+
+def widest(names: Collection[str], every: Iterable[str]) -> list[str]:
+    """Some of the weights, those of a part that has no others by the name of the part."""
+    others = {part for name in every if name not in names for part in _around(name)}
+    return list(dict.fromkeys(next(part for part in _around(name) if part not in others) for name in names))
+
+
+def _around(name: str) -> list[str]:
+    """The parts that a weight is in, the largest first, and itself."""
+    words = name.split(".")
+    return [".".join(words[: i + 1]) for i in range(len(words))]
 
 
 def counted(model: nn.Module) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from polyhead.recipe import Recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.sections import AdaptSection
-from polyhead.train.learned import must_learn
+from polyhead.train.learned import must_learn, widest
 
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 LAYERS = ("n_layers", "n_decoder_layers")
@@ -70,7 +69,8 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     Embeddings and layers must all be there and fit; a head, a pooler or a generator may be new, and a head for other
     classes is. What is new must learn, so a model that is ``adapted`` must name it.
     """
-    given, wanted = weights(origin.model), weights(model)
+    there, wanted = weights(origin.model), weights(model)
+    given = there
     if model.config.labels != origin.config.labels:
         given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
     source = {name: LAYER.sub(lambda m: f"{m[1]}{int(m[2]) * every}{m[3]}", name) for name in wanted}
@@ -90,22 +90,10 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     new = sorted(name for name in wanted if source[name] not in given)
     if adapted:
         must_learn(model, adapted, new)
-    left = sorted(given.keys() - set(source.values())) if every == 1 else []
+    left = sorted(there.keys() - (given.keys() & set(source.values()))) if every == 1 else []
     said = f"begun with {len(wanted) - len(new)} of {len(wanted)} weights"
-    said += f"; new: {', '.join(_parts(new, wanted))}" if new else ""
-    return said + (f"; not taken: {', '.join(_parts(left, given))}" if left else "")
-
-
-def _parts(names: Collection[str], every: Iterable[str]) -> list[str]:
-    """Some of the weights, those of a part that has no others by the name of the part."""
-    others = {part for name in every if name not in names for part in _within(name)}
-    return list(dict.fromkeys(next(part for part in _within(name) if part not in others) for name in names))
-
-
-def _within(name: str) -> list[str]:
-    """The parts that a weight is in, the largest first, and itself."""
-    words = name.split(".")
-    return [".".join(words[: i + 1]) for i in range(len(words))]
+    said += f"; new: {', '.join(widest(new, wanted))}" if new else ""
+    return said + (f"; not taken: {', '.join(widest(left, there))}" if left else "")
 
 
 def _differing(model: Any, origin: Run, every: int) -> str:
