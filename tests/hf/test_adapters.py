@@ -219,6 +219,38 @@ def test_an_encoder_without_its_head(tmp_path: Path) -> None:
         torch.testing.assert_close(ours(IDS), model(IDS).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("base", ["AutoModelForMaskedLM", "AutoModel"])
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_what_tells_classes_is_in_the_adapter(kind: str, base: str, tmp_path: Path) -> None:
+    """The checkpoint fills masks, or is bare."""
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "pad_token_id": 0,
+    }
+    whole = make(
+        tmp_path / "classes",
+        f"{kind}Config",
+        auto="AutoModelForSequenceClassification",
+        num_labels=3,
+        **sizes,
+    )
+    state = whole.state_dict()
+    with_head = getattr(transformers, base).from_pretrained(tmp_path / "classes")
+    if base == "AutoModelForMaskedLM" and kind == "Bert":  # as the one that it began as, with its pooler
+        with_head = transformers.BertForPreTraining.from_pretrained(tmp_path / "classes")
+    with_head.save_pretrained(tmp_path / "base")
+    shutil.copy(tmp_path / "classes/tokenizer.json", tmp_path / "base")
+    low = drawn(whole, {"query": 4, "value": 4})
+    head = {name: tensor for name, tensor in state.items() if name.startswith("classifier.")}
+    adapter = write(tmp_path / "a", tmp_path / "base", low | head, task_type="SEQ_CLS")
+    add(whole, low, {"query": 2.0, "value": 2.0})
+    same(adapter, whole)
+    assert ph.load(adapter).config.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
 def test_it_is_imported_with_its_own_tokenizer_and_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     model = make(tmp_path / "base", "LlamaConfig", **LLAMA)
     tensors = drawn(model, {"q_proj": 4})

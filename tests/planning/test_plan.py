@@ -307,7 +307,7 @@ def taught(name: str, teachers: list[str], sizes: list[int], *changes: str) -> R
     return load_recipe(f"{name}.yaml", [f"distill={{teacher: [{', '.join(teachers)}]}}", *changes])
 
 
-@pytest.mark.parametrize("name", RECIPES.keys() - {"replaced-tokens"})
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "replaced-tokens"])
 def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -> None:
     plain = plan(load_recipe(f"{name}.yaml", ["train.accumulate=2"]), probe=False)
     names, sizes = (["a", "b"], [32, 48]) if name == "classification" else (["a"], [32])

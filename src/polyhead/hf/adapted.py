@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,6 +57,26 @@ def adapted(
             )
     rows = max((sum(found[of].shape[:1]) for of in {*family.tied.values()} & whole.keys()), default=0)
     return config.model_copy(update={"vocab_size": rows or config.vocab_size}), found
+
+
+def with_classes(
+    family: Family, given: dict[str, Any], stored: Mapping[str, Entry], whole: Mapping[str, Entry]
+) -> tuple[dict[str, Any], dict[str, Entry]]:
+    """config.json and weights: those of a classifier where an adapter brings what tells classes, and the checkpoint has none.
+
+    What else stands on the checkpoint's encoder is left out. Classes that nobody names are numbered.
+    """
+    table = family.rows("Classifier") if "Classifier" in family.architectures else ()
+    head = next((row.theirs for row in table if row.ours == ("classifier.weight",)), "")
+    if head not in whole or head in stored:
+        return given, dict(stored)
+    n, names = whole[head].shape[0], given.get("id2label")
+    named = names if isinstance(names, dict) and len(names) == n else None
+    classes = {"architectures": [family.architectures["Classifier"]], "num_labels": n, "id2label": named}
+    new = {name: entry for name, entry in whole.items() if not name.startswith(family.prefix)}
+    return given | classes, {
+        name: entry for name, entry in stored.items() if name.startswith(family.prefix)
+    } | new
 
 
 def changed(

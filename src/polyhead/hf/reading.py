@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, show
-from polyhead.hf.adapted import Stored, adapted
+from polyhead.hf.adapted import Stored, adapted, with_classes
 from polyhead.hf.adapters import Adapter, is_adapter, open_adapter
 from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
@@ -104,10 +104,12 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
         raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded{near}")
     family: Family = FAMILY.get(kind)
     stored = _named(family, entries(directory))
+    whole = _named(family, adapter.whole) if adapter else {}
+    given, stored = with_classes(family, given, stored, whole)
     found: dict[str, Stored] = {**stored}
     config = read_config(family, Given(given, where, found.keys()))
     if adapter:
-        whole, added = _named(family, adapter.whole), _named(family, adapter.added)
+        added = _named(family, adapter.added)
         config, found = adapted(family, config, stored, whole, added, adapter.directory)
     layers = 1 if config.share_layers else max(config.n_layers, config.decoder_layers)
     if layers > len(found):
