@@ -28,11 +28,8 @@ class Detector(nn.Module):
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> logits (B, T) of each token being another than stood there."""
-        return self.told(self.encoder(tokens, pos, segments))
-
-    def told(self, x: Tensor) -> Tensor:
-        """The encoder's output -> logits, token by token: (..., C) -> (...)."""
-        logits: Tensor = self.detector(self.activation(self.detector_transform(x))).squeeze(-1)
+        x = self.detector_transform(self.encoder(tokens, pos, segments))
+        logits: Tensor = self.detector(self.activation(x)).squeeze(-1)
         return logits
 
     def bare(self) -> Embedder:

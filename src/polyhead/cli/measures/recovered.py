@@ -35,5 +35,8 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
         "accuracy": "the share of them that is right",
         "f1": "of the tokens that were replaced",
     }
-    for name, value in task.evaluate(run.model).items():
+    measured = task.evaluate(run.model)
+    if "f1" in measured:
+        remarks["loss"] = "nats: the generator's, and the encoder's as it is weighed"
+    for name, value in measured.items():
         show("perplexity" if name == "ppl" else name, value, remarks[name])

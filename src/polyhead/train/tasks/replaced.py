@@ -43,13 +43,20 @@ class Hidden(NamedTuple):
 class Told(NamedTuple):
     """Sums over a text: what the generator says of hidden tokens, what the encoder says of all."""
 
-    nll: float = 0.0  # -log p of the tokens asked for
-    asked: int = 0
-    missed: float = 0.0  # -log p of a token being its own or not
-    tokens: int = 0
-    found: int = 0  # of the replaced ones
-    suspected: int = 0
-    replaced: int = 0
+    nll: float  # -log p of the tokens asked for
+    asked: int
+    missed: float  # -log p of a token being its own or not
+    tokens: int
+    found: int  # of the replaced ones
+    suspected: int
+    replaced: int
+
+    def measures(self, weight: float) -> dict[str, float]:
+        """Loss in nats as it is learned, the generator's perplexity, F1 of the replaced tokens."""
+        nll = self.nll / max(self.asked, 1)
+        loss = nll + weight * self.missed / max(self.tokens, 1)
+        f1 = 2 * self.found / max(self.suspected + self.replaced, 1)
+        return {"loss": loss, "ppl": math.exp(min(nll, 700.0)), "f1": f1}
 
 
 @TASK.register("replaced-tokens")
@@ -126,7 +133,7 @@ class ReplacedTokens:
         return self.text.count(batch.given)
 
     def loss(self, model: nn.Module, batch: Hidden) -> Loss:
-        """Both sums, that of the encoder as if a token asked for stood for the 1 / mask tokens of its share; nll is the generator's."""
+        """Both as sums over the tokens asked for, each of which stands for 1 / mask tokens to the encoder; nll is the generator's."""
         assert isinstance(model, Detector)
         batch = beside(model, batch)
         said, asked = features(model.generator, batch.given), batch.given.labels != IGNORED
@@ -163,23 +170,17 @@ class ReplacedTokens:
             told, replaced = _told(model, given, model.drawn(said, chance[asked]))
             missed = F.binary_cross_entropy_with_logits(told, replaced, reduction="sum")
             guess, there = told > 0, replaced > 0
-            return Told(own.nll, own.asked, float(missed), len(told), int((guess & there).sum()), int(guess.sum()), int(there.sum()))  # fmt: skip
+            counts = (int(some.sum()) for some in (guess & there, guess, there))
+            return Told(own.nll, own.asked, float(missed), len(told), *counts)
 
-        sums = Told(*map(sum, zip(*each(read, self.text.whole(store)), strict=True)))
-        return measures(sums, self.weight)
+        sums = map(sum, zip(*each(read, self.text.whole(store)), strict=True))
+        return Told(*sums).measures(self.weight)
 
 
 def _hidden(given: Masked, packed: Pack, key: list[int]) -> Hidden:
     """With what chance draws for each row."""
     chance = [drawn([*key, row]).random(given.tokens.size(1), np.float32) for row in packed.rows.tolist()]
     return Hidden(given, torch.from_numpy(np.stack(chance)))
-
-
-def measures(told: Told, weight: float) -> dict[str, float]:
-    """Loss in nats as it is learned, the generator's perplexity, F1 of the replaced tokens."""
-    nll = told.nll / max(told.asked, 1)
-    loss = nll + weight * told.missed / max(told.tokens, 1)
-    return {"loss": loss, "ppl": math.exp(min(nll, 700.0)), "f1": 2 * told.found / max(told.suspected + told.replaced, 1)}  # fmt: skip
 
 
 def _told(model: Detector, batch: Masked, drawn: Tensor) -> tuple[Tensor, Tensor]:
