@@ -254,7 +254,7 @@ def test_a_narrow_match_is_pointed_out_and_a_silly_one_refused(rest: int, d_ff: 
 
 @pytest.mark.usefixtures("place")
 def test_a_task_that_nobody_compares_yet_is_refused_by_name() -> None:
-    known = "designs are compared by these tasks so far: chat, classification, "
+    known = "designs are compared by these tasks: chat, classification, "
     with pytest.raises(UserError, match=f"task is 'dreams'; {known}"):
         compared("dreams")
 

@@ -164,7 +164,7 @@ def test_new_weights_must_learn() -> None:
     for model, named, parts in (
         (masked, (), ["transform", "transform_norm"]),
         (masked, ("transform_norm",), ["transform_norm", "transform"]),
-        (detector, (), ["detector", "generator", "transform"]),
+        (detector, (), ["detector", "detector_transform", "generator"]),
     ):
         with pytest.raises(UserError, match=r"train.adapt: .* is new and would never learn; name it") as told:
             begin(model, Origin, 1, AdaptSection(learn=named))  # type: ignore[arg-type]
