@@ -242,6 +242,9 @@ def test_what_tells_classes_is_in_the_adapter(kind: str, base: str, tmp_path: Pa
     if base == "AutoModelForMaskedLM" and kind == "Bert":  # as the one that it began as, with its pooler
         with_head = transformers.BertForPreTraining.from_pretrained(tmp_path / "classes")
     with_head.save_pretrained(tmp_path / "base")
+    said = json.loads((tmp_path / "base/config.json").read_text())
+    said = {key: value for key, value in said.items() if key not in ("id2label", "label2id")}
+    (tmp_path / "base/config.json").write_text(json.dumps(said))
     shutil.copy(tmp_path / "classes/tokenizer.json", tmp_path / "base")
     low = drawn(whole, {"query": 4, "value": 4})
     head = {name: tensor for name, tensor in state.items() if name.startswith("classifier.")}
@@ -249,6 +252,20 @@ def test_what_tells_classes_is_in_the_adapter(kind: str, base: str, tmp_path: Pa
     add(whole, low, {"query": 2.0, "value": 2.0})
     same(adapter, whole)
     assert ph.load(adapter).config.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    # on one that tells classes, its names stay if they are as many
+    names = {"0": "bad", "1": "so so", "2": "good"}
+    for said, labels in (
+        (names, tuple(names.values())),
+        ({"0": "no", "1": "yes"}, ("LABEL_0", "LABEL_1", "LABEL_2")),
+    ):
+        shutil.copytree(tmp_path / "classes", tmp_path / "base", dirs_exist_ok=True)
+        config = json.loads((tmp_path / "base/config.json").read_text()) | {
+            "id2label": said,
+            "label2id": None,
+        }
+        (tmp_path / "base/config.json").write_text(json.dumps(config))
+        same(adapter, whole)
+        assert ph.load(adapter).config.labels == labels
 
 
 def test_it_is_imported_with_its_own_tokenizer_and_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

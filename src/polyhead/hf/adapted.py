@@ -62,13 +62,13 @@ def adapted(
 def with_classes(
     family: Family, given: dict[str, Any], stored: Mapping[str, Entry], whole: Mapping[str, Entry]
 ) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """config.json and weights: those of a classifier where an adapter brings what tells classes, and the checkpoint has none.
+    """config.json and weights: those of a classifier where an adapter brings what tells classes.
 
     What else stands on the checkpoint's encoder is left out. Classes that nobody names are numbered.
     """
     table = family.rows("Classifier") if "Classifier" in family.architectures else ()
     head = next((row.theirs for row in table if row.ours == ("classifier.weight",)), "")
-    if head not in whole or head in stored:
+    if head not in whole:
         return given, dict(stored)
     n, names = whole[head].shape[0], given.get("id2label")
     named = names if isinstance(names, dict) and len(names) == n else None
