@@ -110,7 +110,8 @@ def test_a_second_signal_ends_at_once(here: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
     code, said = run.ended()
-    assert code == 130, said
+    # to a shell both are 130: the second may reach an interpreter that is already going
+    assert code in (130, -signal.SIGINT), said
     assert said.count("stopping after this step") == 1
     assert "polyhead: interrupted" in said or "saved at step" in said  # it may have been done with the first
 
