@@ -248,10 +248,15 @@ class Recipe(Section):
             raise UserError(
                 f"task {self.task.name!r} trains a model of kind {task.kind!r}, not {self.model.kind!r}"
             )
-        if self.model.generator and not getattr(task, "generator", False):
+        if bool(self.model.generator) != getattr(task, "generator", False):
+            none = "has no use for it: leave it out"
+            some = "needs one: give its layers, half as many as model.n_layers or fewer"
             raise UserError(
-                f"model.generator puts in tokens for task 'replaced-tokens' to tell; task {self.task.name!r} has no use for "
-                "it: leave it out"
+                f"model.generator puts in tokens for an encoder to tell; task {self.task.name!r} {none if self.model.generator else some}"
+            )
+        if self.distill and not hasattr(task, "scores"):
+            raise UserError(
+                f"distill: task {self.task.name!r} asks each model for something else, so none teaches another"
             )
         if self.generation.form and self.model.kind != "decoder":
             raise UserError(

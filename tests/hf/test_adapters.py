@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.cli import main
-from polyhead.hf.hub import FILES
 
 LLAMA = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -349,10 +348,6 @@ def test_no_pickle_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     adapter = write(tmp_path / "a", tmp_path / "base", drawn(model, {"q_proj": 4}))
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     assert "only adapter_model.bin: a pickle can run code" in refused(adapter, capsys)
-
-
-def test_its_files_are_fetched() -> None:
-    assert {"adapter_model.safetensors", "*.json"} <= set(FILES)
 
 
 def test_a_whole_checkpoint_beside_an_adapter_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from tests.hf.conftest import make
 from tokenizers.processors import TemplateProcessing
 
@@ -544,11 +544,22 @@ def test_what_the_tokenizer_puts_before_a_text_is_read(tmp_path: Path) -> None:
     assert prompt + run.generate([prompt], max_new_tokens=8)[0] == run.tokenizer.decode([out[0].tolist()])[0]
 
 
+LAYER = "base_model.model.transformer.h.0.attn.c_proj"
+LOW = {"lora_A": (1, 16), "lora_B": (16, 1)}
+
+
 def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
-    """A hub of this machine, which has one checkpoint, one behind a gate, and one whose files break off."""
+    """A hub of this machine, which has one checkpoint, an adapter of it, one behind a gate, and one whose files break off."""
     make(tmp_path / "files", "GPT2Config", n_embd=16, n_layer=1, n_head=2, n_positions=32)
     (tmp_path / "files/chat_template.jinja").write_text(template_of(Choice("plain")))
-    held = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
+    changes = {f"{LAYER}.{half}.weight": torch.ones(shape) for half, shape in LOW.items()}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
+    adapter = {
+        "adapter_config.json": json.dumps(
+            {"peft_type": "LORA", "base_model_name_or_path": "owner/small"}
+        ).encode(),
+        "adapter_model.safetensors": save(changes),
+    }
     refused = {"none": (404, "RepoNotFound"), "gated": (403, "GatedRepo")}
 
     class Hub(BaseHTTPRequestHandler):
@@ -556,6 +567,7 @@ def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
             path = self.path.partition("?")[0].removeprefix("/api/models")
             place, name = (*path.split("/", 3)[2:], "", "")[:2]
             status, code = refused.get(place, (200, ""))
+            held = adapter if place == "adapter" else files
             listed = [{"type": "file", "path": file, "size": len(held[file]), "oid": file} for file in held]
             said = listed if name.startswith("tree") else {"id": f"owner/{place}", "sha": "a" * 40}
             content = held.get(name.rpartition("/")[2], json.dumps(said).encode()) * (status == 200)
@@ -581,6 +593,8 @@ def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
     script = (
         "import polyhead as ph, polyhead.errors\n"
         "print(ph.load('owner/small').generation.chat.name)\n"
+        "pair = [ph.load(f'owner/{name}').model.stack.layers[0].attn.o_proj.weight for name in ('small', 'adapter')]\n"
+        "print((pair[1] - pair[0]).unique().tolist())\n"
         "for name in ('none', 'gated', 'broken'):\n"
         "    try: ph.load(f'owner/{name}')\n"
         "    except polyhead.errors.UserError as error: print(str(error).partition('cannot be had: ')[2])"
@@ -589,8 +603,11 @@ def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
     done = ran(script, environment, tmp_path)
     server.shutdown()
     server.server_close()
-    chat, none, gated, broken = done.stdout.splitlines()
+    chat, added, none, gated, broken = done.stdout.splitlines()
     assert chat == "plain", done.stderr
+    assert json.loads(added) == pytest.approx(
+        [8.0] * len(json.loads(added)), abs=1e-5
+    )  # alpha is 8, the rank 1
     assert none.startswith("it has none of that name")
     assert gated.startswith("access to it is granted on its page")
     assert "closed connection" in broken

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -251,7 +251,7 @@ def test_teachers_that_say_no_tokens_are_refused(place: Path, changes: dict[str,
         }
     )
     config = teacher.config.model_copy(update={"kind": "encoder", **changes})
-    task: Any = SimpleNamespace(labels=())
+    task: Any = Mock(labels=())
     with pytest.raises(UserError, match=f"^distill.teacher: {said}$"):
         distilled(
             task, recipe, [Run(build(config, 1), teacher.tokenizer, teacher.generation)], teacher.tokenizer

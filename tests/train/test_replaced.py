@@ -210,12 +210,12 @@ def test_chance_follows_from_seed_epoch_and_row(place: Path) -> None:  # noqa: F
     [
         (
             {"model": {"generator": 0}},
-            "task 'replaced-tokens' needs a generator, which puts the tokens in: give its layers as model.generator, "
-            "e.g. 1 beside model.n_layers=1",
+            "model.generator puts in tokens for an encoder to tell; task 'replaced-tokens' needs one: give its layers, "
+            "half as many as model.n_layers or fewer",
         ),
         ({"task": "translation", "model": {"generator": 1}}, "generator puts in tokens that an encoder learns to tell; this is kind='encoder-decoder'"),
         ({"model": {"head": True}}, "head=true scores tokens, which generator does in its place: leave one of them out"),
-        ({"task": "masked-lm"}, "model.generator puts in tokens for task 'replaced-tokens' to tell; task 'masked-lm' has no use for it"),
+        ({"task": "masked-lm"}, "model.generator puts in tokens for an encoder to tell; task 'masked-lm' has no use for it: leave it out"),
         ({"task": {"name": "replaced-tokens", "mask": 0.0}}, "mask of task 'replaced-tokens' is a share above 0"),
         ({"task": {"name": "replaced-tokens", "weight": -1}}, "weight"),
         ({"train": {"metric": "accuracy"}}, "task 'replaced-tokens' does not measure 'accuracy'; it has loss, f1"),
@@ -229,8 +229,10 @@ def test_what_does_not_fit_is_told(place: Path, changes: dict[str, Any], message
 
 def test_no_teacher_tells_them(place: Path) -> None:  # noqa: F811
     made = replaced(place, "x", steps=2).model_dump() | {"distill": {"teacher": ["another"]}}
-    with pytest.raises(ValueError, match="distill: every model tells tokens of its own generator"):
-        ReplacedTokens.check(Recipe.model_validate(made))
+    with pytest.raises(
+        ValueError, match="distill: task 'replaced-tokens' asks each model for something else"
+    ):
+        Recipe.model_validate(made)
 
 
 def test_it_is_measured_as_it_was_at_the_end(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811

@@ -20,7 +20,7 @@ from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
-from polyhead.train.tasks.base import OfWholeTexts, RunTask, Scores
+from polyhead.train.tasks.base import OfWholeTexts, RunTask, Scores, Teachable
 
 BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")  # measures of which more is better
 ROUNDS = 3
@@ -30,7 +30,7 @@ class Teacher(NamedTuple):
     """A run, and the task as it reads it: that of the student, or the same texts in its own tokens."""
 
     run: Run
-    task: RunTask
+    task: Teachable
 
 
 class Taught(NamedTuple):
@@ -48,7 +48,7 @@ class Distilled:
     """
 
     def __init__(
-        self, task: RunTask, teachers: Sequence[Teacher], config: DistillSection, smoothing: float = 0.0
+        self, task: Teachable, teachers: Sequence[Teacher], config: DistillSection, smoothing: float = 0.0
     ) -> None:
         self.task, self.teachers, self.config, self.smoothing = task, teachers, config, smoothing
         self.identity, self.title, self.labels, self.use = task.identity, task.title, task.labels, task.use
@@ -152,7 +152,7 @@ def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer:
     A class is that of a whole text, so a teacher of classes may know other tokens than its student.
     """
     config = recipe.distill
-    assert config is not None
+    assert config is not None and isinstance(task, Teachable)  # as the recipe has been asked
     if config.hidden and len(config.teacher) > 1:
         raise UserError(
             f"distill.hidden compares vectors with those of one teacher, and here are {len(config.teacher)}"
@@ -168,7 +168,7 @@ def distilled(task: RunTask, recipe: Recipe, teachers: Sequence[Run], tokenizer:
     )
 
 
-def _read_by(teacher: Run, name: str, task: RunTask, recipe: Recipe, tokenizer: Tokenizer) -> RunTask:
+def _read_by(teacher: Run, name: str, task: Teachable, recipe: Recipe, tokenizer: Tokenizer) -> Teachable:
     """The task as a teacher reads it."""
     config, wanted = teacher.config, recipe.model.kind
     if config.kind != wanted:

@@ -31,20 +31,25 @@ class RunTask(Task, Protocol):
     use: str  # a command that uses the run
     labels: tuple[str, ...]  # classes that the model tells apart, if it does
 
-    def scores(self, model: nn.Module, batch: Any) -> Scores:
-        """What the loss is made of."""
-        ...
-
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """What is measured of the final weights, besides the loss, for people to read."""
         ...
 
 
 @runtime_checkable
-class OfWholeTexts(RunTask, Protocol):
+class Teachable(RunTask, Protocol):
+    """A task whose loss is made of scores, which a teacher gives as well."""
+
+    def scores(self, model: nn.Module, batch: Any) -> Scores:
+        """Of a batch."""
+        ...
+
+
+@runtime_checkable
+class OfWholeTexts(Teachable, Protocol):
     """A task that asks for something of whole texts, whatever tokens they are made of."""
 
-    def read_by(self, other: Run, recipe: Recipe) -> RunTask:
+    def read_by(self, other: Run, recipe: Recipe) -> Teachable:
         """The same texts, row by row, in the tokens of another model."""
         ...
 

@@ -92,16 +92,11 @@ class MaskedLanguage:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and is text, or a UserError says what is wrong."""
-        share = recipe.task.options["mask"]
-        if not 0 < share <= 1:
-            raise UserError(
-                f"mask of task {recipe.task.name!r} is a share above 0 and at most 1, not {share}; BERT has 0.15"
-            )
-        if not (recipe.model.head or recipe.model.generator):
+        if not recipe.model.head:
             raise UserError(
                 "model.head=false scores no tokens, and task 'masked-lm' asks for them: leave it out"
             )
-        check_text(recipe, least=FRAME + 1)
+        check_hidden(recipe)
 
     @classmethod
     def texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -202,6 +197,16 @@ class MaskedLanguage:
             return recovered(features(model, batch), model.head, asked)
 
         return Recovered.of(each(read, self.whole(store))).measures()
+
+
+def check_hidden(recipe: Recipe) -> None:
+    """A share of the tokens can be hidden, and every file is there and is text."""
+    share = recipe.task.options["mask"]
+    if not 0 < share <= 1:
+        raise UserError(
+            f"mask of task {recipe.task.name!r} is a share above 0 and at most 1, not {share}; BERT has 0.15"
+        )
+    check_text(recipe, least=FRAME + 1)
 
 
 def features(model: MaskedLM | Ensemble, batch: Masked) -> Tensor:

@@ -15,7 +15,6 @@ from polyhead.analysis.recovered import recovered
 from polyhead.data.masking import drawn
 from polyhead.data.packing import Pack
 from polyhead.data.token_store import TokenStore
-from polyhead.errors import UserError
 from polyhead.models import Detector
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -26,8 +25,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
-from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.masked import MEASURED, Masked, MaskedLanguage, features
+from polyhead.train.tasks.masked import MEASURED, Masked, MaskedLanguage, check_hidden, features
 from polyhead.train.tasks.plain_text import store_of, test_facts
 
 DRAWN = 4  # as the numbers of masked.py
@@ -92,15 +90,7 @@ class ReplacedTokens:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and is text, or a UserError says what is wrong."""
-        if not recipe.model.generator:
-            deep = recipe.model.n_layers
-            raise UserError(
-                "task 'replaced-tokens' needs a generator, which puts the tokens in: give its layers as model.generator, "
-                f"e.g. {max(1, deep // 2)} beside model.n_layers={deep}"
-            )
-        if recipe.distill:
-            raise UserError("distill: every model tells tokens of its own generator, so no other teaches it")
-        MaskedLanguage.check(recipe)
+        check_hidden(recipe)
 
     @classmethod
     def texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -142,9 +132,6 @@ class ReplacedTokens:
         told, replaced = _told(model, batch.given, model.drawn(said, batch.chance[asked]))
         missed = F.binary_cross_entropy_with_logits(told, replaced, reduction="sum")
         return own._replace(total=own.total + self.weight * self.mask * missed)
-
-    def scores(self, model: nn.Module, batch: Hidden) -> Scores:
-        raise NotImplementedError("every model tells tokens of its own generator")
 
     def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         """Loss, the generator's perplexity and how well replaced tokens are found in the validation text."""
