@@ -61,8 +61,8 @@ def test_gradients_are_those_of_fp32_but_for_rounding() -> None:
         if name.endswith("balance"):
             assert torch.equal(grad, wanted[name]) and grad.any(), name
         else:
-            # of the biases of keys it is 0 but for rounding
-            assert (grad - wanted[name]).norm() < 0.04 * wanted[name].norm() + 5e-5, name
+            # of the biases of keys it is 0 but for rounding; processors with AVX512-FP16 add up in fp16 as well
+            assert (grad - wanted[name]).norm() < 0.1 * wanted[name].norm() + 5e-5, name
     assert sum(grad.norm() > 5e-3 for grad in wanted.values()) > 30
 
 

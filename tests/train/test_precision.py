@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyhead.fast import processor
 from polyhead.train.precision import autocast, resolve
 
 CPU = torch.device("cpu")
@@ -17,11 +18,18 @@ def test_what_is_asked_for_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("avx", "amx", "wanted"), [(False, False, "fp32"), (True, False, "bf16"), (False, True, "bf16")]
+    ("vendor", "avx", "amx", "wanted"),
+    [
+        ("AuthenticAMD", False, False, "fp32"),
+        ("AuthenticAMD", True, False, "bf16"),
+        ("GenuineIntel", True, False, "fp32"),
+        ("GenuineIntel", True, True, "bf16"),
+    ],
 )
 def test_auto_is_bf16_only_where_it_is_fast(
-    avx: bool, amx: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+    vendor: str, avx: bool, amx: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processor, "processor", lambda: {"vendor_id": vendor})
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     assert resolve("auto", CPU) == wanted

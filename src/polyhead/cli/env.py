@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 import polyhead
 
@@ -35,15 +34,17 @@ def report() -> dict[str, str]:
     import torch
 
     from polyhead.fast.memory import machine_memory
+    from polyhead.fast.processor import flags
 
     memory = machine_memory()
+    known = [flag for flag in CPU_FLAGS if flag in flags()]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "polyhead": polyhead.__version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": f"{torch.backends.cpu.get_cpu_capability()}; {' '.join(cpu_flags()) or 'flags unknown'}",
+        "processor": f"{torch.backends.cpu.get_cpu_capability()}; {' '.join(known) or 'flags unknown'}",
         "memory": f"{memory / 2**30:.0f} GiB" if memory else "unknown",
         "threads": f"{torch.get_num_threads()} used by torch, {cores} cores to run on"
         + f", OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}",
@@ -65,13 +66,3 @@ def version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def cpu_flags() -> list[str]:
-    """Those of the instruction sets that matter here which the processor has (Linux only)."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return []
-    words = set(text.split())
-    return [flag for flag in CPU_FLAGS if flag in words]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from polyhead.fast.processor import flags, processor
 from polyhead.files import sync
 
 SOURCES = Path(__file__).with_name("kernels")
@@ -59,7 +60,9 @@ def kernels() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     sources = [source.read_text(encoding="utf-8") for source in sorted(SOURCES.glob("*.[ch]pp"))]
-    made_of = "\n".join([*sources, *FLAGS, compiler, _processor()])
+    known = processor()
+    able = [known.get("model name") or platform.processor(), known.get("CPU part", ""), *flags()]
+    made_of = "\n".join([*sources, *FLAGS, compiler, *able])
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
     library = home / f"kernels-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
     try:
@@ -87,14 +90,3 @@ def kernels() -> ctypes.CDLL | None:
         getattr(found, f"linear_int8_{suffix}").argtypes = [*[POINTER] * 6, *[WHOLE] * 3]
         getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 7, ctypes.POINTER(Sizes)]
     return found
-
-
-def _processor() -> str:
-    """What this processor can do, as far as the system says."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(
-        line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))
-    )

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from polyhead.fast.processor import is_amd
+from polyhead.fast.wide import wide_products
 from polyhead.nn.feed_forward.mixture import Experts
 
 Format = Literal["fp32", "bf16", "fp16"]
@@ -16,8 +18,8 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: Precision, device: torch.device) -> Format:
-    """``auto`` is bf16 where the hardware multiplies it (AVX512-BF16, AMX, recent GPUs), fp16 on GPUs that multiply only
-    that (Volta, Turing), else fp32.
+    """``auto`` is bf16 where the hardware multiplies it faster than fp32 (AMX, AVX512-BF16 of AMD, recent GPUs), fp16 on
+    GPUs that multiply only that (Volta, Turing), else fp32.
     """
     if precision != "auto":
         return precision
@@ -25,13 +27,16 @@ def resolve(precision: Precision, device: torch.device) -> Format:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16"
         return "fp16" if torch.cuda.get_device_capability(device) >= (7, 0) else "fp32"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    # without AMX, Intel's processors multiply bf16 at half the rate of fp32
+    fast = torch.cpu._is_amx_tile_supported() or (torch.cpu._is_avx512_bf16_supported() and is_amd())
     return "bf16" if fast else "fp32"
 
 
 def autocast(precision: Format, device: torch.device) -> AbstractContextManager[object]:
     """Weights stay fp32; the products inside the context run in the given format."""
-    return torch.autocast(device.type, HALVES[precision]) if precision in HALVES else nullcontext()
+    if precision in HALVES:
+        return torch.autocast(device.type, HALVES[precision])
+    return wide_products() if device.type == "cpu" else nullcontext()
 
 
 class LossScale:
