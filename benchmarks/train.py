@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,7 @@ from polyhead.nn.loss import IGNORED, cross_entropy
 from polyhead.registry import Choice
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train.precision import autocast
 
 SMOOTHING = 0.1
 
@@ -131,20 +134,33 @@ def contestants(
         "Hugging Face Marian": (theirs, hugging_face),
         "Polyhead": (model, ours),
     }
-    return {name: stepper(module, loss, batches, precision) for name, (module, loss) in losses.items()}
+
+    def theirs_in() -> AbstractContextManager[object]:
+        return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+    def ours_in() -> AbstractContextManager[object]:
+        return autocast(precision, torch.device("cpu"))  # type: ignore[arg-type]
+
+    return {
+        name: stepper(module, loss, batches, ours_in if module is model else theirs_in)
+        for name, (module, loss) in losses.items()
+    }
 
 
 def stepper(
-    module: nn.Module, loss: Callable[[Batch], Tensor], batches: list[Batch], precision: str
+    module: nn.Module,
+    loss: Callable[[Any], Tensor],
+    batches: Sequence[Any],
+    inside: Callable[[], AbstractContextManager[object]],
 ) -> Callable[[], None]:
-    """A function that does the next step."""
+    """A function that does the next step; products are those of a context."""
     module.train()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
     at = iter(range(10**9))
 
     def step() -> None:
         batch = batches[next(at) % len(batches)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with inside():
             value = loss(batch)
         value.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
