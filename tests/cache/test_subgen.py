@@ -136,7 +136,11 @@ def test_memory_is_the_budget_and_one_slot_for_the_newest():
         ({"budget": 4, "recent": 4}, SHAPE, "at least 1 recent token, a larger budget than that"),
         ({"recent": 0}, SHAPE, "at least 1 recent token"),
         ({"radius": -1.0}, SHAPE, "a radius of 0 or more"),
-        ({}, SHAPE._replace(distances=True), r"for its position \(alibi, t5, shaw\): use cache 'h2o'"),
+        (
+            {},
+            SHAPE._replace(distances=True),
+            r"for its position \(alibi, t5, shaw, disentangled\): use cache 'h2o'",
+        ),
         ({}, SHAPE._replace(windows=(Window(4),)), "for its window: use cache 'h2o'"),
     ],
 )

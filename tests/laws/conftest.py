@@ -41,6 +41,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "sinusoidal": [{"layout": "halves", "endpoint": True, "offset": 2}],
     "rmsnorm": [{"around_one": True}],
     "t5": [{"buckets": 6, "max_distance": 5}],
+    "disentangled": [
+        {"span": 4, "max_distance": 7, "terms": "c2p"},
+        {"span": 3, "max_distance": None, "terms": "p2c", "norm_eps": None},
+    ],
     "shaw": [{"clip": 2}, {"clip": 3, "values": False}],
     "lstm": [{"attention": False}, {"bidirectional": False, "units": 10}],
     "gru": [{"attention": False, "units": 24}],

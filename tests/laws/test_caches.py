@@ -86,10 +86,13 @@ def made(design: str, attention: tuple[tuple[str, Any], ...] = ()) -> Any:
     return model.eval()
 
 
+BIASES = ("alibi", "t5", "shaw", "disentangled")
+
+
 def fits(cache: str, design: str) -> bool:
     own = DESIGNS[design]
     windows = any("window" in turn.get("attention", ()) for turn in own.get("pattern", ()))
-    return cache != "subgen" or not (windows or own["position"]["name"] in ("alibi", "t5", "shaw"))
+    return cache != "subgen" or not (windows or own["position"]["name"] in BIASES)
 
 
 def ragged(rows: list[list[int]], first: list[int]) -> tuple[Tensor, Tensor]:

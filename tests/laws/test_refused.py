@@ -11,15 +11,15 @@ from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 
 SIZES = {"vocab_size": 19, "d_model": 16, "n_heads": 4, "n_layers": 1, "d_ff": 20, "max_len": 16}
-BIASES = ("alibi", "t5", "shaw")
+BIASES = ("alibi", "t5", "shaw", "disentangled")
 TURNED = (
     "feature_map 'square' makes 10 features of a head's 4, and a position that turns heads (rope) turns only those: "
     "take feature_map elu, or position sinusoidal"
 )
 SCORES = {
-    "linear": "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw) is added to: "
+    "linear": "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw, disentangled) is added to: "
     "take position rope, sinusoidal, learned or none, or attention softmax",
-    "kernel": "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw) could be "
+    "kernel": "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
     "added to: take position rope, sinusoidal, learned or none, or attention softmax",
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [

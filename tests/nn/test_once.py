@@ -8,7 +8,7 @@ import torch
 
 from polyhead.config import ModelConfig
 from polyhead.models import build
-from polyhead.nn.position import alibi, rope, shaw, t5
+from polyhead.nn.position import alibi, disentangled, rope, shaw, t5
 from polyhead.nn.position.once import Once
 from polyhead.registry import POSITION
 
@@ -17,6 +17,7 @@ MAKERS = {
     "alibi": (alibi.Alibi, "_biases"),
     "t5": (t5.T5, "_index"),
     "shaw": (shaw.Shaw, "_clipped"),
+    "disentangled": (disentangled.Disentangled, "_index"),
 }
 
 

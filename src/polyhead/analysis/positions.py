@@ -24,6 +24,8 @@ def position_grids(position: Position, shape: Shape, n: int) -> list[Grid]:
     if position.acts_on == "heads":
         return list(rotation_grids(rotations(position, shape, n)))
     if position.acts_on == "scores":
+        if position.products > 1:  # vectors as wide as the model, drawn as those of one head
+            shape = shape._replace(n_heads=1, n_kv_heads=1, head_dim=shape.d_model)
         if reads_content(position, shape, n):
             return list(distance_grids(position, shape, n))
         return list(bias_grids(bias(position, shape, n), shape.causal))
@@ -67,7 +69,7 @@ def bias_grids(scores: Tensor, causal: bool) -> Iterator[Grid]:
 
 
 def distance_grids(position: Position, shape: Shape, n: int) -> Iterator[Grid]:
-    """A bias that is the product of the query with a vector for the distance: these vectors (Shaw et al., 2018)."""
+    """A bias that is the product of query or key with a vector for the distance: these vectors (Shaw et al., 2018)."""
     middle = n - 1 if shape.causal else n // 2  # a causal query sees nothing ahead of it
     biases = [
         bias(position, shape, n, unit(shape, n, feature))[0, middle] for feature in range(shape.head_dim)
@@ -90,13 +92,18 @@ def rotations(position: Position, shape: Shape, n: int) -> Tensor:
 
 
 def bias(position: Position, shape: Shape, n: int, q: Tensor | None = None) -> Tensor:
-    """(H, n, n): what n queries, zero if not given, get added to their scores of n keys."""
+    """(H, n, n): what n queries, zero if not given, get added to their scores of n keys that are the same."""
     q = torch.zeros(1, shape.n_heads, n, shape.head_dim) if q is None else q
-    k, v = (torch.zeros(1, shape.n_kv_heads, n, width) for width in (shape.head_dim, shape.v_head_dim))
-    found = position.bias(q, KV(k, v), None)
+    k, v = q[:, : shape.n_kv_heads], torch.zeros(1, shape.n_kv_heads, n, shape.v_head_dim)
+    found = position.scores(q, KV(k, v), None, None, lambda x: (as_they_are(x, shape), as_they_are(x, shape)))
     if found is None:
         return torch.zeros(shape.n_heads, n, n)
     return found[0].expand(shape.n_heads, n, n)
+
+
+def as_they_are(vectors: Tensor, shape: Shape) -> Tensor:
+    """Vectors (R, C) as the queries or keys (1, R, D) of an attention whose projections change nothing."""
+    return (vectors @ torch.eye(vectors.size(1), shape.head_dim))[None]
 
 
 def reads_content(position: Position, shape: Shape, n: int) -> bool:

@@ -32,7 +32,7 @@ class CacheShape(NamedTuple):
     windows: tuple[Window | None, ...] = ()
     """How far back each layer's queries see, where the model says so; empty: as far as there is anything."""
     distances: bool = False
-    """Whether scores depend on how far query and slot are apart (alibi, t5, shaw)."""
+    """Whether scores depend on how far query and slot are apart (alibi, t5, shaw, disentangled)."""
     beside: tuple[CacheShape, ...] = ()
     """Those of other models that decode together with this one, each into a cache of its own."""
 

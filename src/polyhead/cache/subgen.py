@@ -21,7 +21,7 @@ class SubGenCache(RowCache):
     A token that is no longer recent joins the cluster whose centre is nearest to its key; where none is within ``radius``
     it begins one, as long as there is room. Centre and value of a cluster are the means of its tokens, where the paper
     draws some of them. The step itself sees what was kept before it and all its new tokens. A cluster stands nowhere, so
-    what depends on distances is refused: windows of the model's own, and positions alibi, t5 and shaw.
+    what depends on distances is refused: windows of the model's own, and positions alibi, t5, shaw and disentangled.
 
     Equation: softmax_c(q·k_c / √D + log n_c) v_c,  k_c and v_c means over the n_c tokens of cluster c
     Paper: Zandieh et al., 2024 (SubGen), alg. 1
@@ -53,7 +53,7 @@ class SubGenCache(RowCache):
                 "at least 1 recent token, a larger budget than that, and a radius of 0 or more"
             )
         if shape.distances or any(shape.windows):
-            what = "its position (alibi, t5, shaw)" if shape.distances else "its window"
+            what = "its position (alibi, t5, shaw, disentangled)" if shape.distances else "its window"
             raise UserError(
                 "cache 'subgen' merges tokens of many places into one, but attention of this model asks how far a token is "
                 f"away, for {what}: use cache 'h2o'"

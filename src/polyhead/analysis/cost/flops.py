@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from polyhead.analysis.cost.work import Load, Reach, Unknown, Work, known, merged
 from polyhead.config import ModelConfig, Shape
+from polyhead.nn.position.disentangled import near
 from polyhead.registry import Choice
 
 TRAINING = 3  # a forward pass, and a backward pass of twice its products
@@ -82,7 +83,7 @@ def attention(choice: Choice, position: Choice | None, shape: Shape, reach: Reac
 
 
 def _softmax(choice: Choice, position: Choice | None, shape: Shape, reach: Reach) -> Work:
-    """Every pair of a query and a slot: q k^T and the sum of values, and the vectors of distances of shaw."""
+    """Every pair of a query and a slot: q k^T and the sum of values, and the vectors of distances of shaw or disentangled."""
     rows, queries, slots, _ = reach
     per_query = 2 * rows * shape.n_heads * queries
     pair = shape.head_dim + shape.v_head_dim
@@ -92,6 +93,15 @@ def _softmax(choice: Choice, position: Choice | None, shape: Shape, reach: Reach
         total += (
             per_query * vectors * (shape.head_dim + (shape.v_head_dim if position.options["values"] else 0))
         )
+    if position is not None and position.name == "disentangled":
+        span, terms, width = (
+            position.options["span"],
+            position.options["terms"],
+            shape.n_heads * shape.head_dim,
+        )
+        vectors = len(near(max(queries, slots) - 1, span, position.options["max_distance"]))
+        total += 2 * vectors * shape.d_model * (width + shape.n_kv_heads * shape.head_dim)
+        total += 2 * rows * vectors * width * (queries * (terms != "p2c") + slots * (terms != "c2p"))
     window, sink = choice.options.get("window"), choice.options.get("sink", 0)
     hidden = queries * slots - pairs(
         queries, slots, shape.causal, window if position is not None else None, sink
@@ -252,7 +262,7 @@ BLOCKS = {
     "gru": _recurrent(3),
 }
 GATHER = {"softmax": _softmax, "kernel": _kernel, "linear": _linear}
-POSITIONS = dict.fromkeys(("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw"))
+POSITIONS = dict.fromkeys(("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "disentangled"))
 NORMS = dict.fromkeys(("layernorm", "rmsnorm", "batchnorm", "none"))
 PLAIN, GATED = (
     ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1"),

@@ -46,7 +46,7 @@ class KernelAttention(nn.Module):
         super().__init__()
         if position.acts_on == "scores":
             raise UserError(
-                "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw) could "
+                "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw, disentangled) could "
                 "be added to: take position rope, sinusoidal, learned or none, or attention softmax"
             )
         if eps <= 0:

@@ -83,7 +83,7 @@ class LinearAttention(nn.Module):
         super().__init__()
         if position.acts_on == "scores":
             raise UserError(
-                "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw) is added to: "
+                "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw, disentangled) is added to: "
                 "take position rope, sinusoidal, learned or none, or attention softmax"
             )
         if chunk < 1:

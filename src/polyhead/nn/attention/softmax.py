@@ -30,7 +30,7 @@ class Attention(nn.Module):
     When: the one to beat; fewer K where memory and time of decoding count, qk_norm where training is unstable
     Recipe: model: {n_heads: 8, n_kv_heads: 2, attention: {name: softmax, qk_norm: true}}
     Options:
-      scale: factor on q kᵀ; 1/√D if not given
+      scale: factor on q kᵀ; 1/√D if not given, 1/√(nD) where the position makes a score of n products
       window: tokens back that self-attention sees, itself included (Beltagy et al., 2020); no limit if not given
       sink: with a window, so many first tokens of the row are seen all the same (Xiao et al., 2023)
       softcap: c tanh(scores / c) bounds the scores by c (Gemma 2, 2024); none if not given
@@ -67,6 +67,8 @@ class Attention(nn.Module):
         if not 0 <= dropout < 1:
             raise UserError(f"dropout of attention is a probability from 0 to below 1, not {dropout}")
         self.head_dim, self.v_head_dim, self.causal = shape.head_dim, shape.v_head_dim, shape.causal
+        if scale is None and position.products > 1:
+            scale = (position.products * self.head_dim) ** -0.5
         self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.window = None if window is None else Window(window, sink)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections(shape, tie, bias)
@@ -93,6 +95,11 @@ class Attention(nn.Module):
         k = self.position.rotate(self.k_norm(split_heads(k, self.head_dim)), pos)
         return KV(k, split_heads(v, self.v_head_dim), None if pos is None else pos[:, None])
 
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys of vectors that are no tokens: (R, C) -> (H, R, D), (K, R, D)."""
+        q, k = (split_heads(proj(x[None]), self.head_dim) for proj in (self.q_proj, self.k_proj))
+        return self.q_norm(q)[0], self.k_norm(k)[0]
+
     def forward(
         self, x: Tensor, pos: Tensor | None = None, cache: LayerCache | None = None, memory: KV | None = None
     ) -> Tensor:
@@ -117,7 +124,7 @@ class Attention(nn.Module):
             q,
             kv,
             mask,
-            self.position.bias(q, kv, pos, self.scale),
+            self.position.scores(q, kv, pos, self.scale, self.projected),
             causal=self.causal,
             scale=self.scale,
             softcap=self.softcap,

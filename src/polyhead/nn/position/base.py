@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from polyhead.config import Shape
 from polyhead.nn.certain import certain
 from polyhead.nn.kv import KV
 from polyhead.registry import POSITION
+
+Project = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""What attention makes of vectors as of tokens, queries and keys: (R, C) -> (H, R, D), (K, R, D)."""
 
 
 @POSITION.register("none")
@@ -43,6 +47,17 @@ class Position(nn.Module):
         product of the query is multiplied with it too.
         """
         return None
+
+    def scores(
+        self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: Project
+    ) -> Tensor | None:
+        """The same from attention that can ``project`` vectors of the scheme's own (disentangled); else its bias.
+
+        A scheme with such vectors says in ``products`` of how many products a score is then the sum.
+        """
+        return self.bias(q, kv, pos, scale)
+
+    products = 1
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
         """Added to the output (relative): weights (B, H, T, S) of queries at pos over kv -> (B, H, T, Dv).
