@@ -55,6 +55,8 @@ MODERN = {
     "cls_token_id": None,
     "sep_token_id": None,
 }
+DEBERTA = {**SIZES, "relative_attention": True, "share_att_key": True, "pos_att_type": "p2c|c2p", "position_buckets": 8,
+           "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}  # as deberta-v3-base  # fmt: skip
 NAMES = {"id2label": {0: "sad", 1: "merry", 2: "neither"}, "label2id": {"sad": 0, "merry": 1, "neither": 2}}
 THETAS = {"full_attention": {"rope_type": "default", "rope_theta": 500.0},
           "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}  # fmt: skip
@@ -109,6 +111,20 @@ CASES = {
         Case("AlbertConfig", BARE, {**ODD, "num_hidden_layers": 30, "embedding_size": 8, "max_position_embeddings": 33}),
         Case("AlbertConfig", BARE, {**ONE, "embedding_size": 12, "type_vocab_size": 1}),
     ],
+    "deberta-v2": [
+        Case("DebertaV2Config", MLM, DEBERTA),
+        Case("DebertaV2Config", MLM, {**DEBERTA, "hidden_size": 30, "num_attention_heads": 5, "num_hidden_layers": 3,
+                                      "position_biased_input": True, "max_relative_positions": 17, "position_buckets": 6,
+                                      "type_vocab_size": 3, "layer_norm_eps": 1e-3, "pos_att_type": ["c2p"]}),
+        Case("DebertaV2Config", MLM, {**DEBERTA, "position_buckets": -1, "max_relative_positions": 5, "norm_rel_ebd": "none",
+                                      "hidden_act": "gelu_new"}),
+        Case("DebertaV2Config", CLASSES, {**DEBERTA, **NAMES, "hidden_size": 30, "num_attention_heads": 3}),
+        Case("DebertaV2Config", CLASSES, {**DEBERTA, "num_labels": 1, "position_buckets": -1, "position_biased_input": True,
+                                          "pooler_hidden_act": "tanh"}),
+        Case("DebertaV2Config", BARE, {**DEBERTA, "pos_att_type": "p2c", "position_buckets": 3, "type_vocab_size": 2}),
+        Case("DebertaV2Config", BARE, {**DEBERTA, "num_attention_heads": 1, "position_biased_input": True,
+                                       "norm_rel_ebd": "none", "hidden_act": "relu", "position_buckets": 15}),
+    ],
     "modernbert": [
         Case("ModernBertConfig", MLM, MODERN),
         Case("ModernBertConfig", MLM, {**MODERN, "hidden_size": 30, "num_attention_heads": 3, "num_hidden_layers": 5,
@@ -122,7 +138,7 @@ CASES = {
         Case("ModernBertConfig", BARE, {**MODERN, "layer_types": ["sliding_attention"] * 4, "local_attention": 1}),
     ],
 }  # fmt: skip
-SEGMENTED = ("Bert", "Roberta", "Electra", "Albert")
+SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta")
 COUNTED = ("Roberta", "XLMRoberta", "MPNet")  # positions from that of padding on
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
@@ -173,20 +189,32 @@ def s_and_s(directory: Path, **more: Any) -> None:
 
 def pieces(directory: Path, **more: Any) -> None:
     """A tokenizer as that of ALBERT: unigram pieces in lower case between the roles of BERT, written another way."""
+    roles = [(name, 0.0) for name in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    transformers.AlbertTokenizer(vocab=[*roles, *scored()], **more).save_pretrained(directory)
+
+
+def deberta(directory: Path, **more: Any) -> None:
+    """A tokenizer as that of DeBERTa-v3: the same in the case of the text, [MASK] the last of all."""
+    roles = [(name, 0.0) for name in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
+    vocab = [*roles, *scored(), ("[MASK]", 0.0)]
+    transformers.DebertaV2Tokenizer(vocab=vocab, unk_id=3, **more).save_pretrained(directory)
+
+
+def scored() -> list[tuple[str, float]]:
+    """The words and letters of the texts, with how likely they are."""
     words = sorted({word for text in TEXTS for word in text.split()})
-    scored = [
+    return [
         *((f"▁{word}", -3 - 0.1 * i) for i, word in enumerate(words)),
         *((letter, -6 - 0.1 * i) for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz")),
     ]
-    roles = [(name, 0.0) for name in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
-    transformers.AlbertTokenizer(vocab=[*roles, *scored], **more).save_pretrained(directory)
 
 
-def published(case: Case, directory: Path, **given: Any) -> Any:
+def published(case: Case, directory: Path, **more: Any) -> Any:
     """The model of a case in its directory, with the tokenizer that its family has."""
-    model = make(directory, case.config, auto=case.auto, **case.sizes, **given)
+    model = make(directory, case.config, auto=case.auto, **case.sizes, **more)
     inputs = ["input_ids", *["token_type_ids"] * has_segments(case), "attention_mask"]
-    own = s_and_s if case.config.startswith(COUNTED) else pieces if "Albert" in case.config else cls_and_sep
+    given = {"AlbertConfig": pieces, "DebertaV2Config": deberta}.get(case.config, cls_and_sep)
+    own = s_and_s if case.config.startswith(COUNTED) else given
     own(directory, model_input_names=inputs)
     return model
 
@@ -322,6 +350,7 @@ TEXT_CASES = [
     ("electra", 0),
     ("electra", 2),
     ("albert", 0),
+    ("deberta-v2", 0),
 ]
 
 
@@ -353,6 +382,7 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
         ("electra", 3),
         ("electra", 5),
         ("albert", 4),
+        ("deberta-v2", 5),
     ],
 )
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -376,6 +406,7 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
         ("modernbert", 3),
         ("electra", 3),
         ("albert", 2),
+        ("deberta-v2", 3),
     ],
 )
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -488,6 +519,54 @@ def test_files_as_albert_was_published_are_the_same(tmp_path: Path) -> None:
         )
 
 
+def test_files_as_deberta_was_published_are_the_same(tmp_path: Path) -> None:
+    """As deberta-v3-base: a head by its first name, that of the discriminator, a table of positions that nobody reads."""
+    case = Case("DebertaV2Config", MLM, {**DEBERTA, "legacy": False})
+    theirs, tokens = published(case, tmp_path / "a"), torch.randint(5, VOCABULARY, (2, 19))
+    more = {
+        name: torch.ones(24) for name in ("mask_predictions.dense.bias", "mask_predictions.LayerNorm.weight")
+    }
+    more |= {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 24)}
+    rewritten(tmp_path / "a", lambda tensors: tensors.update(more))
+    before = load_file(tmp_path / "a/model.safetensors")
+    assert "lm_predictions.lm_head.dense.weight" in before
+    with torch.no_grad():
+        torch.testing.assert_close(
+            open_model(tmp_path / "a")(tokens), theirs(tokens).logits, rtol=1e-5, atol=1e-5
+        )
+        assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+        assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", "deberta-v2"]) == 0
+        again, info = transformers.AutoModelForMaskedLM.from_pretrained(
+            tmp_path / "b", output_loading_info=True
+        )
+        assert not any(info.values()), info
+        torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+        edited(tmp_path / "a/config.json", ("architectures", "legacy"))  # theirs says neither
+        wanted = theirs.deberta(tokens).last_hidden_state
+        torch.testing.assert_close(open_model(tmp_path / "a")(tokens), wanted, rtol=1e-5, atol=1e-5)
+    head = ("lm_predictions.lm_head", "cls.predictions.transform")
+    after = load_file(tmp_path / "b/model.safetensors")
+    for name in before.keys() - more.keys():
+        today = name.replace(*head).replace("transform.bias", "bias")
+        assert torch.equal(before[name], after.pop(today)), name
+    assert not after
+
+
+def test_distances_beyond_all_buckets_are_those_of_the_reference(tmp_path: Path) -> None:
+    """With padding, plainly and in the faster form."""
+    theirs = published(
+        Case("DebertaV2Config", MLM, {**DEBERTA, "max_position_embeddings": 150, "position_buckets": 32}),
+        tmp_path,
+    )
+    tokens, place = torch.randint(5, VOCABULARY, (2, 200)), torch.arange(200)
+    real = place < torch.tensor([[200], [150]])
+    with torch.no_grad():
+        wanted = out(theirs.deberta, tokens, attention_mask=real.long())[real]
+        for fast in (False, True):
+            found = ph.load(tmp_path, fast=fast).model.encoder(tokens, place.where(real, -1))[real]
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("width", [10, 24])
 def test_a_discriminator_is_opened_as_the_encoder_that_it_is(width: int, tmp_path: Path) -> None:
     """As google/electra-small-discriminator; what tells tokens apart is passed over."""
@@ -532,13 +611,16 @@ def test_a_classifier_that_begins_with_a_discriminator_is_one_of_electra(
     assert found == pytest.approx({theirs.config.id2label[i]: p for i, p in enumerate(wanted)}, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["electra", "albert"])
+@pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2"])
 def test_sizes_that_a_config_does_not_say_are_those_of_the_reference(name: str) -> None:
     theirs = transformers.AutoConfig.for_model(name)
-    ours = read_config(FAMILY.get(name), Given({"model_type": name}, name))
+    wanted = ("relative_attention", "share_att_key", "pos_att_type") if name == "deberta-v2" else ()
+    ours = read_config(
+        FAMILY.get(name), Given({"model_type": name, **{key: DEBERTA[key] for key in wanted}}, name)
+    )
     assert (ours.d_model, ours.d_embedding, ours.d_ff) == (
         theirs.hidden_size,
-        theirs.embedding_size,
+        getattr(theirs, "embedding_size", None),
         theirs.intermediate_size,
     )
     assert (ours.n_layers, ours.n_heads, ours.vocab_size, ours.max_len, ours.segments) == (
@@ -615,6 +697,18 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("electra", 0, {"embedding_size": 13}, "electra.embeddings.word_embeddings.weight [300, 14], wanted [300, 13]"),
         ("albert", 0, {"num_hidden_groups": 2}, "num_hidden_groups is 2, wanted 1, all that is built"),
         ("albert", 0, {"inner_group_num": 3}, "inner_group_num is 3, wanted 1, all that is built"),
+        ("deberta-v2", 0, {"conv_kernel_size": 3}, "conv_kernel_size is 3, wanted 0, all that is built"),
+        ("deberta-v2", 0, {"share_att_key": False}, "share_att_key is false, wanted true, all that is built"),
+        ("deberta-v2", 0, {"share_att_key": None}, "share_att_key is null, wanted true, all that is built"),
+        ("deberta-v2", 0, {"relative_attention": False}, "relative_attention is false, wanted true, all that is built"),
+        ("deberta-v2", 0, {"pos_att_type": "p2p|c2p"}, "pos_att_type is 'p2p|c2p', wanted 'p2c|c2p' or one of the two"),
+        ("deberta-v2", 0, {"pos_att_type": [1]}, "pos_att_type is [1], wanted 'p2c|c2p'"),
+        ("deberta-v2", 0, {"embedding_size": 12}, "embedding_size is 12, wanted 24, all that is built"),
+        ("deberta-v2", 0, {"attention_head_size": 12}, "attention_head_size is 12, wanted 6, all that is built"),
+        ("deberta-v2", 0, {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is 'batch_norm', wanted one of none, layer_norm"),
+        ("deberta-v2", 0, {"position_buckets": 2.5}, "position_buckets is 2.5, wanted a whole number from -1 to 16777216"),
+        ("deberta-v2", 0, {"max_relative_positions": 5}, "max_distance of disentangled is 5; a span of 8 tells all distances up to 4"),
+        ("deberta-v2", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
         ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
         ("modernbert", 0, {"classifier_bias": True}, "classifier_bias is true, wanted false, as mlp_bias"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
@@ -639,6 +733,8 @@ LIKE_BERT = {
 }  # fmt: skip
 LIKE_ALBERT = LIKE_BERT | {"d_embedding": 10, "share_layers": True, "feed_forward": {"name": "gelu", "tanh": True},
                            "head_activation": "gelu_tanh"}  # fmt: skip
+VECTORS = {"name": "disentangled", "span": 6, "max_distance": 20, "norm_eps": 1e-5}
+LIKE_DEBERTA = LIKE_BERT | {"segments": 0, "position": VECTORS}
 WINDOWED = {
     "attention": {"name": "softmax", "bias": False, "window": 4},
     "position": {"name": "rope", "theta": 100.0},
@@ -660,6 +756,11 @@ OWN = [
     ("albert", MLM, LIKE_ALBERT),
     ("albert", CLASSES, LIKE_ALBERT | {"labels": ("a", "b"), "head_activation": "gelu"}),
     ("albert", BARE, LIKE_ALBERT | {"head": False, "pooling": "first"}),
+    ("deberta-v2", MLM, LIKE_DEBERTA),
+    ("deberta-v2", MLM, LIKE_DEBERTA | {"position": {"name": "disentangled", "span": 9, "max_distance": None, "norm_eps": None}}),
+    ("deberta-v2", CLASSES, LIKE_DEBERTA | {"labels": ("a", "b"), "segments": 2}),
+    ("deberta-v2", CLASSES, LIKE_DEBERTA | {"labels": ("a",), "pooling": {"name": "first", "activation": "gelu"}}),
+    ("deberta-v2", BARE, LIKE_DEBERTA | {"head": False, "position": "learned", "pattern": [{"position": VECTORS}]}),
     ("modernbert", MLM, LIKE_MODERNBERT),
     ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
                                                "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),

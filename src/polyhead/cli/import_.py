@@ -28,7 +28,7 @@ def run(
 
     Only JSON and safetensors are read; nothing of a checkpoint is executed. Language models: gpt2, llama, mistral, qwen2,
     qwen3, mixtral, qwen3_moe, phi3, gemma2, gemma3_text, smollm3, olmo2, gpt_neox, opt, bloom. Encoders: bert, roberta,
-    xlm-roberta, mpnet, distilbert, albert, electra, modernbert. Encoder-decoders: t5, bart, mbart, marian, m2m_100.
+    xlm-roberta, mpnet, distilbert, albert, electra, deberta-v2, modernbert. Encoder-decoders: t5, bart, mbart, marian, m2m_100.
 
     \b
     polyhead import openai-community/gpt2 runs/gpt2

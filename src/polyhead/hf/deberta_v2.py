@@ -1,0 +1,166 @@
+"""DeBERTa-v2 and v3 (He et al., 2021): BERT whose attention also reads distances, by its own queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyhead.config import ModelConfig
+from polyhead.hf.bert import said
+from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, model_of, named, top
+from polyhead.hf.family import FAMILY, PLAIN, Family, head_activation
+from polyhead.hf.given import MAX_SIZE, Given
+from polyhead.hf.pattern import part
+from polyhead.hf.table import both, one
+
+TERMS = {"both": ["p2c", "c2p"], "c2p": ["c2p"], "p2c": ["p2c"]}
+POOLED = ("gelu", "tanh", "relu")
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig. What is not given is as in DeBERTa-v2-XLarge."""
+    # dropout of what stands on the encoder, and keys that no code reads
+    given.passed("pooler_dropout", "cls_dropout", "classifier_dropout", "conv_act", "conv_groups")
+    given.passed("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+    given.only("conv_kernel_size", 0)
+    given.flag("legacy", True)  # two names of one head
+    model, d_model = model_of(given, "DebertaV2"), given.size("hidden_size", 1536)
+    n_heads, eps = given.size("num_attention_heads", 24), given.number("layer_norm_eps", 1e-7)
+    given.only("embedding_size", d_model)
+    given.only("pooler_hidden_size", d_model)
+    given.only("attention_head_size", d_model // n_heads)
+    pooled = {"name": "first", "activation": given.word("pooler_hidden_act", "gelu", POOLED)}
+    fields = top(given, model, pooled=pooled)
+    if fields.get("tie_embeddings") == "none":
+        given.only("tie_word_embeddings", True)
+    max_len, dropout = given.size("max_position_embeddings", 512), given.number("hidden_dropout_prob", 0.1)
+    vectors = {**distances(given, max_len, eps), "dropout": dropout}
+    learned = given.flag("position_biased_input", True)
+    return fields | {
+        "kind": "encoder",
+        "vocab_size": given.size("vocab_size", 128100),
+        "d_model": d_model,
+        "n_layers": given.size("num_hidden_layers", 24),
+        "n_heads": n_heads,
+        "d_ff": given.size("intermediate_size", 6144),
+        "max_len": max_len,
+        "attention": {"name": "softmax", "dropout": given.number("attention_probs_dropout_prob", 0.1)},
+        "position": "learned" if learned else vectors,
+        "pattern": [{"position": vectors}] if learned else [],
+        "segments": size(given, "type_vocab_size", 0, least=0),
+        "embedding_norm": True,
+        "norm": {"name": "layernorm", "eps": eps},
+        "norm_first": False,
+        "feed_forward": PLAIN[given.word("hidden_act", "gelu", PLAIN)].written(),
+        "head_activation": head_activation(PLAIN[given.word("hidden_act", "gelu", PLAIN)]),
+        "dropout": dropout,
+        "scale_embedding": False,
+        "init": "normal",
+    }
+
+
+def distances(given: Given, max_len: int, eps: float) -> dict[str, Any]:
+    """The position scheme of the layers."""
+    for key in ("relative_attention", "share_att_key"):
+        if not given.flag(key, False):
+            raise given.wrong(key, "true, all that is built")
+    given.passed("pos_att_type")
+    said = given.values.get("pos_att_type")
+    words = [word.strip() for word in said.lower().split("|")] if isinstance(said, str) else said
+    terms = next(
+        (name for name, parts in TERMS.items() if isinstance(words, list) and {*map(str, words)} == {*parts}),
+        None,
+    )
+    if terms is None:
+        raise given.wrong("pos_att_type", "'p2c|c2p' or one of the two")
+    farthest = size(given, "max_relative_positions", -1, least=-1)
+    farthest, buckets = farthest if farthest > 0 else max_len, size(given, "position_buckets", -1, least=-1)
+    normed = given.word("norm_rel_ebd", "none", ["none", "layer_norm"]) == "layer_norm"
+    return {
+        "name": "disentangled",
+        "span": buckets if buckets > 0 else farthest,
+        "max_distance": farthest if buckets > 0 else None,
+        "terms": terms,
+        "norm_eps": eps if normed else None,
+    }
+
+
+def size(given: Given, key: str, default: int, least: int) -> int:
+    """A whole number, which may say with 0 or -1 that there is none."""
+    value = given.values.get(key, default)
+    given.passed(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
+        raise given.wrong(key, f"a whole number from {least} to {MAX_SIZE}")
+    return value
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Fields of ModelConfig -> config.json."""
+    vectors = part(config, "position", 0).options
+    span, farthest = vectors.get("span", 256), vectors.get("max_distance")
+    pooled = (
+        config.pooling.options.get("activation") if config.pooling else "tanh" if config.labels else "gelu"
+    )
+    return said(config) | {
+        "type_vocab_size": config.segments,
+        "relative_attention": True,
+        "share_att_key": True,
+        "pos_att_type": TERMS[vectors.get("terms", "both")],
+        "position_biased_input": config.position.name == "learned",
+        "max_relative_positions": farthest or span,
+        "position_buckets": span if farthest else -1,
+        "norm_rel_ebd": "none" if vectors.get("norm_eps") is None else "layer_norm",
+        "pooler_hidden_act": pooled if pooled in POOLED else "gelu",
+        "pooler_hidden_size": config.d_model,
+        "pooler_dropout": 0,
+        "legacy": True,
+    }
+
+
+def added(config: ModelConfig) -> bool:
+    """Whether positions are added to the embeddings as well."""
+    return config.position.name == "learned"
+
+
+BLOCK = "deberta.encoder.layer.{n}"
+FIRST = LAYER.format(
+    n=0
+)  # all layers have the vectors of the first, those of the embedding where nothing is added there
+TABLE = (
+    *one("deberta.embeddings.word_embeddings.weight", f"{EMBEDDING}.token.weight"),
+    *one("deberta.embeddings.position_embeddings.weight", f"{EMBEDDING}.position.weight", where=added),
+    *one("deberta.embeddings.token_type_embeddings.weight", f"{EMBEDDING}.segment.weight"),
+    *both("deberta.embeddings.LayerNorm", f"{EMBEDDING}.norm"),
+    *one("deberta.encoder.rel_embeddings.weight", f"{EMBEDDING}.position.weight", where=lambda config: not added(config)),
+    *one("deberta.encoder.rel_embeddings.weight", f"{FIRST}.attn.position.weight"),
+    *both("deberta.encoder.LayerNorm", f"{EMBEDDING}.position.norm"),
+    *both("deberta.encoder.LayerNorm", f"{FIRST}.attn.position.norm"),
+    *both(f"{BLOCK}.attention.self.query_proj", f"{LAYER}.attn.q_proj"),
+    *both(f"{BLOCK}.attention.self.key_proj", f"{LAYER}.attn.k_proj"),
+    *both(f"{BLOCK}.attention.self.value_proj", f"{LAYER}.attn.v_proj"),
+    *both(f"{BLOCK}.attention.output.dense", f"{LAYER}.attn.o_proj"),
+    *both(f"{BLOCK}.attention.output.LayerNorm", f"{LAYER}.attn_residual.norm"),
+    *both(f"{BLOCK}.intermediate.dense", f"{LAYER}.ffn.up_proj"),
+    *both(f"{BLOCK}.output.dense", f"{LAYER}.ffn.down_proj"),
+    *both(f"{BLOCK}.output.LayerNorm", f"{LAYER}.ffn_residual.norm"),
+    *both("pooler.dense", "pooler.proj"),
+    *both("classifier", "classifier"),
+    *both("cls.predictions.transform.dense", "transform"),
+    *both("cls.predictions.transform.LayerNorm", "transform_norm"),
+    *one("cls.predictions.bias", "head.bias"),
+)  # fmt: skip
+# positions where none are added, and heads of the first training: over the vocabulary, and for which tokens were replaced
+BUFFERS = r"deberta\.embeddings\.position_.*|cls\.predictions\..*|lm_predictions\..*|mask_predictions\..*"
+TIED = {
+    "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+NEW = "lm_predictions.lm_head"  # the same head in the files of the authors
+RENAMED = {
+    **{f"{NEW}.{name}.{end}": f"cls.predictions.transform.{name}.{end}" for name in ("dense", "LayerNorm") for end in ("weight", "bias")},
+    f"{NEW}.bias": "cls.predictions.bias",
+}  # fmt: skip
+DEBERTA_V2 = FAMILY.register("deberta-v2")(
+    Family(
+        named("DebertaV2"), read, write, TABLE, "deberta.", BUFFERS, TIED, renamed=RENAMED, specials=SPECIALS
+    )
+)
