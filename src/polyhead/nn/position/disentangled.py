@@ -33,7 +33,7 @@ class Disentangled(Position):
     Equation: (q_i·k_j + q_i·k'_{δ(i,j)} + k_j·q'_{δ(i,j)}) / √(3D),  q' = W_q N(P), k' = W_k N(P),  P learned, (2 span, C)
     Paper: He et al., 2021a, eq. 4; buckets, norm and shared projections: He et al., 2021b (DeBERTa-v2, v3)
     When: classes of texts and of pairs, as DeBERTa tells them; dearer than the other schemes
-    Recipe: model: {kind: encoder, position: {name: disentangled, span: 64, max_distance: 256}}
+    Recipe: model: {position: {name: disentangled, span: 64, max_distance: 256}}
     Options:
       span: vectors to either side; farther distances are those of the last
       max_distance: tokens from which on all distances are one; without, each within the span has a vector of its own
