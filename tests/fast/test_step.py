@@ -211,6 +211,7 @@ def test_other_caches_are_led_through_the_layers(cache, calls):
     "changes",
     [
         {"position": "shaw"},
+        {"position": "disentangled"},
         {"attention": {"name": "softmax", "tie": "kv"}},
         {"attention": "linear"},
         {"n_layers": 4, "pattern": [{"attention": "linear"}, {}, {"block": "gru"}]},
