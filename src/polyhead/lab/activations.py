@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyhead.config import ModelConfig
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import HELD_OUT, Learned, design, first_curves, learn, sized
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.tasks import combining
 from polyhead.lab.verdict import above, all_of, any_of, below, less, percent, said
 from polyhead.models.seq2seq import Seq2Seq
@@ -108,7 +108,7 @@ def activations(bench: Bench) -> Result:
             less(high["leaky_relu"].losses, high["relu"].losses) if any_of([above(gain, 0.01)]) else None,
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Dots(
             f"Dead hidden units, {rate} learning rate ({RATES[rate]:g})",
             "percent of all hidden units",

@@ -17,7 +17,7 @@ from polyhead.lab.cache_claims import ROUNDING, Founds, change, claims, mean, pe
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
 from polyhead.lab.divergence import ROWS, Found, divergence, equal_tokens, goes_on
 from polyhead.lab.policies import Policy, policies
-from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
+from polyhead.lab.result import Claim, Figure, Front, Plot, Result, Table
 from polyhead.lab.subject import Rows, Subject, rows, subject
 from polyhead.lab.verdict import above, all_of, interval
 from polyhead.nn.loss import IGNORED
@@ -138,7 +138,7 @@ def quality(
     ]
 
 
-def figures(chosen: Sequence[Policy], found: Founds, texts: int) -> list[Plot | Dots | Table | Front]:
+def figures(chosen: Sequence[Policy], found: Founds, texts: int) -> list[Figure]:
     """Bytes against divergence, and where in a text it arises."""
     families = {
         family: [

@@ -9,7 +9,7 @@ import torch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
 from polyhead.lab.learn import Learned, design, loss_dots, loss_plot, losses, slowness, slowness_dots, trained
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import Claim, Dots, Figure, Result, Table
 from polyhead.lab.stepping import Stepper, bytes_per_token
 from polyhead.lab.tasks import copying, recall
 from polyhead.lab.verdict import above, all_of, less, said
@@ -83,7 +83,7 @@ def heads(bench: Bench) -> Result:
             all_of(above(r, 1.0) for r in faster.values()),
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [loss_dots(task, means) for task, means in loss.items()]
+    figures: list[Figure] = [loss_dots(task, means) for task, means in loss.items()]
     figures += [slowness_dots(task, means) for task, means in slow.items()]
     figures.append(loss_plot("recall", runs["recall"]))
     figures.append(

@@ -13,7 +13,7 @@ from polyhead.config import Shape
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race
 from polyhead.lab.learn import design, losses, trained
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, stepwise
 from polyhead.lab.tasks import copying, recall
 from polyhead.lab.verdict import less, said, within
@@ -95,7 +95,7 @@ def linear(bench: Bench) -> Result:
             less(loss["linear"], loss["softmax"], -0.1),
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Plot("One causal layer, forward", "tokens N", [Curve(kind, forward[kind]) for kind in KINDS],
              "Milliseconds of one row, both axes logarithmic: a straight line is a power of N.", log=True),
         Plot("One causal layer, forward and backward", "tokens N", [Curve(kind, training[kind]) for kind in KINDS], log=True),

@@ -11,7 +11,7 @@ import torch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
 from polyhead.lab.learn import Learned, backward, design, loss_dots, loss_plot, losses, sized, trained
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import Claim, Dots, Figure, Result, Table
 from polyhead.lab.tasks import PAD, START, copying
 from polyhead.lab.verdict import alike, all_of, below, less, said
 from polyhead.models.build import build
@@ -92,7 +92,7 @@ def norms(bench: Bench) -> Result:
             told < ROUNDING,
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [loss_dots(name, cells) for name, cells in loss.items()]
+    figures: list[Figure] = [loss_dots(name, cells) for name, cells in loss.items()]
     figures.append(Dots(f"Held-out loss, full rows, {DEEP}+{DEEP} layers", "nats a token", deep))
     figures += [loss_plot(name, cells) for name, cells in runs.items()]
     figures.append(

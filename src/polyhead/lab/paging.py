@@ -10,7 +10,7 @@ from polyhead.cache.page_size import block_for, waste
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
 from polyhead.lab.clock import ratios
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.serving import BATCHES, PAGES, RESERVED, Served, serve, wishes
 from polyhead.lab.sharing import Saved, Way, saved, ways
 from polyhead.lab.subject import Subject, subject
@@ -191,7 +191,7 @@ def serving_figures(served: Served) -> list[Dots | Table]:
 
 def figures(
     lengths: Sequence[int], chosen: int, full: Mapping[int, float], growing: Mapping[int, float], shared: Mapping[Way, Sequence[Saved]]
-) -> list[Plot | Dots | Table]:  # fmt: skip
+) -> list[Figure]:  # fmt: skip
     """Plots and tables."""
     mean = statistics.fmean(lengths)
     return [

@@ -12,7 +12,7 @@ from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
 from polyhead.lab.learn import design
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import Claim, Figure, Plot, Result, Table
 from polyhead.lab.stepping import stepwise
 from polyhead.lab.tasks import copying
 from polyhead.lab.verdict import above, interval, said
@@ -87,7 +87,7 @@ def parallelism(bench: Bench) -> Result:
             dict(seconds[again])[longest_again] > 2 * dict(seconds[steps])[longest_again],
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Plot(
             f"Time for {ROWS} rows",
             "tokens",

@@ -9,7 +9,7 @@ from polyhead.analysis.charts import Curve
 from polyhead.errors import UserError
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import Learned, design, judge, learn, sized
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.tasks import delaying
 from polyhead.lab.verdict import all_of, below, interval, less, said
 from polyhead.models.build import build
@@ -120,7 +120,7 @@ def positions(bench: Bench) -> Result:
             all_of(less(losses[name][far], losses["rope"][far]) for name in ("rope, ntk", "rope, yarn")),
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Plot(
             "Held-out loss beyond the training length",
             "tokens",

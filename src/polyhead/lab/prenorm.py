@@ -9,7 +9,7 @@ from typing import Any
 from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import Learned, design, first_curves, learn, sized
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.tasks import copying
 from polyhead.lab.verdict import above, alike, below, less, said, within
 from polyhead.models.build import build
@@ -104,7 +104,7 @@ def prenorm(bench: Bench) -> Result:
             less(loss["sandwich", False], loss["pre-norm", False], -0.1),
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Plot(
             f"Gradient norm by decoder layer at the start, {deepest} layers",
             "layer",

@@ -13,7 +13,7 @@ from polyhead.data.collate import Batch
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
 from polyhead.lab.learn import HELD_OUT, Learned, backward, design, first_curves, learn, sized, slowness
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.stepping import Stepper
 from polyhead.lab.tasks import FIRST, Problem, copying, recall
 from polyhead.lab.verdict import above, all_of, less, percent, said, within
@@ -124,7 +124,7 @@ def recurrence(bench: Bench) -> Result:
             above(grown, 1.0),
         ),
     ]  # fmt: skip
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Plot(
             "Recall by distance",
             "items from the end",

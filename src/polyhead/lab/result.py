@@ -69,6 +69,9 @@ class Front(NamedTuple):
     floor: float = 1e-7
 
 
+Figure = Plot | Dots | Table | Front
+
+
 @dataclass
 class Result:
     """All that an experiment has to say, in the order in which a reader wants it."""
@@ -76,7 +79,7 @@ class Result:
     title: str
     lead: str  # the question, in words for a student
     claims: list[Claim]
-    figures: Sequence[Plot | Dots | Table | Front] = ()
+    figures: Sequence[Figure] = ()
     method: str = ""  # sizes, steps, seeds: what one needs to know to judge it
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyhead.analysis.charts import Curve
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import design, learn, sized
-from polyhead.lab.result import SEEDS, Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.tasks import recall
 from polyhead.lab.verdict import all_of, below, interval, less, said, within
 from polyhead.models.build import build
@@ -86,7 +86,7 @@ def scaling(bench: Bench) -> Result:
             less(losses[SCALED], losses[PLAIN]),
         ),
     ]
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         Plot(
             "Variance of q.k",
             "d_k",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import Learned, design, loss_dots, loss_plot, losses, slowness, slowness_dots, trained
-from polyhead.lab.result import Claim, Dots, Plot, Result, Table
+from polyhead.lab.result import Claim, Figure, Result, Table
 from polyhead.lab.tasks import copying, recall
 from polyhead.lab.verdict import all_of, less, said
 from polyhead.registry import Choice
@@ -58,7 +58,7 @@ def tied(bench: Bench) -> Result:
         ),
         claim("qkv", "One projection for all three (Q=K=V) does not hurt.", "left open by the literature"),
     ]
-    figures: list[Plot | Dots | Table] = [
+    figures: list[Figure] = [
         loss_dots(task, {TIES[tie]: cells[tie] for tie in TIES}) for task, cells in loss.items()
     ]
     figures += [slowness_dots(task, {TIES[tie]: cells[tie] for tie in TIES}) for task, cells in slow.items()]
