@@ -123,5 +123,5 @@ def test_runners_take_turns_and_ratios_are_taken_round_by_round():
     taken = race({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
     assert order == [*"ab", *"aaaabbbb", *"bbbbaaaa"]
     assert {name: len(times) for name, times in taken.items()} == {"a": 2, "b": 2}
-    assert ratios({"a": [2.0, 9.0], "b": [1.0, 3.0]}, "a", "b") == [2.0, 3.0]
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
     assert medians({"a": [5.0, 1.0, 2.0]}) == {"a": 2.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from polyhead.lab.clock import ratios
 from polyhead.lab.divergence import Found
 from polyhead.lab.policies import EXACT, FIFTH, Policy
 from polyhead.lab.result import Claim
@@ -200,7 +201,7 @@ def speed(found: Founds) -> list[Claim]:
 
 def faster(found: Founds, name: str) -> list[float]:
     """How many times as fast as the static cache, round by round."""
-    return [a / b for a, b in zip(found["static"].seconds, found[name].seconds, strict=True)]
+    return ratios(found["static"].seconds, found[name].seconds)
 
 
 def change(one: Found, plain: Found) -> list[float]:

@@ -15,6 +15,7 @@ from polyhead.analysis.metrics import bleu
 from polyhead.cache.low_rank import fit_low_rank
 from polyhead.lab.cache_claims import ROUNDING, Founds, change, claims, mean, peak, worse
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
+from polyhead.lab.clock import ratios
 from polyhead.lab.divergence import ROWS, Found, divergence, equal_tokens, goes_on
 from polyhead.lab.policies import Policy, policies
 from polyhead.lab.result import Claim, Figure, Front, Plot, Result, Table
@@ -188,7 +189,7 @@ def numbers(
         one, name = found[policy.name], policy.name
         assert one.memory is not None
         held = [f"{size / 1024:,.0f}" for size in (one.memory.reserved, one.memory.used, one.memory.peak)]
-        ratio = [a / b for a, b in zip(found[base].seconds, one.seconds, strict=True)]
+        ratio = ratios(found[base].seconds, one.seconds)
         lines.append(
             [name, f"{interval(one.kl).said()}" if mean(one.kl) > ROUNDING else f"{mean(one.kl):.0e}", f"{100 * mean(one.same):.2f} %",
              f"{one.perplexity:.5g}", worse(change(one, plain)), f"{100 * mean(spoken[name]):.1f} %",

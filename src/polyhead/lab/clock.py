@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -24,9 +24,8 @@ def race(runners: Mapping[K, Callable[[], object]], rounds: int = 5) -> dict[K, 
     taken: dict[K, list[float]] = {name: [] for name in runners}
     order = list(runners)
     for turn in range(rounds):
-        first = turn % len(
-            order
-        )  # who comes after whom changes, for what one leaves in the caches the next one finds
+        # who comes after whom changes, for what one leaves in the caches the next one finds
+        first = turn % len(order)
         for name in order[first:] + order[:first]:
             taken[name].append(min(seconds(runners[name]) for _ in range(tries[name])))
     return taken
@@ -49,6 +48,6 @@ def medians(taken: Mapping[K, list[float]]) -> dict[K, float]:
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def ratios(taken: Mapping[K, list[float]], name: K, to: K) -> list[float]:
-    """How many times as long as ``to`` did ``name`` take, round by round."""
-    return [a / b for a, b in zip(taken[name], taken[to], strict=True)]
+def ratios(times: Sequence[float], to: Sequence[float]) -> list[float]:
+    """How many times as long as the others these took, round by round."""
+    return [a / b for a, b in zip(times, to, strict=True)]

@@ -35,7 +35,7 @@ def heads(bench: Bench) -> Result:
     bench.say("trained; now decoding speed on a long cache")
     context, taken = speed(bench)
     middle = medians(taken)
-    faster = {name: ratios(taken, MHA, name) for name in (GQA, MQA)}
+    faster = {name: ratios(taken[MHA], taken[name]) for name in (GQA, MQA)}
     held = {name: kv_bytes(*DESIGNS[name]) for name in DESIGNS}
 
     claims = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyhead.analysis.charts import Curve
 from polyhead.config import Shape
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.clock import medians, race
+from polyhead.lab.clock import medians, race, ratios
 from polyhead.lab.learn import design, losses, trained
 from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.stepping import Stepper, stepwise
@@ -43,8 +43,7 @@ def linear(bench: Bench) -> Result:
     bench.say("generation measured; now recall")
     loss = trainings(bench)
     first, last = contexts[0], contexts[-1]
-    flat = [b / a for a, b in zip(taken["linear"][first], taken["linear"][last], strict=True)]
-    grown = [b / a for a, b in zip(taken["softmax"][first], taken["softmax"][last], strict=True)]
+    flat, grown = (ratios(taken[kind][last], taken[kind][first]) for kind in ("linear", "softmax"))
     slope = {kind: exponent(forward[kind][-3:]) for kind in KINDS}
 
     claims = [

@@ -37,7 +37,7 @@ def norms(bench: Bench) -> Result:
     deep = deep_trainings(bench)
     taken = step_times(bench)
     middle = medians(taken)
-    cost = {norm: ratios(taken, norm, "layernorm") for norm in NORMS}
+    cost = {norm: ratios(taken[norm], taken["layernorm"]) for norm in NORMS}
     told, untold = padding_matters(bench, True), padding_matters(bench, False)
 
     claims = [

@@ -146,7 +146,8 @@ def sharing_claims(shared: Mapping[Way, Sequence[Saved]]) -> list[Claim]:
 
 def serving_claims(served: Served) -> list[Claim]:
     """What the literature says of serving."""
-    paged, joining = ratios(served.seconds, RESERVED, PAGES), ratios(served.seconds, BATCHES, RESERVED)
+    batches, reserved, pages = (served.seconds[how] for how in (BATCHES, RESERVED, PAGES))
+    paged, joining = ratios(reserved, pages), ratios(batches, reserved)
     more = served.rows[PAGES] / served.rows[RESERVED]
     return [
         Claim(
@@ -182,7 +183,7 @@ def serving_figures(served: Served) -> list[Dots | Table]:
             ("rows and schedule", "texts at once", "tokens/s", "times batch after batch"),
             [
                 (how, f"{served.rows[how]:.1f}", f"{statistics.fmean(speed[how]):,.0f}",
-                 interval([a / b for a, b in zip(base, seconds, strict=True)]).said())
+                 interval(ratios(base, seconds)).said())
                 for how, seconds in served.seconds.items()
             ],
         ),

@@ -49,14 +49,12 @@ def parallelism(bench: Bench) -> Result:
         if length <= longest_again:
             runners[again] = partial(without_cache, model, source, target)
         taken = race(runners, bench.size(5, 2))
-        times[length] = ratios(taken, steps, whole)
+        times[length] = ratios(taken[steps], taken[whole])
         for name, middle in medians(taken).items():
             seconds[name].append((length, 1e3 * middle))
         bench.say(f"length {length}: token by token takes {interval(times[length]).mean:.1f} times as long")
     first, last = lengths[0], lengths[-1]
-    growth = [
-        math.log(b / a) / math.log(last / first) for a, b in zip(times[first], times[last], strict=True)
-    ]
+    growth = [math.log(ratio) / math.log(last / first) for ratio in ratios(times[last], times[first])]
     claims = [
         Claim(
             "Teacher-forced logits of all positions at once are those of feeding one token at a time.",

@@ -62,11 +62,8 @@ def recurrence(bench: Bench) -> Result:
     contexts = bench.size([64, 256, 1024, 4096], [4, 8])
     decoding = decoding_times(bench, contexts)
     last, far = lengths[-1], contexts[-1]
-    slower = {name: ratios(training[last], name, TRANSFORMER) for name in WITH_ATTENTION}
-    flat = [b / a for a, b in zip(decoding[contexts[0]]["LSTM"], decoding[far]["LSTM"], strict=True)]
-    grown = [
-        b / a for a, b in zip(decoding[contexts[0]][TRANSFORMER], decoding[far][TRANSFORMER], strict=True)
-    ]
+    slower = {name: ratios(training[last][name], training[last][TRANSFORMER]) for name in WITH_ATTENTION}
+    flat, grown = (ratios(decoding[far][name], decoding[contexts[0]][name]) for name in ("LSTM", TRANSFORMER))
     recency = [near[0] - near[-1] for near in near_far[PLAIN]]
 
     claims = [
