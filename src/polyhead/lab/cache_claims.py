@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from polyhead.lab.clock import ratios
 from polyhead.lab.divergence import Found
 from polyhead.lab.policies import EXACT, FIFTH, Policy
 from polyhead.lab.result import Claim
-from polyhead.lab.verdict import above, all_of, below, interval, less, within
+from polyhead.lab.verdict import above, all_of, below, interval, less, said, within
 
 ROUNDING = 1e-7  # nats a token
 NEARLY = 0.01  # more perplexity that still is nearly none
@@ -21,20 +22,20 @@ Founds = Mapping[str, Found]
 def claims(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]:
     """All that can be said of the caches that this model took."""
     names = set(found)
-    said = [exact(found, [policy.name for policy in chosen if policy.family in (*EXACT, "state")])]
+    made = [exact(found, [policy.name for policy in chosen if policy.family in (*EXACT, "state")])]
     if "8 bits" in names:
-        said += numbers(chosen, found, plain)
+        made += numbers(chosen, found, plain)
     if "h2o 1/4" in names:
-        said += hitters(found, plain)
+        made += hitters(found, plain)
     if {"window 1/4", "window+sink 1/4"} <= names:
-        said += windows(found, plain)
+        made += windows(found, plain)
     if "subgen 1/4" in names:
-        said.append(clusters(found))
+        made.append(clusters(found))
     if "low rank 3/5" in names:
-        said.append(ranks(found, plain))
+        made.append(ranks(found, plain))
     if "h2o 1/8" in names and "static" in names:
-        said += speed(found)
-    return said
+        made += speed(found)
+    return made
 
 
 def exact(found: Founds, names: Sequence[str]) -> Claim:
@@ -59,12 +60,12 @@ def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim
     rivals = {
         p.name: found[p.name] for p in chosen if p.family in EVICTING and peak(found[p.name]) >= size.peak
     }
-    best = min(rivals, key=lambda name: mean(rivals[name].kl), default=None)
+    best = min(rivals, key=lambda name: fmean(rivals[name].kl), default=None)
     return [
         Claim(
             "Eight bits a number lose nothing that can be measured.",
             "taken for granted by Liu et al., 2024 (KIVI), and Hooper et al., 2024 (KVQuant), who go to 2 and 3 bits",
-            f"Perplexity {worse(eight)}, divergence {mean(found['8 bits'].kl):.2g} nats a token (nothing: within 0.1 % of the "
+            f"Perplexity {worse(eight)}, divergence {fmean(found['8 bits'].kl):.2g} nats a token (nothing: within 0.1 % of the "
             "perplexity).",
             within(eight, 0.0, 0.001),
         ),
@@ -77,8 +78,8 @@ def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim
         Claim(
             "Fewer bits are better than fewer tokens or directions, at equal bytes.",
             "not said there; asked here",
-            f"4 bits: {mean(found['4 bits'].kl):.2g} nats a token; "
-            + ("no other lossy cache holds as many bytes." if best is None else f"the best that holds as many bytes, {best}: {mean(rivals[best].kl):.2g}."),
+            f"4 bits: {fmean(found['4 bits'].kl):.2g} nats a token; "
+            + ("no other lossy cache holds as many bytes." if best is None else f"the best that holds as many bytes, {best}: {fmean(rivals[best].kl):.2g}."),
             None if best is None else less(found["4 bits"].kl, rivals[best].kl),
         ),
     ]  # fmt: skip
@@ -88,10 +89,10 @@ def hitters(found: Founds, plain: Found) -> list[Claim]:
     """H2O."""
     fifth, shares = f"h2o {FIFTH}", [share for share in ("1/2", "1/4", "1/8") if f"window {share}" in found]
     told = "; ".join(
-        f"{share}: {mean(found[f'h2o {share}'].kl):.2g} against {mean(found[f'window {share}'].kl):.2g}"
+        f"{share}: {fmean(found[f'h2o {share}'].kl):.2g} against {fmean(found[f'window {share}'].kl):.2g}"
         for share in shares
     )
-    said = [
+    made = [
         Claim(
             "Heavy hitters and the newest tokens, a fifth of all, keep nearly all quality.",
             "Zhang et al., 2023 (H2O), abstract and section 5",
@@ -101,7 +102,7 @@ def hitters(found: Founds, plain: Found) -> list[Claim]:
         )
     ]
     if shares:
-        said.append(
+        made.append(
             Claim(
                 "Heavy hitters are better than as many newest tokens.",
                 "Zhang et al., 2023 (H2O), section 5, against a local cache",
@@ -109,7 +110,7 @@ def hitters(found: Founds, plain: Found) -> list[Claim]:
                 all_of(less(found[f"h2o {share}"].kl, found[f"window {share}"].kl) for share in shares),
             )
         )
-    return said
+    return made
 
 
 def windows(found: Founds, plain: Found) -> list[Claim]:
@@ -126,8 +127,8 @@ def windows(found: Founds, plain: Found) -> list[Claim]:
         Claim(
             "A few first tokens beside the window are better than as many newest ones.",
             "Xiao et al., 2023 (StreamingLLM), section 3.1 and table 1",
-            f"Divergence at a quarter of the tokens {mean(found[sink].kl):.2g} nats a token with first tokens, "
-            f"{mean(found[alone].kl):.2g} without.",
+            f"Divergence at a quarter of the tokens {fmean(found[sink].kl):.2g} nats a token with first tokens, "
+            f"{fmean(found[alone].kl):.2g} without.",
             less(found[sink].kl, found[alone].kl),
         ),
         Claim(
@@ -145,8 +146,8 @@ def clusters(found: Founds) -> Claim:
     shares = ("1/2", "1/4", "1/8")
     rivals = [name for name in ("h2o", "window+sink") if f"{name} 1/4" in found]
     told = "; ".join(
-        f"{share}: {mean(found[f'subgen {share}'].kl):.2g} against "
-        + " and ".join(f"{mean(found[f'{name} {share}'].kl):.2g}" for name in rivals)
+        f"{share}: {fmean(found[f'subgen {share}'].kl):.2g} against "
+        + " and ".join(f"{fmean(found[f'{name} {share}'].kl):.2g}" for name in rivals)
         for share in shares
     )
     return Claim(
@@ -176,27 +177,27 @@ def ranks(found: Founds, plain: Found) -> Claim:
 def speed(found: Founds) -> list[Claim]:
     """What a step takes."""
     quick = {name: faster(found, name) for name in ("h2o 1/8", "window+sink 1/8") if name in found}
-    said = [
+    made = [
         Claim(
             "Who keeps few tokens steps faster.",
             "Zhang et al., 2023 (H2O), section 5.2, with batches that fill a GPU; here batches and lengths are the same for all",
             "Against static: "
-            + ", ".join(f"{name} {interval(times).said()} times as fast" for name, times in quick.items())
+            + ", ".join(f"{name} {said(times)} times as fast" for name, times in quick.items())
             + ".",
             all_of(above(times, 1.0) for times in quick.values()),
         )
     ]
     if "4 bits" in found:
         times = faster(found, "4 bits")
-        said.append(
+        made.append(
             Claim(
                 "Numbers of few bits make decoding faster.",
                 "Liu et al., 2024 (KIVI), abstract, by larger batches; here batches are the same for all",
-                f"4 bits: {interval(times).said()} times as fast as static.",
+                f"4 bits: {said(times)} times as fast as static.",
                 above(times, 1.0),
             )
         )
-    return said
+    return made
 
 
 def faster(found: Founds, name: str) -> list[float]:
@@ -223,8 +224,3 @@ def peak(found: Found) -> int:
     """Bytes at the most."""
     assert found.memory is not None
     return found.memory.peak
-
-
-def mean(values: Sequence[float]) -> float:
-    """Of texts, each counted once."""
-    return math.fsum(values) / len(values)

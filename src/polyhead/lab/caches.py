@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -13,14 +14,14 @@ from torch import Tensor
 from polyhead.analysis.charts import Curve
 from polyhead.analysis.metrics import bleu
 from polyhead.cache.low_rank import fit_low_rank
-from polyhead.lab.cache_claims import ROUNDING, Founds, change, claims, mean, peak, worse
+from polyhead.lab.cache_claims import ROUNDING, Founds, change, claims, peak, worse
 from polyhead.lab.catalogue import LAB, Bench, on_a_run
 from polyhead.lab.clock import ratios
 from polyhead.lab.divergence import ROWS, Found, divergence, equal_tokens, goes_on
 from polyhead.lab.policies import Policy, policies
 from polyhead.lab.result import Claim, Figure, Front, Plot, Result, Table
 from polyhead.lab.subject import Rows, Subject, rows, subject
-from polyhead.lab.verdict import above, all_of, interval
+from polyhead.lab.verdict import above, all_of, said
 from polyhead.nn.loss import IGNORED
 
 LONGEST = 512  # tokens of a window, where the model takes as many
@@ -39,7 +40,7 @@ def caches(bench: Bench) -> Result:
     read = rows(given, 2 * n, width)
     held = len(read.read) // 2  # for the directions of low rank, which must not know what is measured
     fit, read = read.some(slice(0, held)), read.some(slice(held, None))
-    length = width if not given.translates else round(mean((read.wanted != IGNORED).sum(1).tolist()))
+    length = width if not given.translates else round(fmean((read.wanted != IGNORED).sum(1).tolist()))
     with tempfile.TemporaryDirectory() as place:
         projection = fitted(model, fit, (bench.out or Path(place)) / "caches-low-rank.safetensors")
         chosen, refused = policies(model.cache_shape, length, projection)
@@ -51,13 +52,13 @@ def caches(bench: Bench) -> Result:
             spoken, scores = translations(given, chosen, held, len(read.read))
         else:
             spoken, scores = continuations(model, chosen, read), {}
-    said = claims(chosen, found, plain)
-    said += quality(given, spoken, scores) if "8 bits" in found else []
+    made = claims(chosen, found, plain)
+    made += quality(given, spoken, scores) if "8 bits" in found else []
     return Result(
         "Caches: what they cost, and what they change",
         f"What a model has read it keeps as keys and values, token by token. A cache may keep fewer of them, or keep them more "
         f"coarsely. How far does {given.said} depart from itself then, and for how many bytes?",
-        said,
+        made,
         [
             *figures(chosen, found, texts),
             numbers(given, chosen, found, plain, spoken, scores),
@@ -83,14 +84,14 @@ def continuations(model: Any, chosen: Sequence[Policy], read: Rows) -> dict[str,
     half, new = read.read.size(1) // 2, max(1, read.read.size(1) // 4)
     outputs = {
         policy.name: [
-            said
+            tokens
             for batch in read.batches(ROWS)
-            for said in goes_on(model, policy.choice, batch.read[:, :half], new).tolist()
+            for tokens in goes_on(model, policy.choice, batch.read[:, :half], new).tolist()
         ]
         for policy in chosen
     }
     first = outputs[chosen[0].name]
-    return {name: equal_tokens(first, said) for name, said in outputs.items()}
+    return {name: equal_tokens(first, own) for name, own in outputs.items()}
 
 
 def translations(
@@ -125,7 +126,7 @@ def quality(
 ) -> list[Claim]:
     """What the model says of its own."""
     names = [name for name in ("8 bits", "h2o 1/5", "window+sink 1/4") if name in spoken]
-    told = ", ".join(f"{name} {100 * mean(spoken[name]):.1f} %" for name in names)
+    told = ", ".join(f"{name} {100 * fmean(spoken[name]):.1f} %" for name in names)
     if scores:
         told += "; BLEU " + ", ".join(f"{name} {scores[name]:.1f}" for name in ("static", *names))
     return [
@@ -143,7 +144,7 @@ def figures(chosen: Sequence[Policy], found: Founds, texts: int) -> list[Figure]
     """Bytes against divergence, and where in a text it arises."""
     families = {
         family: [
-            (p.name, peak(found[p.name]) / 1024 / min(ROWS, texts), mean(found[p.name].kl)) for p in some
+            (p.name, peak(found[p.name]) / 1024 / min(ROWS, texts), fmean(found[p.name].kl)) for p in some
         ]
         for family, some in groupby(chosen, key=lambda policy: policy.family)
     }
@@ -191,9 +192,9 @@ def numbers(
         held = [f"{size / 1024:,.0f}" for size in (one.memory.reserved, one.memory.used, one.memory.peak)]
         ratio = ratios(found[base].seconds, one.seconds)
         lines.append(
-            [name, f"{interval(one.kl).said()}" if mean(one.kl) > ROUNDING else f"{mean(one.kl):.0e}", f"{100 * mean(one.same):.2f} %",
-             f"{one.perplexity:.5g}", worse(change(one, plain)), f"{100 * mean(spoken[name]):.1f} %",
-             *([f"{scores[name]:.2f}"] if scores else []), *held, f"{one.speed:,.0f}", interval(ratio).said()]
+            [name, said(one.kl) if fmean(one.kl) > ROUNDING else f"{fmean(one.kl):.0e}", f"{100 * fmean(one.same):.2f} %",
+             f"{one.perplexity:.5g}", worse(change(one, plain)), f"{100 * fmean(spoken[name]):.1f} %",
+             *([f"{scores[name]:.2f}"] if scores else []), *held, f"{one.speed:,.0f}", said(ratio)]
         )  # fmt: skip
     against = "references" if given.references else f"what {base} says"
     return Table(

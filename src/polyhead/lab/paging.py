@@ -14,7 +14,7 @@ from polyhead.lab.result import Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.serving import BATCHES, PAGES, RESERVED, Served, serve, wishes
 from polyhead.lab.sharing import Saved, Way, saved, ways
 from polyhead.lab.subject import Subject, subject
-from polyhead.lab.verdict import above, interval
+from polyhead.lab.verdict import above, percent, said
 from polyhead.lab.waste import when_full, while_growing
 
 KWON = "Kwon et al., 2023 (PagedAttention)"
@@ -98,27 +98,27 @@ def empty_claims(
         Claim(
             "Rows that are reserved whole leave most of the memory empty.",
             f"{KWON}, section 3.1 and figure 2: 62 to 80 %, of a service that knows no lengths beforehand",
-            f"Rows of {max(lengths):,} tokens, the longest of {len(lengths):,}, for {mean:.1f} on average: {percent(reserved)} "
+            f"Rows of {max(lengths):,} tokens, the longest of {len(lengths):,}, for {mean:.1f} on average: {in_percent(reserved)} "
             "empty (most: more than half).",
             reserved > 0.5,
         ),
         Claim(
             "Pages of the right size leave less than 4 % empty.",
             f"{KWON}, figure 2: 3.7 %",
-            f"Pages of {chosen} tokens, chosen for {mean:.1f} tokens: {percent(full[chosen])} of full rows.",
+            f"Pages of {chosen} tokens, chosen for {mean:.1f} tokens: {in_percent(full[chosen])} of full rows.",
             full[chosen] < WASTE,
         ),
         Claim(
             "They leave less than 4 % empty while the rows grow, too.",
             f"{KWON}, figure 2, of a service at work",
-            f"{percent(growing[chosen])} over all steps with pages of {chosen}; with pages of 16, as there, {percent(growing[16])}.",
+            f"{in_percent(growing[chosen])} over all steps with pages of {chosen}; with pages of 16, as there, {in_percent(growing[16])}.",
             growing[chosen] < WASTE,
         ),
         Claim(
             "A row wastes half a page less half a slot: of L tokens ((b-1)/2) / (L + (b-1)/2).",
             "by counting, for lengths that end anywhere in a page",
-            f"Off by at most {100 * abs(full[off] - waste(off, mean)):.2f} points, at pages of {off}: {percent(full[off])}, by the "
-            f"formula {percent(waste(off, mean))} (as said: within {100 * NEAR:.0f} point).",
+            f"Off by at most {100 * abs(full[off] - waste(off, mean)):.2f} points, at pages of {off}: {in_percent(full[off])}, by the "
+            f"formula {in_percent(waste(off, mean))} (as said: within {100 * NEAR:.0f} point).",
             abs(full[off] - waste(off, mean)) <= NEAR,
         ),
     ]
@@ -126,7 +126,7 @@ def empty_claims(
 
 def sharing_claims(shared: Mapping[Way, Sequence[Saved]]) -> list[Claim]:
     """What the literature says of sharing."""
-    said = {
+    sentences = {
         "beams": "Beam search holds at least 38 % less, for its beams share their beginnings.",
         "samples": "Parallel samples hold at least 6 % less, for they share the prompt.",
     }
@@ -134,10 +134,10 @@ def sharing_claims(shared: Mapping[Way, Sequence[Saved]]) -> list[Claim]:
             "samples": "6.1 to 9.8 % on short instructions, up to 30 % on conversations"}  # fmt: skip
     return [
         Claim(
-            said[way.what].replace("Parallel samples", f"{way.n} parallel samples"),
+            sentences[way.what].replace("Parallel samples", f"{way.n} parallel samples"),
             f"{KWON}, section 6.3: {most[way.what]}",
-            f"{way}: {interval([100 * s.peak for s in found]).said()} % at the peak, {interval([100 * s.mean for s in found]).said()} % "
-            f"over all steps; at the peak at most {percent(max(s.peak for s in found))}, at least {percent(min(s.peak for s in found))}.",
+            f"{way}: {percent([s.peak for s in found])} at the peak, {percent([s.mean for s in found])} "
+            f"over all steps; at the peak at most {in_percent(max(s.peak for s in found))}, at least {in_percent(min(s.peak for s in found))}.",
             above([s.peak for s in found], SAVED[way.what]),
         )
         for way, found in shared.items()
@@ -159,13 +159,13 @@ def serving_claims(served: Served) -> list[Claim]:
         Claim(
             "In the same memory pages serve more tokens a second than reserved rows.",
             f"{KWON}, abstract: 2 to 4 times, on GPUs whose time a larger batch hardly costs",
-            f"{interval(paged).said()} times as many as rows reserved for the longest.",
+            f"{said(paged)} times as many as rows reserved for the longest.",
             above(paged, 1.0),
         ),
         Claim(
             "Texts that join and leave at every step are served faster than batch after batch.",
             "Yu et al., 2022 (Orca), section 6",
-            f"{interval(joining).said()} times as many tokens a second with the same reserved rows, of which "
+            f"{said(joining)} times as many tokens a second with the same reserved rows, of which "
             f"{served.rows[RESERVED]:.1f} against {served.rows[BATCHES]:.1f} are at work.",
             above(joining, 1.0),
         ),
@@ -183,7 +183,7 @@ def serving_figures(served: Served) -> list[Dots | Table]:
             ("rows and schedule", "texts at once", "tokens/s", "times batch after batch"),
             [
                 (how, f"{served.rows[how]:.1f}", f"{statistics.fmean(speed[how]):,.0f}",
-                 interval(ratios(base, seconds)).said())
+                 said(ratios(base, seconds)))
                 for how, seconds in served.seconds.items()
             ],
         ),
@@ -218,25 +218,25 @@ def figures(
             "Empty slots",
             ("tokens of a page", "full rows", "by the formula", "while rows grow"),
             [
-                (f"{b}{' (chosen)' if b == chosen else ''}", percent(full[b]), percent(waste(b, mean)), percent(growing[b]))
+                (f"{b}{' (chosen)' if b == chosen else ''}", in_percent(full[b]), in_percent(waste(b, mean)), in_percent(growing[b]))
                 for b in full
             ],
             f"{len(lengths):,} rows of {min(lengths)} to {max(lengths)} tokens, {mean:.1f} on average. Reserved for the longest, "
-            f"{percent(1 - mean / max(lengths))} would stand empty.",
+            f"{in_percent(1 - mean / max(lengths))} would stand empty.",
         ),
         Table(
             "Sharing",
             ("decoding", "pages of", "saved at the peak", "saved over all steps", "most", "least"),
             [
                 (str(way), "-".join(str(b) for b in sorted({min(s.block for s in found), max(s.block for s in found)})),
-                 percent(statistics.fmean(s.peak for s in found)), percent(statistics.fmean(s.mean for s in found)),
-                 percent(max(s.peak for s in found)), percent(min(s.peak for s in found)))
+                 in_percent(statistics.fmean(s.peak for s in found)), in_percent(statistics.fmean(s.mean for s in found)),
+                 in_percent(max(s.peak for s in found)), in_percent(min(s.peak for s in found)))
                 for way, found in shared.items()
             ],
         ),
     ]  # fmt: skip
 
 
-def percent(share: float) -> str:
+def in_percent(share: float) -> str:
     """3.4 %."""
     return f"{100 * share:.1f} %"

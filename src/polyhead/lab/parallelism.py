@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from polyhead.lab.learn import design
 from polyhead.lab.result import Claim, Figure, Plot, Result, Table
 from polyhead.lab.stepping import stepwise
 from polyhead.lab.tasks import copying
-from polyhead.lab.verdict import above, interval, said
+from polyhead.lab.verdict import above, said
 from polyhead.models.build import build
 from polyhead.models.seq2seq import Seq2Seq
 
@@ -52,7 +53,7 @@ def parallelism(bench: Bench) -> Result:
         times[length] = ratios(taken[steps], taken[whole])
         for name, middle in medians(taken).items():
             seconds[name].append((length, 1e3 * middle))
-        bench.say(f"length {length}: token by token takes {interval(times[length]).mean:.1f} times as long")
+        bench.say(f"length {length}: token by token takes {fmean(times[length]):.1f} times as long")
     first, last = lengths[0], lengths[-1]
     growth = [math.log(ratio) / math.log(last / first) for ratio in ratios(times[last], times[first])]
     claims = [
@@ -72,8 +73,8 @@ def parallelism(bench: Bench) -> Result:
         Claim(
             "The advantage grows with the length.",
             "Vaswani et al., 2017, table 1 and section 4",
-            f"From {interval(times[first]).mean:.3g} times at {first} tokens to {interval(times[last]).mean:.3g} times "
-            f"at {last}: as length^{interval(growth).mean:.2f}.",
+            f"From {fmean(times[first]):.3g} times at {first} tokens to {fmean(times[last]):.3g} times "
+            f"at {last}: as length^{fmean(growth):.2f}.",
             above(growth, 0.0),
         ),
         Claim(
@@ -97,7 +98,7 @@ def parallelism(bench: Bench) -> Result:
         Plot(
             "How many times as long token by token takes",
             "tokens",
-            [Curve("token by token / whole", [(n, interval(r).mean) for n, r in times.items()])],
+            [Curve("token by token / whole", [(n, fmean(r)) for n, r in times.items()])],
             log=True,
             from_zero=True,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import NamedTuple
 
 from polyhead.analysis.charts import Curve
@@ -11,7 +12,7 @@ from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import Learned, design, judge, learn, sized
 from polyhead.lab.result import SEEDS, Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.tasks import delaying
-from polyhead.lab.verdict import all_of, below, interval, less, said
+from polyhead.lab.verdict import all_of, below, less, said
 from polyhead.models.build import build
 from polyhead.registry import POSITION, Choice
 
@@ -124,7 +125,7 @@ def positions(bench: Bench) -> Result:
         Plot(
             "Held-out loss beyond the training length",
             "tokens",
-            [Curve(name, [(n, interval(v).mean) for n, v in by.items()]) for name, by in losses.items()
+            [Curve(name, [(n, fmean(v)) for n, v in by.items()]) for name, by in losses.items()
              if name not in SCALED and len(by) > 1],
             f"Trained on {LENGTH} tokens. By chance the loss is {CHANCE:.2f}; above that, a model is wrong and sure of it. "
             "Learned positions end at the training length and are not drawn.",
@@ -133,7 +134,7 @@ def positions(bench: Bench) -> Result:
         Plot(
             "Rope, and rope with scaled angles",
             "tokens",
-            [Curve(name, [(n, interval(v).mean) for n, v in losses[name].items()]) for name in ("rope", *SCALED)],
+            [Curve(name, [(n, fmean(v)) for n, v in losses[name].items()]) for name in ("rope", *SCALED)],
             "The same trained weights; only the angles are spaced otherwise, by a factor of 4.",
             log=True,
         ),

@@ -91,7 +91,7 @@ def scaling(bench: Bench) -> Result:
             "Variance of q.k",
             "d_k",
             [
-                Curve(PLAIN, [(d, interval(variances[d]).mean) for d in widths]),
+                Curve(PLAIN, [(d, statistics.fmean(variances[d])) for d in widths]),
                 Curve(SCALED, [(d, ratio[d].mean) for d in widths]),
             ],
             "q and k of independent standard normal components. The variance is d_k, and dividing by sqrt(d_k) makes it 1.",
@@ -122,7 +122,7 @@ def scaling(bench: Bench) -> Result:
             "All numbers",
             ("d_k", "Var(q.k)", "Var(q.k/sqrt(d_k))", "entropy, no scale", "entropy, scale", "Jacobian, no scale", "Jacobian, scale"),
             [
-                (d, f"{interval(variances[d]).mean:.2f}", ratio[d].said(), f"{plain[d].entropy:.3f}",
+                (d, f"{statistics.fmean(variances[d]):.2f}", ratio[d].said(), f"{plain[d].entropy:.3f}",
                  f"{scaled[d].entropy:.3f}", f"{plain[d].slope:.2g}", f"{scaled[d].slope:.2g}")
                 for d in widths
             ],

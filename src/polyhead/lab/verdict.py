@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 # Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond them 1.96 * (1 + 1.3 / freedom) is within 1 %
@@ -28,19 +29,18 @@ class Interval(NamedTuple):
     def high(self) -> float:
         return self.mean + self.half
 
-    def said(self, digits: int = 3) -> str:
-        """``0.25 ± 0.013``: the spread with two digits that count, and no more of the mean than it allows."""
+    def said(self) -> str:
+        """``0.25 ± 0.013``: the mean with three digits, its reach with two; of one value alone the mean."""
         if not math.isfinite(self.mean):
             return "no number"
         if not math.isfinite(self.half):
-            return f"{self.mean:.{digits}g}"
-        return f"{self.mean:.{digits}g} ± {self.half:.2g}"
+            return f"{self.mean:.3g}"
+        return f"{self.mean:.3g} ± {self.half:.2g}"
 
 
 def interval(values: Sequence[float]) -> Interval:
     """The 95 % confidence interval of the mean of some repetitions; one alone says nothing of its spread."""
-    n = len(values)
-    mean = math.fsum(values) / n
+    n, mean = len(values), fmean(values)
     if n < 2 or not math.isfinite(mean):
         return Interval(mean, math.inf)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
