@@ -8,29 +8,28 @@ import torch
 
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, design, loss_dots, loss_plot, losses, slowness, slowness_dots, trained
+from polyhead.lab.learn import by_task, design, loss_dots, loss_plot, losses, slowness, slowness_dots
 from polyhead.lab.result import Claim, Dots, Figure, Result, Table
 from polyhead.lab.stepping import Stepper, bytes_per_token
-from polyhead.lab.tasks import copying, recall
+from polyhead.lab.tasks import COPY_AND_RECALL, copying
 from polyhead.lab.verdict import above, all_of, less, said
 from polyhead.models.build import build
 
 SHAZEER, AINSLIE = "Shazeer, 2019", "Ainslie et al., 2023"
 DESIGNS = {"1 head": (1, 1), "MHA: 4 heads": (4, 4), "GQA: 4 on 2": (4, 2), "MQA: 4 on 1": (4, 1)}
 SINGLE, MHA, GQA, MQA = DESIGNS
-TASKS = {"copying": (copying(), 200), "recall": (recall(), 250)}
+TASKS = COPY_AND_RECALL
 WORSE = 0.1  # nats a token that count as worse
 
 
 @LAB.register("heads")
 def heads(bench: Bench) -> Result:
     """One head against many, and MHA against GQA and MQA: quality, bytes of the cache, decoding speed."""
-    runs = {task: trainings(bench, task) for task in TASKS}
+    designs = {name: {"n_heads": n, "n_kv_heads": kv} for name, (n, kv) in DESIGNS.items()}
+    runs = by_task(bench, TASKS, designs)
     loss = {task: losses(cells) for task, cells in runs.items()}
     slow = {task: slowness(cells) for task, cells in runs.items()}
-    parameters = {
-        name: sum(p.numel() for p in rs[0].model.parameters()) for name, rs in runs["recall"].items()
-    }
+    parameters = {name: rs[0].parameters for name, rs in runs["recall"].items()}
     exact = {name: bytes_per_token(rs[0].model) for name, rs in runs["recall"].items()}
     bench.say("trained; now decoding speed on a long cache")
     context, taken = speed(bench)
@@ -118,14 +117,6 @@ def heads(bench: Bench) -> Result:
         f"cross) has these heads.\n\nSpeed: a decoder of 2 layers, d_model 256, 8 heads on 8, 4 or 1, fresh weights, "
         f"8 rows of {context:,} cached tokens, fp32; rounds in turns.",
     )
-
-
-def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
-    """A run a design and seed."""
-    problem, steps = TASKS[task]
-    designs = {name: design(problem, n_heads=n, n_kv_heads=kv) for name, (n, kv) in DESIGNS.items()}
-    told = f"{task}, seed {{seed}}, {{name}}"
-    return trained(bench, problem, designs, steps=bench.size(steps, 4), told=told)
 
 
 def kv_bytes(n_heads: int, n_kv_heads: int) -> int:

@@ -58,8 +58,17 @@ class Learned(NamedTuple):
         return math.nan if self.diverged else statistics.fmean(loss for _, loss in self.curve)
 
     @property
+    def training_loss(self) -> float:
+        """Of the last steps; nan if there is none."""
+        return self.curve[-1][1] if self.curve else math.nan
+
+    @property
     def diverged(self) -> bool:
         return not math.isfinite(self.loss)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
 
 
 def sized(bench: Bench, problem: Problem) -> Problem:
@@ -123,6 +132,21 @@ def trained(
             runs[name].append(run)
             bench.say(f"{told.format(seed=seed, name=name)}: loss {run.loss:.3f}")
     return runs
+
+
+def by_task(
+    bench: Bench,
+    tasks: Mapping[str, tuple[Problem, int]],
+    designs: Mapping[str, Mapping[str, Any]],
+    told: str = "{task}, seed {seed}, {name}",
+) -> dict[str, dict[str, list[Learned]]]:
+    """As ``trained`` on tasks of so many steps each: task -> design -> runs. A design is what it changes in the small model."""
+    found = {}
+    for task, (problem, steps) in tasks.items():
+        configs = {name: design(problem, **changes) for name, changes in designs.items()}
+        of_task = told.replace("{task}", task)
+        found[task] = trained(bench, problem, configs, steps=bench.size(steps, 4), told=of_task)
+    return found
 
 
 def losses(runs: Mapping[str, Sequence[Learned]]) -> dict[str, list[float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.clock import medians, race, ratios
-from polyhead.lab.learn import Learned, backward, design, loss_dots, loss_plot, losses, sized, trained
+from polyhead.lab.learn import backward, by_task, design, loss_dots, loss_plot, losses, sized, trained
 from polyhead.lab.result import Claim, Dots, Figure, Result, Table
 from polyhead.lab.tasks import PAD, START, copying
 from polyhead.lab.verdict import alike, all_of, below, less, said
@@ -18,7 +17,8 @@ from polyhead.models.build import build
 from polyhead.nn.loss import IGNORED
 
 NORMS = ("layernorm", "rmsnorm", "batchnorm", "none")
-PROBLEMS = {"full rows": copying(), "much padding": copying(shortest=2)}
+FULL, PADDED, STEPS = copying(), copying(shortest=2), 200
+TASKS = {"full rows": (FULL, STEPS), "much padding": (PADDED, STEPS)}
 DEEP = 6  # layers of encoder and decoder each
 SAME = 0.1  # nats a token that count as no difference
 ROUNDING = 1e-4  # the same for numbers that should be equal
@@ -27,11 +27,10 @@ ROUNDING = 1e-4  # the same for numbers that should be equal
 @LAB.register("norms")
 def norms(bench: Bench) -> Result:
     """LayerNorm, RMSNorm, BatchNorm and none: loss, cost, and whether padding matters."""
-    steps = bench.size(200, 4)
-    runs = {name: trainings(bench, name, steps) for name in PROBLEMS}
+    runs = by_task(bench, TASKS, {norm: {"norm": norm} for norm in NORMS})
     loss = {name: losses(cells) for name, cells in runs.items()}
     gap = {
-        name: {norm: [r.loss - training_loss(r) for r in rs] for norm, rs in cells.items()}
+        name: {norm: [r.loss - r.training_loss for r in rs] for norm, rs in cells.items()}
         for name, cells in runs.items()
     }
     deep = deep_trainings(bench)
@@ -44,7 +43,7 @@ def norms(bench: Bench) -> Result:
         Claim(
             "RMSNorm reaches the loss of LayerNorm: centring is not what helps.",
             "Zhang & Sennrich, 2019, section 5",
-            "; ".join(f"{name}: {said(loss[name]['rmsnorm'])} against {said(loss[name]['layernorm'])}" for name in PROBLEMS)
+            "; ".join(f"{name}: {said(loss[name]['rmsnorm'])} against {said(loss[name]['layernorm'])}" for name in TASKS)
             + f" (the same: within {SAME} nats).",
             all_of(alike(cells["rmsnorm"], cells["layernorm"], SAME) for cells in loss.values()),
         ),
@@ -57,7 +56,7 @@ def norms(bench: Bench) -> Result:
         Claim(
             "BatchNorm does worse than LayerNorm in a Transformer.",
             "Shen et al., 2020 (PowerNorm), table 1",
-            "; ".join(f"{name}: {said(loss[name]['batchnorm'])} against {said(loss[name]['layernorm'])}" for name in PROBLEMS)
+            "; ".join(f"{name}: {said(loss[name]['batchnorm'])} against {said(loss[name]['layernorm'])}" for name in TASKS)
             + ".",
             all_of(less(cells["layernorm"], cells["batchnorm"]) for cells in loss.values()),
         ),
@@ -75,7 +74,7 @@ def norms(bench: Bench) -> Result:
         Claim(
             "Without any norm a Transformer learns worse or not at all.",
             "Vaswani et al., 2017, section 3.1, has one in every residual; Xiong et al., 2020",
-            "; ".join(f"{name}: {said(loss[name]['none'])} against {said(loss[name]['layernorm'])}" for name in PROBLEMS) + ".",
+            "; ".join(f"{name}: {said(loss[name]['none'])} against {said(loss[name]['layernorm'])}" for name in TASKS) + ".",
             all_of(less(cells["layernorm"], cells["none"]) for cells in loss.values()),
         ),
         Claim(
@@ -102,10 +101,10 @@ def norms(bench: Bench) -> Result:
     figures.append(
         Table(
             "All numbers",
-            ("norm", *(f"loss, {name}" for name in PROBLEMS), *(f"held-out less training, {name}" for name in PROBLEMS),
+            ("norm", *(f"loss, {name}" for name in TASKS), *(f"held-out less training, {name}" for name in TASKS),
              "ms a step", "times LayerNorm"),
             [
-                (norm, *(said(loss[name][norm]) for name in PROBLEMS), *(said(gap[name][norm]) for name in PROBLEMS),
+                (norm, *(said(loss[name][norm]) for name in TASKS), *(said(gap[name][norm]) for name in TASKS),
                  f"{1e3 * middle[norm]:.2f}", said(cost[norm]))
                 for norm in NORMS
             ],
@@ -118,23 +117,16 @@ def norms(bench: Bench) -> Result:
         claims,
         figures,
         f"Encoder-decoders of 2+2 layers, d_model 64, pre-norm, copying 12 tokens (much padding: rows of 2 to 12, on "
-        f"average 42 % of a batch is padding); {steps} steps of 64 rows, cosine, {len(bench.seeds(3))} seeds. BatchNorm "
+        f"average 42 % of a batch is padding); {bench.size(STEPS, 4)} steps of 64 rows, cosine, {len(bench.seeds(3))} seeds. BatchNorm "
         "takes its statistics from valid tokens. Training loss is that of the last steps. The deep models: 150 "
         "steps of 32 rows, peak rate 2e-3 instead of 5e-3.\n\nTime: forward and backward "
         f"pass of 64 rows of 12 + 12 tokens, d_model {bench.size(128, 16)}.",
     )
 
 
-def trainings(bench: Bench, name: str, steps: int) -> dict[str, list[Learned]]:
-    """A run a norm and seed."""
-    problem = PROBLEMS[name]
-    designs = {norm: design(problem, norm=norm) for norm in NORMS}
-    return trained(bench, problem, designs, steps=steps, told=f"{name}, seed {{seed}}, {{name}}")
-
-
 def deep_trainings(bench: Bench) -> dict[str, list[float]]:
     """Losses of a deep model with and without a norm."""
-    problem = PROBLEMS["full rows"]._replace(rows=32)
+    problem = FULL._replace(rows=32)
     designs = {
         norm: design(problem, norm=norm, n_layers=bench.size(DEEP, 2)) for norm in ("layernorm", "none")
     }
@@ -142,14 +134,9 @@ def deep_trainings(bench: Bench) -> dict[str, list[float]]:
     return losses(trained(bench, problem, designs, steps=bench.size(150, 4), lr=2e-3, told=told))
 
 
-def training_loss(run: Learned) -> float:
-    """Of the last stretch of steps."""
-    return run.curve[-1][1] if run.curve else math.nan
-
-
 def step_times(bench: Bench) -> dict[str, list[float]]:
     """Seconds of forward and backward pass with each norm, in turns."""
-    problem = sized(bench, PROBLEMS["full rows"])
+    problem = sized(bench, FULL)
     size: dict[str, Any] = bench.size({"d_model": 128, "d_ff": 256}, {"d_model": 16, "d_ff": 16})
     models = {norm: build(design(problem, norm=norm, **size), bench.seed).train() for norm in NORMS}
     batch = problem.batch(bench.seed, 0)
@@ -163,7 +150,7 @@ def padding_matters(bench: Bench, told: bool) -> float:
 
     ``told``: the model is given positions, and so knows what is padding; else it takes padding for tokens.
     """
-    problem = sized(bench, PROBLEMS["much padding"])
+    problem = sized(bench, PADDED)
     config = design(problem, norm="batchnorm", max_len=64)
     batch = problem.batch(bench.seed, 0)
     rows, width = batch.target.shape

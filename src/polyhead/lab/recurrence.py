@@ -154,7 +154,7 @@ def recurrence(bench: Bench) -> Result:
             "All numbers",
             ("design", "parameters", "right, %", f"ms a training step, {last} tokens", f"ms a decoding step, {far:,} tokens"),
             [
-                (name, sum(p.numel() for p in runs[name][0].model.parameters()), percent(right[name])[:-2],
+                (name, runs[name][0].parameters, percent(right[name])[:-2],
                  f"{1e3 * medians(training[last])[name]:.1f}",
                  f"{1e3 * medians(decoding[far])[name]:.2f}" if name in decoding[far] else "not measured")
                 for name in DESIGNS

@@ -115,3 +115,7 @@ def delaying(length: int = 24, delay: int = 2, symbols: int = 16) -> Problem:
         return np.full((rows, 1), START), read, labels
 
     return Problem(FIRST + symbols, length, draw)
+
+
+COPY_AND_RECALL = {"copying": (copying(), 200), "recall": (recall(), 250)}
+"""What designs of attention are compared by, and in how many steps it is learned."""

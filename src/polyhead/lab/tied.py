@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from polyhead.lab.catalogue import LAB, Bench
-from polyhead.lab.learn import Learned, design, loss_dots, loss_plot, losses, slowness, slowness_dots, trained
+from polyhead.lab.learn import Learned, by_task, loss_dots, loss_plot, losses, slowness, slowness_dots
 from polyhead.lab.result import Claim, Figure, Result, Table
-from polyhead.lab.tasks import copying, recall
+from polyhead.lab.tasks import COPY_AND_RECALL
 from polyhead.lab.verdict import all_of, less, said
 from polyhead.registry import Choice
 
 TIES = {"none": "Q, K, V", "kv": "Q, K=V", "qk": "Q=K, V", "qkv": "Q=K=V"}
-TASKS = {"copying": (copying(), 200), "recall": (recall(), 250)}
+TASKS = COPY_AND_RECALL
 WORSE = 0.1  # nats a token that count as worse
 
 
 @LAB.register("tied-qkv")
 def tied(bench: Bench) -> Result:
     """Queries, keys and values from one, two or three projections: quality and parameters."""
-    runs = {task: trainings(bench, task) for task in TASKS}
+    designs = {tie: {"attention": Choice("softmax", tie=tie)} for tie in TIES}
+    runs = by_task(bench, TASKS, designs, "{task}, seed {seed}, tie {name}")
     loss = {task: losses(cells) for task, cells in runs.items()}
     slow = {task: slowness(cells) for task, cells in runs.items()}
-    parameters = {tie: sum(p.numel() for p in rs[0].model.parameters()) for tie, rs in runs["recall"].items()}
+    parameters = {tie: rs[0].parameters for tie, rs in runs["recall"].items()}
     matrices = {tie: projections(rs[0]) for tie, rs in runs["recall"].items()}
 
     def claim(tie: str, sentence: str, source: str) -> Claim:
@@ -81,14 +82,6 @@ def tied(bench: Bench) -> Result:
         + f"; {len(bench.seeds(3))} seeds, which share data between designs. The tie holds in encoder, decoder and cross-"
         "attention; in the latter queries read the target and keys the source, through one matrix.",
     )
-
-
-def trainings(bench: Bench, task: str) -> dict[str, list[Learned]]:
-    """A run a tie and seed."""
-    problem, steps = TASKS[task]
-    designs = {tie: design(problem, attention=Choice("softmax", tie=tie)) for tie in TIES}
-    told = f"{task}, seed {{seed}}, tie {{name}}"
-    return trained(bench, problem, designs, steps=bench.size(steps, 4), told=told)
 
 
 def projections(run: Learned) -> int:
