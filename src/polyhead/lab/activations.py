@@ -14,7 +14,7 @@ from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.learn import HELD_OUT, Learned, design, first_curves, learn, sized
 from polyhead.lab.result import Claim, Dots, Figure, Plot, Result, Table
 from polyhead.lab.tasks import combining
-from polyhead.lab.verdict import above, all_of, any_of, below, less, percent, said
+from polyhead.lab.verdict import above, all_of, below, less, percent, said
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.registry import Choice
 
@@ -105,7 +105,7 @@ def activations(bench: Bench) -> Result:
             "implied wherever they are called a problem",
             f"At the high rate relu loses {percent(high['relu'].dead)} of its units and reaches {said(high['relu'].losses)}, "
             f"leaky_relu {percent(high['leaky_relu'].dead)} and {said(high['leaky_relu'].losses)}.",
-            less(high["leaky_relu"].losses, high["relu"].losses) if any_of([above(gain, 0.01)]) else None,
+            less(high["leaky_relu"].losses, high["relu"].losses) if above(gain, 0.01) else None,
         ),
     ]  # fmt: skip
     figures: list[Figure] = [

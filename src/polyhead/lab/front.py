@@ -54,7 +54,7 @@ def front_chart(front: Front, width: int, height: int) -> str:
 def labels(front: Front) -> list[str]:
     """What stands beside the points: the first of a family has its name, the others what comes after the family's."""
     return [
-        name if not i or not name.startswith(f"{family} ") else name.removeprefix(f"{family} ")
+        name.removeprefix(f"{family} ") if i else name
         for family, points in front.families.items()
         for i, (name, _, _) in enumerate(points)
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +49,6 @@ class Learned(NamedTuple):
     curve: list[tuple[float, float]]  # (step, training loss)
     loss: float  # nats a token on held-out rows; nan if the training diverged
     accuracy: float  # share of held-out tokens that are right
-    seconds: float
 
     @property
     def slowness(self) -> float:
@@ -103,16 +101,14 @@ def learn(
         eval_every=steps, save_every=steps,
     )  # fmt: skip
     model, listener, task = build(config, seed), Listener(), Generated(problem, seed, steps)
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as checkpoints:
         try:
             train(
                 Training(model, settings, config.d_model, steps), task, settings, Path(checkpoints), listener
             )
         except UserError:  # the loop gives up a training that diverges
-            return Learned(model, listener.curve, math.nan, math.nan, time.perf_counter() - start)
-    judged = task.measured
-    return Learned(model, listener.curve, judged["loss"], judged["accuracy"], time.perf_counter() - start)
+            return Learned(model, listener.curve, math.nan, math.nan)
+    return Learned(model, listener.curve, task.measured["loss"], task.measured["accuracy"])
 
 
 def trained(

@@ -156,7 +156,8 @@ def padding_matters(bench: Bench, told: bool) -> float:
     rows, width = batch.target.shape
     extra = torch.full((rows, 3 * width), PAD)
     source, target = torch.cat([batch.source, extra], 1), torch.cat([batch.target, extra + START], 1)
-    source_pos = torch.cat([position(batch.source != PAD), extra - 1], 1)
+    assert batch.source_pos is not None, "rows of many lengths leave padding"
+    source_pos = torch.cat([batch.source_pos, extra - 1], 1)
     target_pos = torch.cat([batch.target_pos, extra - 1], 1)
     valid = batch.labels != IGNORED
     seen = []
@@ -169,8 +170,3 @@ def padding_matters(bench: Bench, told: bool) -> float:
         x = model.features(s, t, s_pos if told else None, t_pos if told else None)
         seen.append(x[:, :width][valid])
     return float((seen[0] - seen[1]).abs().max())
-
-
-def position(there: torch.Tensor) -> torch.Tensor:
-    """0, 1, ... and -1 where nothing is there."""
-    return torch.arange(there.size(1)).expand_as(there).masked_fill(~there, -1)

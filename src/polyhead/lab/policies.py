@@ -42,14 +42,8 @@ def policies(shape: CacheShape, length: int, projection: Path | None) -> tuple[l
             Policy(f"{bits} bits", Fraction(1), Choice("quantized", bits=bits, group=group))
             for bits in (8, 4)
         ),
-        *(
-            Policy("window+sink", share, Choice("window", **window(part(length, share), True)))
-            for share in HALVES
-        ),
-        *(
-            Policy("window", share, Choice("window", **window(part(length, share), False)))
-            for share in HALVES
-        ),
+        *(Policy("window+sink", share, window(part(length, share), True)) for share in HALVES),
+        *(Policy("window", share, window(part(length, share), False)) for share in HALVES),
         *(
             Policy("h2o", share, heavy(part(length, share)))
             for share in sorted((*HALVES, FIFTH), reverse=True)
@@ -78,15 +72,10 @@ def part(length: int, share: Fraction) -> int:
     return max(2, round(length * share))
 
 
-def sink_of(budget: int) -> int:
-    """First tokens that a budget keeps: four, or a quarter of what is little."""
-    return min(SINK, budget // 4)
-
-
-def window(budget: int, sink: bool) -> dict[str, int]:
-    """The options of a window that keeps so many tokens, with a sink or without."""
-    first = sink_of(budget) if sink else 0
-    return {"window": budget - first, "sink": first}
+def window(budget: int, sink: bool) -> Choice:
+    """A window that keeps so many tokens; with a sink the first four are among them, of a small budget a quarter."""
+    first = min(SINK, budget // 4) if sink else 0
+    return Choice("window", window=budget - first, sink=first)
 
 
 def heavy(budget: int) -> Choice:

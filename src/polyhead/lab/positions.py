@@ -22,9 +22,8 @@ SYMBOLS = 16
 CHANCE = math.log(SYMBOLS)
 SAME = 0.1  # nats a token that count as no worse
 SCHEMES = ("none", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
-OPTIONS = {
-    "t5": {"buckets": 16, "max_distance": 16}
-}  # so that training sees every bucket, as it does in Press et al.
+# so that training sees every bucket, as it does in Press et al.
+OPTIONS = {"t5": {"buckets": 16, "max_distance": 16}}
 SCALED = {
     "rope, linear": {"scaling": "linear", "factor": 4.0},
     "rope, ntk": {"scaling": "ntk", "factor": 4.0},
@@ -176,7 +175,7 @@ def positions(bench: Bench) -> Result:
 
 def sweep(bench: Bench) -> Swept:
     """Train every scheme and judge it at every length; rope also with its angles scaled afterwards."""
-    problem = sized(bench, delaying(LENGTH)._replace(rows=32))
+    problem = sized(bench, delaying(LENGTH, symbols=SYMBOLS)._replace(rows=32))
     swept = Swept({}, {}, {})
     for seed in bench.seeds(5):
         for name in SCHEMES:
@@ -201,7 +200,7 @@ def measure(bench: Bench, run: Learned, name: str, swept: Swept) -> None:
     """Add the losses of a run at every length."""
     by_length = swept.losses.setdefault(name, {})
     for stretch in STRETCH:
-        longer = sized(bench, delaying(LENGTH * stretch)._replace(rows=32))
+        longer = sized(bench, delaying(LENGTH * stretch, symbols=SYMBOLS)._replace(rows=32))
         try:
             by_length.setdefault(longer.max_len, []).append(judge(run.model, longer)["loss"])
         except UserError as error:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,7 +38,7 @@ def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
     result = experiment(replace(bench, out=out))
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     own = [("--run", bench.run), *(("--text", file) for file in bench.text), ("--limit", bench.limit)]
-    about = {
+    about: dict[str, Any] = {
         "name": name, "quick": bench.quick, "seed": bench.seed,
         "given": [word for key, value in own if value is not None for word in (key, str(value))], "seconds": round(seconds, 1),
         "processor_seconds": round(busy, 1), "threads": torch.get_num_threads(),
@@ -49,15 +49,12 @@ def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
     return Finding(result, seconds, page, write(out / f"{name}.json", text + "\n"))
 
 
-def footnote(about: dict[str, object]) -> str:
+def footnote(about: dict[str, Any]) -> str:
     """What the page says of its own making."""
-    given = about.get("given")
-    own = f" {shlex.join(given)}" if isinstance(given, list) and given else ""
-    command = (
-        f"polyhead lab {about['name']}{own} --seed {about['seed']}{' --quick' if about['quick'] else ''}"
-    )
+    quick = ["--quick"] if about["quick"] else []
+    command = ["polyhead", "lab", about["name"], *about["given"], "--seed", str(about["seed"]), *quick]
     return (
-        f"{command}: {about['seconds']:.0f} s ({about['processor_seconds']:.0f} s of processor time), threads: "
+        f"{shlex.join(command)}: {about['seconds']:.0f} s ({about['processor_seconds']:.0f} s of processor time), threads: "
         f"{about['threads']}, Polyhead {about['polyhead']}, torch {about['torch']}. Times belong to one machine; "
         "trust the ratios."
     )
