@@ -76,9 +76,8 @@ def affinities(x: Tensor, perplexity: float) -> Tensor:
     """
     distance = torch.cdist(x.double(), x.double()).square()
     distance.fill_diagonal_(math.inf)
-    distance = distance - distance.amin(
-        1, keepdim=True
-    )  # the nearest keeps its weight however narrow the Gaussian
+    # the nearest keeps its weight however narrow the Gaussian
+    distance = distance - distance.amin(1, keepdim=True)
     scale = distance[distance.isfinite()].mean().item() or 1.0
     low, high = (torch.full((len(x), 1), bound / scale).double() for bound in (1e-12, 1e12))
     for _ in range(HALVINGS):

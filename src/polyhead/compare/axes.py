@@ -17,13 +17,8 @@ from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 
 OPENING, CLOSING, QUOTES = "{[(", "}])", "\"'"
-SECTIONS: tuple[str, ...] = (
-    "model",
-    "train",
-    "tokenizer",
-    "generation",
-    "data",
-)  # where a bare key is looked for, in this order
+# where a bare key is looked for, in this order
+SECTIONS: tuple[str, ...] = ("model", "train", "tokenizer", "generation", "data")
 WHOLE = ("start", "distill", "task")  # keys that are none of a section
 # what compare sets itself, and what to use instead
 OURS = {

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 80  # characters of a directory
 POINTS = 15  # evaluations of a cell, about
-LEAST_WIDTH = (
-    0.25  # of the base's d_ff: a narrower feed-forward layer would be another design, not a fair one
-)
+# of the base's d_ff: a narrower feed-forward layer would be another design, not a fair one
+LEAST_WIDTH = 0.25
 AS_ANOTHER = {"decoder_block": "block", "decoder_attention": "attention", "cross_attention": "attention"}
 Tree = dict[str, Any]
 
@@ -106,9 +105,8 @@ def make_plan(
     if isinstance(base, str):
         raise UserError(base)
     given = [value for keys, value in document.parse_overrides(changes, Recipe) if keys == ["out"]]
-    name = (
-        recipe.parent.name if recipe.stem == "recipe" else recipe.stem
-    )  # a run's own recipe is runs/NAME/recipe.yaml
+    # a run's own recipe is runs/NAME/recipe.yaml
+    name = recipe.parent.name if recipe.stem == "recipe" else recipe.stem
     out = out or Path(given[-1] if given else Path("runs") / f"compare-{name}")
     varied = grid(axes, lambda change: _same(tree, change, base)) if full_grid else one_at_a_time(axes)
     rows = [Row("base", (), base, note=warning(base, budget))]

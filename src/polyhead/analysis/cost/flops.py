@@ -68,15 +68,10 @@ def layer(config: ModelConfig, i: int, own: Reach, across: Reach | None, side: s
 def attention(choice: Choice, position: Choice | None, shape: Shape, reach: Reach) -> list[Work]:
     """Projections, and what queries gather of the slots."""
     rows, queries, _, fresh = reach
-    wide, keys, values = (
-        shape.n_heads * shape.head_dim,
-        shape.n_kv_heads * shape.head_dim,
-        shape.n_kv_heads * shape.v_head_dim,
-    )
-    tie, C = choice.options.get("tie", "none"), shape.d_model
-    values = (
-        0 if tie in ("kv", "qkv") else values
-    )  # tied keys and values are computed once; tied queries are not keys
+    wide, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    # tied keys and values are computed once; tied queries are not keys
+    tied = choice.options.get("tie", "none") in ("kv", "qkv")
+    values, C = 0 if tied else shape.n_kv_heads * shape.v_head_dim, shape.d_model
     projected = 2 * rows * C * (queries * (wide + shape.n_heads * shape.v_head_dim) + fresh * (keys + values))
     gathered = known(GATHER, choice)(choice, position, shape, reach)
     return [Work("projections", 1, projected, "4BSHA + 4BSHG"), gathered]
@@ -264,8 +259,6 @@ BLOCKS = {
 GATHER = {"softmax": _softmax, "kernel": _kernel, "linear": _linear}
 POSITIONS = dict.fromkeys(("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "disentangled"))
 NORMS = dict.fromkeys(("layernorm", "rmsnorm", "batchnorm", "none"))
-PLAIN, GATED = (
-    ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1"),
-    ("glu", "reglu", "geglu", "swiglu"),
-)
+PLAIN = ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1")
+GATED = ("glu", "reglu", "geglu", "swiglu")
 MATRICES = dict.fromkeys(PLAIN, 2) | dict.fromkeys(GATED, 3)

@@ -49,18 +49,16 @@ class Piece(NamedTuple):
 
     features: Callable[[Any], Tensor]  # of a model: what its head reads
     tokens: int  # that it predicts; texts, where these have classes
-    real: Mapping[
-        str, Tensor | None
-    ]  # for each stack of the model, which places (B, T) are tokens; None: all
+    # for each stack of the model, which places (B, T) are tokens; None: all
+    real: Mapping[str, Tensor | None]
     head: str = "head"  # the part of the model that reads them
 
 
 class Compared(Protocol):
     """A task by name. ``task`` below is what the training task of the same name opened."""
 
-    measures: tuple[
-        Measure, ...
-    ]  # the loss first; the second is what designs with different tokens are sorted by
+    # the loss first; the second is what designs with different tokens are sorted by
+    measures: tuple[Measure, ...]
     words: Words
 
     def labels(self, recipe: Recipe) -> Sequence[str]:

@@ -26,10 +26,8 @@ from polyhead.run import Run
 from polyhead.train.tasks.language import LanguageModel
 from polyhead.train.tasks.plain_text import store_of
 
-PROMPTS, LONGEST = (
-    32,
-    128,
-)  # texts that go on side by side while speed is measured, and tokens of each at most
+# texts that go on side by side while speed is measured, and tokens of each at most
+PROMPTS, LONGEST = 32, 128
 
 
 def word_perplexity(sums: Floats) -> Floats:
