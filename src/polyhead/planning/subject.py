@@ -32,6 +32,8 @@ class Subject(NamedTuple):
     steps: int | None
     cache: Choice | None
     context: int
+    text: dict[str, float]  # what is known of the training text
+    notes: list[str]  # what is no more than likely; who finds more adds it
 
     @property
     def loads(self) -> list[Load]:
@@ -68,11 +70,14 @@ def alone(config: ModelConfig, rows: int | None, length: int | None, tokens: flo
         load = load._replace(asked=rows if config.labels else max(1, round(0.15 * rows * length)))
     train = TrainConfig.model_validate({"steps": 1, "max_tokens": rows * length})
     steps = math.ceil(tokens / load.labels) if tokens else None
-    return _blank(f"{config.kind} model", config, train, load, steps, None, config.max_len)
+    return _blank(f"{config.kind} model", config, train, load, steps, None, config.max_len, [])
 
 
-def unread(recipe: Recipe, origin: Run | None, notes: list[str]) -> Subject:
-    """A recipe whose text is not there: every row as long as it may be."""
+def unread(recipe: Recipe, origin: Run | None, gone: list[str]) -> Subject:
+    """A recipe whose text is not there, for want of some files: every row as long as it may be."""
+    notes = [
+        f"{', '.join(gone)}: not found, so batches are the largest that may be, and epochs are not known"
+    ]
     vocab_size = recipe.tokenizer.vocab_size
     labels: tuple[str, ...] = ()
     if origin:
@@ -103,6 +108,7 @@ def unread(recipe: Recipe, origin: Run | None, notes: list[str]) -> Subject:
         updates(recipe.train, None),
         recipe.generation.cache,
         length,
+        notes,
     )
 
 
@@ -122,11 +128,13 @@ def _blank(
     steps: int | None,
     cache: Choice | None,
     context: int,
+    notes: list[str],
 ) -> Subject:
+    """A subject without a text."""
     task = Blank(config, load)
     small = load.tokens * max(1, train.accumulate) < BLANK
     some = [(load, task.count(None), task.batch(None))] if small else []
-    return Subject(name, config, train, load, some, task, None, steps, cache, context)
+    return Subject(name, config, train, load, some, task, None, steps, cache, context, {}, notes)
 
 
 def opened(recipe: Recipe, texts: Texts) -> Subject:
@@ -148,6 +156,8 @@ def opened(recipe: Recipe, texts: Texts) -> Subject:
         updates(recipe.train, texts.batches),
         recipe.generation.cache,
         context,
+        {"lines": texts.lines, "bytes": texts.nbytes, "looked_at": round(texts.share, 4)},
+        texts.notes,
     )
 
 
