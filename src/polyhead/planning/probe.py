@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from polyhead.nn.loss import Loss, classification, cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.registry import Choice
 from polyhead.train.loop import Task, update
-from polyhead.train.ranks import Each
+from polyhead.train.ranks import Each, threads
 from polyhead.train.training import Training
 
 Clock = Callable[[], float]
@@ -118,17 +117,6 @@ def learning(
             if len(found.seconds) >= MOST or (spent > budget and len(found.seconds) >= LEAST):
                 break
     return found
-
-
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """As many as training will have."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _grouped(batches: Iterable[Any], work: Iterable[float], size: int) -> Iterator[tuple[list[Any], float]]:

@@ -7,8 +7,8 @@ speaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -17,6 +17,17 @@ from torch import Tensor, nn
 T = TypeVar("T")
 Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """Does a work on each of some things: ``map``, or that of several ranks."""
+
+
+@contextmanager
+def threads(n: int | None) -> Iterator[None]:
+    """So many CPU threads within, or those there are; as many as before behind it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Deals(Protocol):

@@ -21,7 +21,7 @@ from polyhead.errors import UserError
 from polyhead.train.board import ANSWER, BEAT, Board, Pulse
 from polyhead.train.gradients import Gradients
 from polyhead.train.launch import LAUNCHED, LISTENING, processes
-from polyhead.train.ranks import ALONE, Deals, Ranks
+from polyhead.train.ranks import ALONE, Deals, Ranks, threads
 from polyhead.train.statistics import Statistics
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Several:
         if self.rank:
             self._await([key], [0])
         else:
-            with _threads(self.threads):  # those of the others as well, which wait
+            with threads(self.threads):  # those of the others as well, which wait
                 text = json.dumps(work())
             with self._heard(ANSWER):
                 self.board.write(key, text)
@@ -259,17 +259,6 @@ def _store(rank: int, world: int) -> Store:
     store: Store = next(iter(rendezvous("env://", timeout=timedelta(seconds=JOIN))))[0]
     # torchrun keeps its store when it starts the processes again, with all that those before have written there
     return PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    """So many CPU threads within, as many as before behind it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _no_answer(ranks: list[int], seconds: float) -> str:
