@@ -235,14 +235,14 @@ def measured(plan: Plan, losses: list[list[float]], words: int = 100) -> list[di
     for row, nll in zip(plan.rows, losses, strict=True):
         tokens, total = [8] * len(nll), sum(nll)
         text = {"nll": nll, "tokens": tokens, "words": words, "characters": 480}
-        (OUT / row.slug).mkdir(parents=True)
-        kept = {"split": "valid", "nll": nll, "tokens": tokens, "text": text}
-        (OUT / row.slug / "outputs.json").write_text(json.dumps(kept))
+        plan.place(row, 1).mkdir(parents=True)
+        kept = {"nll": nll, "tokens": tokens, "text": text}
+        (plan.place(row, 1) / "outputs.json").write_text(json.dumps(kept))
         results[row.name, 1] = {
             "status": "done", "split": "valid", "signatures": {}, "loss": total / sum(tokens),
             "word_ppl": math.exp(total / words), "bits_per_char": total / 480 / math.log(2), "recipe": "", "steps": 1,
         }  # fmt: skip
-    return rows_of(plan, results, lambda row, seed: OUT / row.slug)
+    return rows_of(plan, results)
 
 
 @pytest.mark.usefixtures("lm")

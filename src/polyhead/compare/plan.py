@@ -79,6 +79,10 @@ class Plan:
         assert recipe is not None, "the base is read before anything else"
         return recipe
 
+    def place(self, row: Row, seed: int) -> Path:
+        """The directory of a cell."""
+        return self.out / "cells" / f"{row.slug}.s{seed}"
+
     def with_rows(self, rows: Iterable[Row]) -> Plan:
         return replace(self, rows=tuple(rows))
 

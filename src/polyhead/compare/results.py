@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from polyhead.compare.significance import Floats, interval, resamples, scores
 from polyhead.compare.tasks.base import Measure
 
 Result = dict[str, Any]
-Place = Callable[[Row, int], Path]
 # what is averaged over the seeds, besides the measures
 MEANS = (
     "parameters", "flops_per_token", "steps", "seconds", "tokens", "train_tokens_per_s",
@@ -26,10 +24,10 @@ MEANS = (
 )  # fmt: skip
 
 
-def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result], place: Place) -> list[Result]:
+def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result]) -> list[Result]:
     """One row a design, best first; those without a result come last."""
     statistics_of = {
-        row.name: statistics_by_seed(plan, row, done, place)
+        row.name: statistics_by_seed(plan, row, done)
         for row in plan.rows
         if (done := done_seeds(plan, row, results))
     }
@@ -143,13 +141,11 @@ def _pairs(measure: Measure, row: Row, plan: Plan, own: Floats, base: Floats) ->
     return same_tokens or not measure.of_tokens
 
 
-def statistics_by_seed(
-    plan: Plan, row: Row, seeds: Sequence[int], place: Place
-) -> dict[int, dict[str, Floats]]:
+def statistics_by_seed(plan: Plan, row: Row, seeds: Sequence[int]) -> dict[int, dict[str, Floats]]:
     """Statistics by unit of every measure, for each seed that is done."""
     found = {}
     for seed in seeds:
-        kept = read_json(place(row, seed) / OUTPUTS)
+        kept = read_json(plan.place(row, seed) / OUTPUTS)
         assert kept is not None, "outputs.json is written before result.json"
         found[seed] = plan.task.statistics(kept, plan.base)
     return found

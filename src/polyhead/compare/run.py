@@ -30,11 +30,12 @@ SECTIONS = ("data", "tokenizer", "model", "train", "generation")
 
 
 class Cell(NamedTuple):
-    """One row with one seed, and where it lives."""
+    """One row with one seed, where it lives, and what it trains."""
 
     row: Row
     seed: int
     directory: Path
+    recipe: Recipe
 
 
 def prepare(plan: Plan) -> Plan:
@@ -57,12 +58,10 @@ def prepare(plan: Plan) -> Plan:
 
 def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     """Run every cell that is not finished. The rows, and whether all cells are done (else it was interrupted)."""
-    cells = [
-        Cell(row, seed, place(plan, row, seed)) for row in plan.rows if row.recipe for seed in plan.seeds
-    ]
+    cells = [cell_of(plan, row, row.recipe, seed) for row in plan.rows if row.recipe for seed in plan.seeds]
     for cell in cells:
-        check_cell(cell, plan)
-        tokenizer_of(cell_recipe(cell, plan), plan.out)
+        check_cell(cell)
+        tokenizer_of(cell.recipe, plan.out)
     write_json(plan.out / files.COMPARISON, described(plan))
     for row in plan.rows:
         if row.refused:
@@ -73,10 +72,10 @@ def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
         results: dict[tuple[str, int], dict[str, Any]] = {}
         finished = True
         for number, (cell, left) in enumerate(pending(cells, plan), 1):
-            new = read_result(cell) is None
+            new = settled(cell) is None
             if finished:
                 finished = one(cell, plan, stop, f"[{number}/{len(cells)}]", left)
-            results[cell.row.name, cell.seed] = outcome(cell)
+            results[cell.row.name, cell.seed] = written(cell) or {"status": "waiting"}
             if finished and new:
                 publish(plan, results)
         return publish(plan, results), finished
@@ -86,8 +85,8 @@ def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
     """The cells with what is left after each, as a person would say it."""
     spent: list[float] = []
     for i, cell in enumerate(cells):
-        rest = sum(read_result(other) is None for other in cells[i + 1 :])
-        before, ran = time.monotonic(), read_result(cell) is None
+        rest = sum(settled(other) is None for other in cells[i + 1 :])
+        before, ran = time.monotonic(), settled(cell) is None
         mean = (
             sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
         )
@@ -99,18 +98,18 @@ def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
 def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
     """Run one cell in its own process, if it is not finished; False if that was interrupted."""
     name = cell.row.name + (f", seed {cell.seed}" if len(plan.seeds) > 1 else "")
-    found = read_result(cell)
+    found = settled(cell)
     if found is not None:
         say(f"{number} {name}: {brief(found, plan)} (finished before)")
         return True
-    begun = (cell.directory / "checkpoints").is_dir()
-    say(f"{number} {name}{': goes on' if begun else ''}{left}")
+    goes_on = (cell.directory / "checkpoints").is_dir()
+    say(f"{number} {name}{': goes on' if goes_on else ''}{left}")
     ask(cell, plan)
     start = time.monotonic()
     code = run_process(cell.directory, stop)
     if stop.asked:
         return False
-    found = read_result(cell, whatever=True)
+    found = written(cell)
     if code and found is None:
         found = {"status": "failed", "message": died(code)}
         write_json(cell.directory / files.RESULT, {**found, "again": True})
@@ -121,51 +120,38 @@ def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
 
 def ask(cell: Cell, plan: Plan) -> None:
     """Write down what the cell is to do. All seeds of a design take the steps that its first one was given."""
-    recipe = cell_recipe(cell, plan)
-    first = read_json(place(plan, cell.row, plan.seeds[0]) / files.STEPS) or {}
+    first = read_json(plan.place(cell.row, plan.seeds[0]) / files.STEPS) or {}
     (cell.directory / files.RESULT).unlink(missing_ok=True)
     write_json(
         cell.directory / files.CELL,
         {
-            "recipe": recipe.model_dump(mode="json"),
+            "recipe": cell.recipe.model_dump(mode="json"),
             "budget": [plan.budget.kind, plan.budget.amount],
-            "tokenizer": str(tokenizer_of(recipe, plan.out)),
+            "tokenizer": str(tokenizer_of(cell.recipe, plan.out)),
             "steps": first.get("steps"),
         },
     )
 
 
-def cell_recipe(cell: Cell, plan: Plan) -> Recipe:
+def cell_of(plan: Plan, row: Row, recipe: Recipe, seed: int) -> Cell:
     """The row's recipe with the seed, in the cell's place, with the store of tokens that all cells share."""
-    assert cell.row.recipe is not None
-    recipe = cell.row.recipe
-    return recipe.model_copy(
-        update={
-            "train": recipe.train.model_copy(update={"seed": cell.seed}),
-            "data": recipe.data.model_copy(
-                update={"cache": recipe.data.cache or plan.out / "shared" / "tokens"}
-            ),
-            "out": cell.directory,
-        }
-    )
+    directory, shared = plan.place(row, seed), plan.out / "shared" / "tokens"
+    update = {
+        "train": recipe.train.model_copy(update={"seed": seed}),
+        "data": recipe.data.model_copy(update={"cache": recipe.data.cache or shared}),
+        "out": directory,
+    }
+    return Cell(row, seed, directory, recipe.model_copy(update=update))
 
 
-def place(plan: Plan, row: Row, seed: int) -> Path:
-    """The directory of a cell."""
-    return plan.out / "cells" / f"{row.slug}.s{seed}"
-
-
-def check_cell(cell: Cell, plan: Plan) -> None:
+def check_cell(cell: Cell) -> None:
     """A directory that was made for another design of the same name is a UserError."""
     asked = read_json(cell.directory / files.CELL)
-    if asked is None:
-        return
-    if not changed_keys(asked["recipe"], cell_recipe(cell, plan)):
-        return
-    raise UserError(
-        f"{cell.directory} was made for another design called {cell.row.name!r}; "
-        "give this one another name, or the comparison another --out"
-    )
+    if asked is not None and changed_keys(asked["recipe"], cell.recipe):
+        raise UserError(
+            f"{cell.directory} was made for another design called {cell.row.name!r}; "
+            "give this one another name, or the comparison another --out"
+        )
 
 
 def changed_keys(written: dict[str, Any], now: Recipe) -> list[str]:
@@ -182,20 +168,20 @@ def changed_keys(written: dict[str, Any], now: Recipe) -> list[str]:
     return [key for key in found if key != "data.cache"]
 
 
-def read_result(cell: Cell, whatever: bool = False) -> dict[str, Any] | None:
-    """What was measured; None if nothing is yet or, unless ``whatever``, if it failed in a way that may pass."""
-    found = read_json(cell.directory / files.RESULT)
-    return None if found is None or (found.get("again") and not whatever) else found
+def written(cell: Cell) -> dict[str, Any] | None:
+    """The result of a cell; None if there is none yet."""
+    return read_json(cell.directory / files.RESULT)
 
 
-def outcome(cell: Cell) -> dict[str, Any]:
-    """The result of a cell, or that there is none yet."""
-    return read_result(cell, whatever=True) or {"status": "waiting"}
+def settled(cell: Cell) -> dict[str, Any] | None:
+    """The same, but None also for a failure that may pass: the cell has to run."""
+    found = written(cell)
+    return None if found is None or found.get("again") else found
 
 
 def publish(plan: Plan, results: dict[tuple[str, int], dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows as they stand, written as JSON, CSV and a page."""
-    rows = rows_of(plan, results, lambda row, seed: place(plan, row, seed))
+    rows = rows_of(plan, results)
     write_json(
         plan.out / "compare.json",
         {
