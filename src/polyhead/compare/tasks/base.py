@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from polyhead.compare.significance import Floats, Score
+from polyhead.compare.significance import Floats, Score, mean_of
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.registry import Registry
@@ -32,6 +32,14 @@ class Measure(NamedTuple):
     ends: int  # after the point, in intervals and spreads
     of_tokens: bool = False  # its units are cut or counted by tokens: no pairs where tokenizers differ
     across: bool = True  # whether its values compare where tokenizers differ
+
+
+LOSS_OF_TOKENS = Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False)
+
+
+def measured_split(recipe: Recipe) -> str:
+    """The text that all but the loss is measured on: the test text, if there is one."""
+    return "test" if recipe.data.test else "valid"
 
 
 class Words(NamedTuple):

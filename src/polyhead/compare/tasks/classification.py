@@ -12,7 +12,7 @@ from torch import Tensor
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.compare.measure import counted, loss_and_ppl
 from polyhead.compare.significance import Floats, class_statistics, f1_of, matthews_of, mean_of
-from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words
+from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words, measured_split
 from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import labels_of
 from polyhead.data.labelled_store import LabelledStore
@@ -64,14 +64,14 @@ class Classifiers:
     def quality(self, run: Run, recipe: Recipe, task: Classification) -> tuple[Found, Found]:
         """Loss of the validation texts; how often the test texts, if there are any, got their class."""
         assert isinstance(run.model, Classifier)
-        split, store = "valid", task.valid
+        store = task.valid
         text = valid = judged(run.model, task, store)
         if recipe.data.test:
-            split, store = "test", store_of(recipe, "test", task.labels, run.tokenizer)
+            store = store_of(recipe, "test", task.labels, run.tokenizer)
             text = judged(run.model, task, store)
         measures = class_measures(text.given, text.wanted, task.labels)
         found = {
-            "split": split,
+            "split": measured_split(recipe),
             **loss_and_ppl(sum(valid.nll), len(valid.nll)),
             **{name: measures[name] for name in ("accuracy", "f1", "mcc")},
             "signatures": {},

@@ -13,7 +13,7 @@ from torch import Tensor
 from polyhead.analysis.perplexity import Perplexity
 from polyhead.compare.measure import by_row, loss_and_ppl
 from polyhead.compare.significance import Floats, mean_of
-from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words
+from polyhead.compare.tasks.base import COMPARED, LOSS_OF_TOKENS, Found, Measure, Piece, Words, measured_split
 from polyhead.data.rows import Rows, collate_rows
 from polyhead.data.token_store import TokenStore
 from polyhead.generate.loop import generate
@@ -45,7 +45,7 @@ class LanguageModels:
     """A unit is a row of ``data.max_len`` tokens."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False),
+        LOSS_OF_TOKENS,
         Measure("word_ppl", "word ppl", "perplexity of a word", word_perplexity, True, 2, 1, of_tokens=True),
         Measure("bits_per_char", "bits/char", "bits a character", bits, True, 3, 3, of_tokens=True),
     )
@@ -76,21 +76,20 @@ class LanguageModels:
         """Loss of the validation text, row by row; by words and characters of the test text, if there is one."""
         assert isinstance(run.model, CausalLM)
         nll, tokens = text_nll, text_tokens = losses(run.model, task, task.valid)
-        split, store = "valid", task.valid
+        store = task.valid
         if recipe.data.test:
-            split = "test"
-            store = store_of(recipe, split, run.tokenizer)
+            store = store_of(recipe, "test", run.tokenizer)
             text_nll, text_tokens = losses(run.model, task, store)
         of = Perplexity(sum(text_nll), sum(text_tokens), store.report.words, store.report.characters)
         found = {
-            "split": split,
+            "split": measured_split(recipe),
             **loss_and_ppl(sum(nll), sum(tokens)),
             "word_ppl": of.per_word,
             "bits_per_char": of.bits_per_character,
             "signatures": {},
         }
         text = {"nll": text_nll, "tokens": text_tokens, "words": of.words, "characters": of.characters}
-        return found, {"split": split, "nll": nll, "tokens": tokens, "text": text}
+        return found, {"nll": nll, "tokens": tokens, "text": text}
 
     def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
         """-log p of every row, and its share of what that is divided by.

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.compare.measure import counted, loss_and_ppl
 from polyhead.compare.significance import Floats, mean_of
-from polyhead.compare.tasks.base import Found, Measure, Piece, Words
+from polyhead.compare.tasks.base import LOSS_OF_TOKENS, Found, Measure, Piece, Words, measured_split
 from polyhead.data.arrays import Ints
 from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
@@ -49,7 +49,7 @@ class Recovering:
     reads: Callable[[Run], Any] = lambda run: None  # what a decoder reads besides its own output
 
     measures: ClassVar = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False),
+        LOSS_OF_TOKENS,
         Measure("accuracy", "accuracy", "accuracy", mean_of, False, 4, 3, of_tokens=True, across=False),
     )
 
@@ -76,7 +76,7 @@ class Recovering:
         if recipe.data.test:
             text = self.by_unit(run.model, self.numbered(task, self.store_of(recipe, "test", run.tokenizer)))
         found: Found = {
-            "split": "test" if recipe.data.test else "valid",
+            "split": measured_split(recipe),
             **loss_and_ppl(sum(one.nll for one in valid), sum(one.asked for one in valid)),
             "accuracy": sum(one.right for one in text) / sum(one.asked for one in text),
             "signatures": {},

@@ -16,9 +16,8 @@ from polyhead.compare.significance import (
     bleu_statistics,
     chrf_of,
     chrf_statistics,
-    mean_of,
 )
-from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words
+from polyhead.compare.tasks.base import COMPARED, LOSS_OF_TOKENS, Found, Measure, Piece, Words, measured_split
 from polyhead.data.collate import Batch, collate
 from polyhead.data.corpus import read_pairs
 from polyhead.models import Seq2Seq
@@ -38,7 +37,7 @@ class Translations:
     """A unit is a sentence."""
 
     measures = (
-        Measure("loss", "loss", "validation loss", mean_of, True, 3, 3, of_tokens=True, across=False),
+        LOSS_OF_TOKENS,
         Measure("bleu", "BLEU", "BLEU", bleu_of, False, 2, 1),
         Measure("chrf", "chrF", "chrF", chrf_of, False, 2, 1),
     )
@@ -69,7 +68,7 @@ class Translations:
         assert isinstance(run.model, Seq2Seq)
         scored = validation(run.model, task)
         nll, tokens = [nll for _, nll, _ in scored], [n for _, _, n in scored]
-        split = "test" if recipe.data.test else "valid"
+        split = measured_split(recipe)
         sources, references, _ = read_pairs(corpus_of(recipe, split))
         outputs = run.translate(sources, truncate=True)
         scores = [bleu(outputs, references, recipe.data.target_lang), chrf(outputs, references)]
@@ -79,11 +78,11 @@ class Translations:
             **{score.name: score.value for score in scores},
             "signatures": {score.name: score.signature for score in scores},
         }
-        return found, {"split": split, "outputs": outputs, "nll": nll, "tokens": tokens}
+        return found, {"outputs": outputs, "nll": nll, "tokens": tokens}
 
     def statistics(self, kept: Found, base: Recipe) -> dict[str, Floats]:
         """n-grams of every output and its reference, and the loss of every validation sentence."""
-        _, references, _ = read_pairs(corpus_of(base, "test" if base.data.test else "valid"))
+        _, references, _ = read_pairs(corpus_of(base, measured_split(base)))
         return {
             "bleu": bleu_statistics(kept["outputs"], references, base.data.target_lang),
             "chrf": chrf_statistics(kept["outputs"], references),
@@ -92,8 +91,7 @@ class Translations:
 
     def decode_speed(self, run: Run, recipe: Recipe) -> float:
         """Target tokens a second on the text that is translated."""
-        split = "test" if recipe.data.test else "valid"
-        return decode_speed(run, read_pairs(corpus_of(recipe, split), DECODED)[0])
+        return decode_speed(run, read_pairs(corpus_of(recipe, measured_split(recipe)), DECODED)[0])
 
     def memory(self, run: Run) -> list[Memory]:
         """Of a source without a word."""
