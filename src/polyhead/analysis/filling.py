@@ -15,6 +15,8 @@ from polyhead.models import MaskedLM
 from polyhead.text.masks import encode_masked
 from polyhead.text.tokenizer import Tokenizer
 
+BATCH_TOKENS = 4096  # that are read together
+
 
 class Fill(NamedTuple):
     """A token that may stand behind a mask."""
@@ -26,7 +28,7 @@ class Fill(NamedTuple):
 
 @torch.inference_mode()
 def fill_mask(
-    model: MaskedLM, tokenizer: Tokenizer, texts: Sequence[str], top: int = 5, batch_tokens: int = 4096
+    model: MaskedLM, tokenizer: Tokenizer, texts: Sequence[str], top: int
 ) -> list[list[list[Fill]]]:
     """For each text and each of its masks the ``top`` likeliest tokens, best first.
 
@@ -46,7 +48,7 @@ def fill_mask(
                 f"text {number} has more tokens than this model takes ({model.config.max_len}, special ones counted)"
             )
     found: list[list[list[Fill]]] = [[] for _ in rows]
-    for numbers, vectors, _ in read(model, rows, tokenizer, batch_tokens):
+    for numbers, vectors, _ in read(model, rows, tokenizer, BATCH_TOKENS):
         for number, of_text in zip(numbers, vectors, strict=True):
             ids = torch.tensor(rows[number].ids)
             places = torch.where(ids == tokenizer.mask_id)[0]
