@@ -55,6 +55,12 @@ def frontier(dots: Sequence[Dot], less_is_better: bool) -> list[Dot]:
     return kept
 
 
+def staircase(best: Sequence[Dot], x: Scale, y: Scale) -> str:
+    """The path through the frontier, cheapest first: a step at each design, since nothing is known in between."""
+    (across, up), *rest = ((f"{x.at(dot.x):.1f}", f"{y.at(dot.y):.1f}") for dot in best)
+    return f"M{across} {up}" + "".join(f"H{a}V{b}" for a, b in rest) + f"H{x.end}"
+
+
 def pareto_chart(dots: Sequence[Dot], measure: Measure, cost: Cost, width: int, height: int) -> str:
     """An SVG element: better is up, cheaper is left, a number in each point, its 95 % interval as a line."""
     x_ticks, (x_low, x_high) = _range([dot.x for dot in dots], max(3, round(width / 140)))
@@ -76,10 +82,8 @@ def pareto_chart(dots: Sequence[Dot], measure: Measure, cost: Cost, width: int, 
     parts.append(
         f'<text class="label" x="{left + 6:.1f}" y="12">{escape(measure.title)}, better is up</text>'
     )
-    best = [(f"{x.at(dot.x):.1f}", f"{y.at(dot.y):.1f}") for dot in frontier(dots, measure.less_is_better)]
-    # a step, since nothing is known in between
-    steps = f"M{best[0][0]} {best[0][1]}" + "".join(f"H{a}V{b}" for a, b in best[1:])
-    parts.append(f'<path class="front" d="{steps}H{x.end}"/>')
+    best = frontier(dots, measure.less_is_better)
+    parts.append(f'<path class="front" d="{staircase(best, x, y)}"/>')
     for dot in dots:
         cx, cy = x.at(dot.x), y.at(dot.y)
         low, high = (y.at(v) for v in dot.interval)

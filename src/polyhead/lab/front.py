@@ -6,7 +6,7 @@ from html import escape
 
 from polyhead.analysis.charts import Scale, axes, log_ticks, number, powers
 from polyhead.analysis.scatter import place
-from polyhead.compare.pareto import Dot, frontier
+from polyhead.compare.pareto import Dot, frontier, staircase
 from polyhead.lab.result import Front
 
 TOP, BOTTOM, RIGHT = 26, 44, 22  # pixels
@@ -32,9 +32,7 @@ def front_chart(front: Front, width: int, height: int) -> str:
         f'<text class="label" x="{left + 6:.1f}" y="14">{escape(front.y_label)}, better is up</text>'
     )
     pixels = [(x.at(cost), y.at(error)) for cost, error in zip(xs, ys, strict=True)]
-    best = [(f"{x.at(dot.x):.1f}", f"{y.at(dot.y):.1f}") for dot in best_of(front)]
-    steps = f"M{best[0][0]} {best[0][1]}" + "".join(f"H{a}V{b}" for a, b in best[1:])
-    parts.append(f'<path class="best" d="{steps}H{x.end}"/>')
+    parts.append(f'<path class="best" d="{staircase(best_of(front), x, y)}"/>')
     for i in range(len(front.families)):
         own = [f"{a:.1f} {b:.1f}" for (j, *_), (a, b) in zip(points, pixels, strict=True) if i == j]
         parts.append(f'<path class="curve c{i}" d="M{"L".join(own)}"/>')
