@@ -200,7 +200,7 @@ def test_the_number_of_right_examples_is_counted():
     rows = [
         {"source": "a", "output": "b", "reference": "c", "correct": right} for right in (True, False, True)
     ]
-    assert report.translations(rows).lead == "2 of these 3 equal their reference."
+    assert report.outputs(rows).lead == "2 of these 3 equal their reference."
 
 
 def test_the_attention_page_holds_every_weight(tmp_path):

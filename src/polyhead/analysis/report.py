@@ -41,7 +41,7 @@ def write_report(
     ``facts``: short ones become tiles, longer ones and mappings a table. ``metrics``: the rows of metrics.jsonl.
     ``examples``: source, output, reference, and correct (by default: are output and reference equal).
     """
-    sections = [headline(facts), training(metrics), translations(examples)]
+    sections = [headline(facts), training(metrics), outputs(examples)]
     if attention:
         sections.append(attention_section(attention))
     return write(path, page(title, lead, [section for section in sections if section.body]))
@@ -119,7 +119,7 @@ def plot(
     )
 
 
-def translations(examples: Sequence[Mapping[str, Any]]) -> Section:
+def outputs(examples: Sequence[Mapping[str, Any]]) -> Section:
     """Outputs beside references; where they differ, the difference is marked."""
     rows = [row_html(example) for example in examples]
     n_right = sum(is_right(example) for example in examples)

@@ -32,7 +32,7 @@ def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result]) -> list[Resul
         if (done := done_seeds(plan, row, results))
     }
     rows = [row_of(plan, row, results, statistics_of) for row in plan.rows]
-    leave_out(rows, plan)
+    note_fewer(rows, plan)
     chief = next(iter(alike(rows, plan.task.measures)), plan.task.measures[0])
 
     def order(row: Result) -> tuple[bool, float]:
@@ -50,8 +50,8 @@ def alike(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> lis
     return [measure for measure in measures if same or measure.across]
 
 
-def leave_out(rows: Sequence[Result], plan: Plan) -> None:
-    """Note the rows that were measured on less of the text than others: what is too long for a design is not in its figures."""
+def note_fewer(rows: Sequence[Result], plan: Plan) -> None:
+    """Mark the rows that were measured on less of the text than others: what is too long for a design is not in its figures."""
     for measure in plan.task.measures if plan.task.words.given else ():
         most = max((row["units"].get(measure.name, 0) for row in rows), default=0)
         for row in rows:

@@ -38,12 +38,11 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
             cells.append(f"<td>{range_bar(row, measure, spans[name], base)}</td>")
             cells.append(p_cell(row, measure, base))
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
-    split = {"test": "test", "valid": "validation"}[done[0]["split"]]
     *first, last = (measure.column for measure in measures[1:])
     others = " and ".join([", ".join(first), last] if first else [last])
     about = (
         f"{'Loss and perplexity are of a token' if of_tokens else 'Loss is the mean over the texts'} of the validation text; "
-        f"{others} of the {split} text. Bars are 95 % "
+        f"{others} of the {table.TEXTS[done[0]['split']]} text. Bars are 95 % "
         f"intervals of 1,000 bootstrap resamples of the {plan.task.words.unit}, the line is the base. p is the chance of a difference "
         "from the base as large, by paired bootstrap (Koehn, 2004)"
         + (

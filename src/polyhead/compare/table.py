@@ -17,6 +17,7 @@ from polyhead.files import replace_file
 Row = Mapping[str, Any]
 WIDTH, NAMES = 120, 32  # columns of a line, and those that names get at least, if they are as long
 LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank", "units")  # not in the CSV
+TEXTS = {"test": "test", "valid": "validation"}  # of a split, in words
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -27,7 +28,6 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
     many = len(plan.seeds) > 1
     parts = []
     if done:
-        split = done[0]["split"]
         measures = plan.task.measures
         others = ", ".join(measure.column for measure in measures[1:])
         first = "loss, ppl" if measures[0].of_tokens else "loss"
@@ -35,16 +35,11 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
         paid = [
             (price.column, price.show) for price in prices(plan.task.words.each) if told_of(done, price.show)
         ]
-        text = {"test": "test", "valid": "validation"}[split]
+        text = TEXTS[done[0]["split"]]
         parts.append(_grid(done, _fitting(done, _quality_columns(measures, many)), bold))
         parts.append(_grid(done, paid, bold))
         parts.append(
-            f"{first}: validation text."
-            + (
-                f" {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
-                if others
-                else ""
-            )
+            f"{first}: validation text. {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
             + (f"\n{', '.join(apart)}: not to be compared where tokens differ." if apart else "")
             + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
