@@ -36,7 +36,7 @@ class Perplexity(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Nats a token."""
+        """-log p of a token, in nats."""
         return self.nll / self.tokens
 
     @property
@@ -65,7 +65,7 @@ def perplexity(
 ) -> Perplexity:
     """Of a whole text, read in rows of ``width`` tokens side by side, ``rows`` at a time: each token is predicted once.
 
-    ``each`` does a work on each of some things, as ``map``.
+    ``each`` applies a function to each of several things, as ``map`` does.
     """
     starts = np.arange(0, len(store) - 1, width)
     if not len(starts):

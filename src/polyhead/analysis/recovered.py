@@ -26,7 +26,7 @@ class Recovered(NamedTuple):
 
     @classmethod
     def of(cls, found: Iterable[Sequence[float]]) -> Recovered:
-        """Of all together."""
+        """The sums of several, added up."""
         return cls(*map(sum, zip(*found, strict=True)))
 
     def measures(self) -> dict[str, float]:

@@ -98,7 +98,7 @@ def by_row(head: nn.Module, features: Tensor, labels: Tensor) -> list[tuple[floa
 
 
 def counted(task: Any, some: int = 32) -> float:
-    """What a batch of training predicts: the mean over an epoch, or over so many batches spread over it."""
+    """How many tokens, or texts, a batch of training predicts: the mean over ``some`` batches spread over an epoch, or all of them."""
     plan = task.plan(0)
     spread = [plan[len(plan) * i // some] for i in range(some)] if len(plan) > some else plan
     return sum(task.count(task.batch(chosen)) for chosen in spread) / len(spread)

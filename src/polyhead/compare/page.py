@@ -103,7 +103,7 @@ def result(rows: Sequence[Row], done: Sequence[Row], whole: Sequence[Row], plan:
 
 
 def shown(row: Row, measure: Measure) -> str:
-    """A value in large."""
+    """A value of a row as its tile shows it."""
     return f"{row[measure.name]:.{measure.ends}f}"
 
 

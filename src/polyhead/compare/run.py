@@ -225,7 +225,7 @@ def check_out(plan: Plan) -> None:
 
 
 def brief(found: dict[str, Any], plan: Plan) -> str:
-    """One cell in a line."""
+    """The result of a cell in one line."""
     if found["status"] != "done":
         return f"failed: {found['message']}"
     chief = [f"{m.column} {found[m.name]:.{m.digits}f}" for m in plan.task.measures[:2]]

@@ -78,7 +78,7 @@ def _figures(value: float, digits: int) -> str:
 
 
 def memory(value: float | None) -> str:
-    """Bytes as people say them."""
+    """Bytes in GiB or MiB."""
     return (
         "-" if value is None else f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
     )
@@ -94,7 +94,7 @@ def cache(row: Row) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """12:34, or 1:02:03."""
+    """A duration as ``12:34`` or ``1:02:03``."""
     if value is None:
         return "-"
     minutes, rest = divmod(round(value), 60)

@@ -24,7 +24,7 @@ def claims(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]
     names = set(found)
     made = [exact(found, [policy.name for policy in chosen if policy.family in (*EXACT, "state")])]
     if "8 bits" in names:
-        made += numbers(chosen, found, plain)
+        made += bits(chosen, found, plain)
     if "h2o 1/4" in names:
         made += hitters(found, plain)
     if {"window 1/4", "window+sink 1/4"} <= names:
@@ -39,7 +39,7 @@ def claims(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]
 
 
 def exact(found: Founds, names: Sequence[str]) -> Claim:
-    """Those that keep everything."""
+    """Of the caches that keep everything."""
     worst = max(max(found[name].kl) for name in names)
     same = min(min(found[name].same) for name in names)
     return Claim(
@@ -51,8 +51,8 @@ def exact(found: Founds, names: Sequence[str]) -> Claim:
     )
 
 
-def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]:
-    """Fewer bits."""
+def bits(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim]:
+    """Of numbers with fewer bits."""
     eight, four = (change(found[name], plain) for name in ("8 bits", "4 bits"))
     tenth = math.log1p(0.1 / plain.perplexity)
     size = found["4 bits"].memory
@@ -86,7 +86,7 @@ def numbers(chosen: Sequence[Policy], found: Founds, plain: Found) -> list[Claim
 
 
 def hitters(found: Founds, plain: Found) -> list[Claim]:
-    """H2O."""
+    """Of heavy hitters, as H2O keeps them."""
     fifth, shares = f"h2o {FIFTH}", [share for share in ("1/2", "1/4", "1/8") if f"window {share}" in found]
     told = "; ".join(
         f"{share}: {fmean(found[f'h2o {share}'].kl):.2g} against {fmean(found[f'window {share}'].kl):.2g}"
@@ -114,7 +114,7 @@ def hitters(found: Founds, plain: Found) -> list[Claim]:
 
 
 def windows(found: Founds, plain: Found) -> list[Claim]:
-    """Attention sinks."""
+    """Of windows, with attention sinks and without."""
     alone, sink = "window 1/4", "window+sink 1/4"
     return [
         Claim(
@@ -142,7 +142,7 @@ def windows(found: Founds, plain: Found) -> list[Claim]:
 
 
 def clusters(found: Founds) -> Claim:
-    """SubGen."""
+    """Of clusters of keys, as SubGen keeps them."""
     shares = ("1/2", "1/4", "1/8")
     rivals = [name for name in ("h2o", "window+sink") if f"{name} 1/4" in found]
     told = "; ".join(
@@ -163,7 +163,7 @@ def clusters(found: Founds) -> Claim:
 
 
 def ranks(found: Founds, plain: Found) -> Claim:
-    """Eigen Attention."""
+    """Of fewer directions, as Eigen Attention keeps them."""
     name = "low rank 3/5"
     return Claim(
         "Two fifths of the width of keys and values can go at hardly any cost.",
@@ -175,7 +175,7 @@ def ranks(found: Founds, plain: Found) -> Claim:
 
 
 def speed(found: Founds) -> list[Claim]:
-    """What a step takes."""
+    """Of the time that a step takes."""
     quick = {name: faster(found, name) for name in ("h2o 1/8", "window+sink 1/8") if name in found}
     made = [
         Claim(
@@ -221,6 +221,6 @@ def worse(changes: Sequence[float]) -> str:
 
 
 def peak(found: Found) -> int:
-    """Bytes at the most."""
+    """The most bytes that the cache held."""
     assert found.memory is not None
     return found.memory.peak

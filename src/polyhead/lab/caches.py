@@ -181,7 +181,7 @@ def by_place(means: Tensor) -> list[tuple[float, float]]:
 def numbers(
     given: Subject, chosen: Sequence[Policy], found: Founds, plain: Found, spoken: Mapping[str, Sequence[float]], scores: Mapping[str, float]
 ) -> Table:  # fmt: skip
-    """All of it."""
+    """The table of all numbers, a line for each cache."""
     base = chosen[0].name
     head = ["cache", "KL, nats a token", "same likeliest token", "perplexity", "change", "said alike", *(["BLEU"] if scores else []),
             "KiB reserved", "KiB used", "KiB at the peak", "tokens/s", f"speed to {base}"]  # fmt: skip

@@ -44,7 +44,7 @@ def quiet_clock() -> Callable[[], float]:
 
 
 def medians(taken: Mapping[K, list[float]]) -> dict[K, float]:
-    """The middle one of each."""
+    """The median time of each runner."""
     return {name: statistics.median(times) for name, times in taken.items()}
 
 

@@ -38,7 +38,7 @@ class Found:
 
     @property
     def perplexity(self) -> float:
-        """Of a token."""
+        """Perplexity of a token, over all texts."""
         return math.exp(sum(nll * n for nll, n in zip(self.nll, self.tokens, strict=True)) / sum(self.tokens))
 
     @property

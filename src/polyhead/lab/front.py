@@ -66,7 +66,7 @@ def best_of(front: Front) -> list[Dot]:
 
 
 def said(mark: float, floor: float) -> str:
-    """A tick as text."""
+    """A tick as text; at the floor stands what is less, too."""
     return f"≤{mark:g}" if mark <= floor else f"{mark:g}"
 
 

@@ -161,18 +161,18 @@ def slowness(runs: Mapping[str, Sequence[Learned]]) -> dict[str, list[float]]:
 
 
 def loss_dots(of: str, loss: Mapping[str, Sequence[float]]) -> Dots:
-    """Where designs have come to."""
+    """The losses of designs after training, for every seed."""
     return Dots(f"Held-out loss, {of}", "nats a token", loss, SEEDS)
 
 
 def slowness_dots(of: str, slow: Mapping[str, Sequence[float]]) -> Dots:
-    """How soon."""
+    """The mean losses of designs over training, for every seed."""
     title = f"How fast it learns: mean loss over training, {of}"
     return Dots(title, "nats a token", slow, "Low for who learns early.")
 
 
 def loss_plot(of: str, runs: Mapping[str, Sequence[Learned]]) -> Plot:
-    """The way there."""
+    """The losses of designs while they were trained, of the first seed."""
     return Plot(f"Training loss, {of} (first seed)", "step", first_curves(runs), from_zero=True)
 
 

@@ -193,7 +193,7 @@ def serving_figures(served: Served) -> list[Dots | Table]:
 def figures(
     lengths: Sequence[int], chosen: int, full: Mapping[int, float], growing: Mapping[int, float], shared: Mapping[Way, Sequence[Saved]]
 ) -> list[Figure]:  # fmt: skip
-    """Plots and tables."""
+    """Plots and tables of empty slots and of sharing."""
     mean = statistics.fmean(lengths)
     return [
         Plot(
@@ -238,5 +238,5 @@ def figures(
 
 
 def in_percent(share: float) -> str:
-    """3.4 %."""
+    """A share of one as a percentage: ``3.4 %``."""
     return f"{100 * share:.1f} %"

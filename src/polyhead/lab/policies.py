@@ -68,7 +68,7 @@ def policies(shape: CacheShape, length: int, projection: Path | None) -> tuple[l
 
 
 def part(length: int, share: Fraction) -> int:
-    """So many tokens, two at least."""
+    """That share of a length in tokens, two at least."""
     return max(2, round(length * share))
 
 

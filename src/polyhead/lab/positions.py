@@ -35,7 +35,7 @@ Losses = dict[str, dict[int, list[float]]]
 
 
 class Swept(NamedTuple):
-    """What all schemes came to."""
+    """The losses of all schemes, and what some of them refused."""
 
     losses: Losses
     refused: dict[str, str]  # scheme -> what it said

@@ -52,7 +52,7 @@ class Memory(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What came of it."""
+    """How long each way took, and how many texts it had at work."""
 
     seconds: dict[str, list[float]]  # of each round
     rows: dict[str, float]  # texts that are given a token in a step, mean

@@ -60,7 +60,7 @@ def saved(run: Run, text: str, way: Way, *, block: int | None = None, new_tokens
 
 
 def from_usages(seen: Sequence[Usage]) -> Saved:
-    """What was saved over steps."""
+    """What sharing saved, from what the cache held at every step."""
     peak = 1 - max(usage.used for usage in seen) / max(usage.unshared for usage in seen)
     mean = 1 - sum(usage.used for usage in seen) / sum(usage.unshared for usage in seen)
     return Saved(peak, mean, seen[0].block)

@@ -48,17 +48,17 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def said(values: Sequence[float]) -> str:
-    """The interval in words."""
+    """The mean of some repetitions and its interval, in words."""
     return interval(values).said()
 
 
 def percent(shares: Sequence[float]) -> str:
-    """The interval of some shares of one, in words."""
+    """The same of shares of one, in percent."""
     return f"{said([100 * share for share in shares])} %"
 
 
 def quantile(freedom: int) -> float:
-    """Student's t, two-sided 95 %."""
+    """Student's t for so many degrees of freedom, two-sided 95 %."""
     return T95[freedom - 1] if freedom <= len(T95) else 1.96 * (1 + 1.3 / freedom)
 
 

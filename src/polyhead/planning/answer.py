@@ -27,7 +27,7 @@ class Operations(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """Going on from ``context`` tokens."""
+    """The cost of decoding after ``context`` tokens."""
 
     context: int
     source: int

@@ -40,7 +40,7 @@ class Learning(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Decoding at so many rows."""
+    """How fast so many rows are decoded together."""
 
     rows: int
     context: int  # tokens before, of each row

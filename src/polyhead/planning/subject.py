@@ -42,7 +42,7 @@ class Subject(NamedTuple):
 
     @property
     def teachers(self) -> list[Teacher]:
-        """Those it learns from."""
+        """The runs that it learns from."""
         return list(self.task.teachers) if isinstance(self.task, Distilled) else []
 
     @property
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
 
     @property
     def labels(self) -> float:
-        """In a mean update."""
+        """Labels of a mean update."""
         counts = [count for _, count, _ in self.some] or [self.largest.labels]
         return self.train.accumulate * sum(counts) / len(counts)
 

@@ -31,7 +31,7 @@ def weightless() -> Iterator[None]:
 
 
 class _Answers(TorchDispatchMode):
-    """Who asks for a number of a tensor without numbers is told 1, and yes: that rows are whole and masks show something."""
+    """Asked for its value, a tensor without numbers answers 1, or yes: rows are whole, and masks show something."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -65,7 +65,7 @@ def flops_of(run: Callable[[], object]) -> int:
     with ExitStack() as stack:
         # only the plain kernels are seen by the counter: not the fused attention of the CPU, nor oneDNN's LSTM
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        # torch has something to say on Intel's GPUs
+        # torch warns about Intel's GPUs
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(counter)

@@ -22,7 +22,7 @@ class Load(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of both sides."""
+        """The tokens of both sides."""
         return self.rows * (self.length + self.source)
 
 

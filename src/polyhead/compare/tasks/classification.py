@@ -44,11 +44,11 @@ class Classifiers:
     words = Words("texts", "of a forward pass, for each text", each="text", given=True)
 
     def labels(self, recipe: Recipe) -> tuple[str, ...]:
-        """Those of the training texts."""
+        """The classes of the training texts."""
         return labels_of(labelled_of(recipe, "train"))
 
     def tokens_per_step(self, task: Classification) -> float:
-        """Texts."""
+        """The mean number of texts in a batch."""
         return counted(task)
 
     def typical(self, task: Classification) -> Piece:

@@ -58,7 +58,7 @@ class Recovering:
         return ()
 
     def tokens_per_step(self, task: Any) -> float:
-        """Those asked for."""
+        """The mean number of tokens that a batch asks for."""
         return counted(task)
 
     def typical(self, task: Any) -> Piece:
