@@ -6,8 +6,10 @@ import pytest
 
 from polyhead.compare.axes import Axis, Design
 from polyhead.compare.budget import Budget, read_budget
+from polyhead.compare.matching import match_parameters
 from polyhead.compare.measure import parameters
-from polyhead.compare.plan import Plan, make_plan, match_parameters, schedule_of
+from polyhead.compare.plan import Plan, make_plan
+from polyhead.compare.steps import schedule_of
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe

@@ -18,8 +18,7 @@ from polyhead.compare import files, measure
 from polyhead.compare.budget import Budget
 from polyhead.compare.clock import Clock, read_clock
 from polyhead.compare.files import read_json, write_json
-from polyhead.compare.plan import schedule_of
-from polyhead.compare.steps import steps_for
+from polyhead.compare.steps import schedule_of, steps_for
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from polyhead.compare.tasks.base import Compared
 
 LONGEST_NAME = 80  # characters of a directory
-POINTS = 15  # evaluations of a cell, about
-# of the base's d_ff: a narrower feed-forward layer would be another design, not a fair one
-LEAST_WIDTH = 0.25
 AS_ANOTHER = {"decoder_block": "block", "decoder_attention": "attention", "cross_attention": "attention"}
 Tree = dict[str, Any]
 
@@ -194,75 +191,6 @@ def warning(recipe: Recipe, budget: Budget) -> str:
     return late(recipe.train.schedule, steps) if steps else ""
 
 
-def schedule_of(recipe: Recipe, steps: int) -> Recipe:
-    """The recipe of one cell: that many steps, about fifteen evaluations, and nothing else that costs time.
-
-    Where checkpoints are averaged, these are spread over the same share of the steps as the recipe spreads them.
-    """
-    train = recipe.train
-    every = max(1, steps // POINTS)
-    log = max(d for d in range(1, 5) if every % d == 0)
-    save = every
-    if train.average:
-        share = min(1.0, train.average * train.save_every / train.steps) if train.steps else 0.2
-        save = max(1, int(steps * share) // train.average)
-    settings = {
-        "steps": steps,
-        "epochs": None,
-        "eval_every": every,
-        "log_every": every // log,
-        "save_every": save,
-        "eval_bleu": False,
-        "metric": "loss",
-        "patience": None,
-        "keep": max(train.average, 1),
-        "tensorboard": False,
-    }
-    return recipe.model_copy(update={"train": train.model_copy(update=settings)})
-
-
 def digest(value: Any) -> str:
     """A short name for a value that JSON can write."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def match_parameters(plan: Plan, count: Callable[[Recipe], int]) -> Plan:
-    """Rescale d_ff of every design until its parameters agree with the base's within 1 %, or say why they cannot."""
-    return plan.with_rows(
-        row if row.recipe is None or row.is_base else _matched(row, row.recipe, plan.base, count)
-        for row in plan.rows
-    )
-
-
-def _matched(row: Row, recipe: Recipe, base: Recipe, count: Callable[[Recipe], int]) -> Row:
-    def with_d_ff(d_ff: int) -> Recipe:
-        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"d_ff": d_ff})})
-
-    now, usual = recipe.model.d_ff, base.model.d_ff
-    assert now is not None and usual is not None, "a resolved model has all its sizes"
-    has, wanted = count(recipe), count(base)
-    differ = f"{has:,} parameters against the base's {wanted:,} ({has / wanted - 1:+.1%})"
-    slope = count(with_d_ff(now + 1)) - has  # parameters are linear in d_ff
-    if slope <= 0:
-        what = "nothing was matched" if close(has, wanted) else "not matched"
-        return _noted(row, f"{what}, since no block of it has a d_ff: {differ}")
-    if close(has, wanted):
-        return row
-    exact = now + (wanted - has) / slope
-    if exact < LEAST_WIDTH * usual:
-        needs = f"a d_ff of {round(exact)}" if exact >= 0.5 else "a d_ff below 1"
-        return _noted(row, f"not matched, since that takes {needs} (the base has {usual}): {differ}")
-    for d_ff in (8 * round(exact / 8), round(exact)):  # multiples of 8 suit the kernels
-        if d_ff >= 1 and close(count(with_d_ff(d_ff)), wanted):
-            narrow = f", less than half of the base's {usual}" if d_ff < usual / 2 else ""
-            return _noted(replace(row, recipe=with_d_ff(d_ff)), f"d_ff {d_ff} for equal parameters{narrow}")
-    return _noted(row, f"not matched, since no d_ff makes them equal: {differ}")
-
-
-def _noted(row: Row, note: str) -> Row:
-    return replace(row, note="; ".join(filter(None, (row.note, note))))
-
-
-def close(a: int, b: int) -> bool:
-    """Whether two counts agree within 1 % of the second."""
-    return abs(a - b) <= 0.01 * b

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from polyhead.compare import files
 from polyhead.compare.axes import WHOLE
 from polyhead.compare.files import read_json, write_json
+from polyhead.compare.matching import match_parameters
 from polyhead.compare.origins import begun, say, text_of, tokenizer_of
 from polyhead.compare.page import write_page
-from polyhead.compare.plan import Plan, Row, match_parameters
+from polyhead.compare.plan import Plan, Row
 from polyhead.compare.process import Stop, run_process, stopping
 from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv

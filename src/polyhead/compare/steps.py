@@ -1,4 +1,4 @@
-"""How many steps a budget is for one design: fixed before it learns, so that its schedule is well defined."""
+"""How many steps a budget is for one design, and how a cell spends them: both fixed before it learns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from polyhead.train.loop import rehearse, total_steps, update
 from polyhead.train.tasks.base import RunTask
 from polyhead.train.training import Training
 
+POINTS = 15  # evaluations of a cell, about
 WARM = 5  # steps that are run before the clock starts: kernels are compiled and memory is claimed
-SHARE, LEAST, MOST = 0.05, 2.0, 20.0  # of the budget that the probe takes; seconds
-"""The probe takes 5 % of the budget, but 2 seconds at least and 20 at most."""
+# of the budget that the probe takes; its seconds, at least and at most
+SHARE, LEAST, MOST = 0.05, 2.0, 20.0
 
 
 def steps_for(
@@ -65,3 +66,30 @@ def probe(recipe: Recipe, model: nn.Module, task: RunTask, seconds: float) -> fl
         update(training, task, [task.batch(next(rows)) for _ in range(recipe.train.accumulate)], recipe.train)
         done += 1
     return (time.perf_counter() - start) / done
+
+
+def schedule_of(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe of one cell: that many steps, about fifteen evaluations, and nothing else that costs time.
+
+    Where checkpoints are averaged, these are spread over the same share of the steps as the recipe spreads them.
+    """
+    train = recipe.train
+    every = max(1, steps // POINTS)
+    log = max(d for d in range(1, 5) if every % d == 0)
+    save = every
+    if train.average:
+        share = min(1.0, train.average * train.save_every / train.steps) if train.steps else 0.2
+        save = max(1, int(steps * share) // train.average)
+    settings = {
+        "steps": steps,
+        "epochs": None,
+        "eval_every": every,
+        "log_every": every // log,
+        "save_every": save,
+        "eval_bleu": False,
+        "metric": "loss",
+        "patience": None,
+        "keep": max(train.average, 1),
+        "tensorboard": False,
+    }
+    return recipe.model_copy(update={"train": train.model_copy(update=settings)})
