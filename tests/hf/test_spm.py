@@ -29,7 +29,8 @@ from polyhead.data.store import PairStore
 from polyhead.errors import UserError
 from polyhead.hf.spm import cutting, read_pieces
 from polyhead.lab.paging import row_lengths
-from polyhead.lab.subject import Subject, pairs
+from polyhead.lab.rows import pairs
+from polyhead.lab.subject import Subject
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.serve.reading import _bounded

@@ -20,7 +20,8 @@ from polyhead.lab.divergence import Found, divergence, equal_tokens, goes_on, kl
 from polyhead.lab.front import best_of, front_chart, labels
 from polyhead.lab.policies import Policy, policies, window
 from polyhead.lab.result import Front
-from polyhead.lab.subject import Rows, Subject, rows
+from polyhead.lab.rows import Rows, rows
+from polyhead.lab.subject import Subject
 from polyhead.nn.loss import IGNORED
 from polyhead.recipe import GenerationConfig
 from polyhead.run import Run

@@ -20,7 +20,8 @@ from polyhead.lab.clock import ratios
 from polyhead.lab.divergence import ROWS, Found, divergence, equal_tokens, goes_on
 from polyhead.lab.policies import Policy, policies
 from polyhead.lab.result import Claim, Figure, Front, Plot, Result, Table
-from polyhead.lab.subject import Rows, Subject, rows, subject
+from polyhead.lab.rows import Rows, rows
+from polyhead.lab.subject import Subject, subject
 from polyhead.lab.verdict import above, all_of, said
 from polyhead.nn.loss import IGNORED
 

@@ -14,7 +14,7 @@ from polyhead.cache.base import Cache, Memory
 from polyhead.cache.make import make_cache
 from polyhead.lab.clock import quiet_clock
 from polyhead.lab.policies import Policy
-from polyhead.lab.subject import Rows
+from polyhead.lab.rows import Rows
 from polyhead.nn.loss import IGNORED
 from polyhead.registry import Choice
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import polyhead.lab
-from polyhead.data.collate import collate_pairs
 from polyhead.data.columns import kind_of
 from polyhead.data.corpus import open_corpus, read_pairs
 from polyhead.data.files import check_file, is_text, lines
 from polyhead.data.text import Text, TextReport, open_text
 from polyhead.errors import UserError
-from polyhead.generate.frame import frame
 from polyhead.lab.catalogue import Bench
 from polyhead.lab.learn import Listener
 from polyhead.loading import load
-from polyhead.nn.kv import whole
-from polyhead.nn.loss import IGNORED
 from polyhead.recipe import Recipe
 from polyhead.run import Run
-from polyhead.text.sides import between
 from polyhead.train.pipeline import run_training
 from polyhead.train.tasks.plain_text import text_in
 
@@ -57,30 +50,6 @@ class Subject(NamedTuple):
     def lines(self) -> list[str]:
         """The texts line by line, without blank ones."""
         return [line for text in self.texts for line in text.splitlines() if line.strip()]
-
-
-class Rows(NamedTuple):
-    """Texts that a decoder is led through: N of them, T tokens each; a translator's with sources of S tokens."""
-
-    read: Tensor  # (N, T)
-    pos: Tensor  # (N, T), -1 at padding
-    wanted: Tensor  # (N, T) the token that comes next, IGNORED at padding
-    source: Tensor | None = None  # (N, S)
-    source_pos: Tensor | None = None  # (N, S)
-
-    def some(self, these: slice) -> Rows:
-        """Some of the texts."""
-        return Rows(
-            self.read[these],
-            self.pos[these],
-            self.wanted[these],
-            *(x if x is None else x[these] for x in self[3:]),
-        )
-
-    def batches(self, n: int) -> Iterator[Rows]:
-        """n texts at a time."""
-        for i in range(0, len(self.read), n):
-            yield self.some(slice(i, i + n))
 
 
 def subject(bench: Bench) -> Subject:
@@ -148,45 +117,3 @@ def small(seed: int, quick: bool) -> Subject:
             "a small language model of this package's source",
             open_text([Path(place) / "test.txt"], "file"),
         )
-
-
-def rows(given: Subject, n: int, width: int) -> Rows:
-    """The first n texts as a decoder is led through them: of a language model windows of ``width`` tokens, side by side.
-
-    Of a translator they are the references, or else what it says itself by greedy search; pairs with a side of more than
-    ``width`` tokens are left out.
-    """
-    return pairs(given, n, width) if given.translates else windows(given, n, width)
-
-
-def windows(given: Subject, n: int, width: int) -> Rows:
-    """As ``rows``, for a language model: as many windows as the text gives, n at the most, two at least."""
-    tokenizer, around = given.run.tokenizer, frame(given.run.recipe, given.run.tokenizer)
-    begin = around.begin if around.always else []
-    mark = [tokenizer.eos_id] if given.marked else []
-    own, ids = width + 1 - len(begin), list[int]()
-    for document in given.texts:
-        ids += [*mark, *tokenizer.encode([document])[0]]
-        if len(ids) >= n * own:
-            break
-    if len(ids) < 2 * own:
-        raise UserError(f"the text has {len(ids):,} tokens; wanted at least two windows of {own}")
-    found = torch.tensor([[*begin, *ids[i : i + own]] for i in range(0, len(ids) - own + 1, own)][:n])
-    return Rows(found[:, :-1], whole(width, found.device).expand(len(found), -1), found[:, 1:])
-
-
-def pairs(given: Subject, n: int, width: int) -> Rows:
-    """As ``rows``, for a translator."""
-    tokenizer, sources = given.run.tokenizer, given.texts[:n]
-    targets = given.references[:n] or given.run.translate(sources, beam_size=1, truncate=True)
-    room = width - between(tokenizer).most
-    sides = zip(tokenizer.encode(sources), tokenizer.target.encode(targets), strict=True)
-    kept = [(a, b) for a, b in sides if max(len(a), len(b)) <= room]
-    if len(kept) < 2:
-        raise UserError(f"the text has {len(kept)} pairs of at most {room} tokens a side; wanted 2 at least")
-    batch = collate_pairs([a for a, _ in kept], [b for _, b in kept], tokenizer)
-    lengths = (batch.labels != IGNORED).sum(1, keepdim=True)
-    pos = whole(batch.labels.size(1), lengths.device)
-    return Rows(
-        batch.target, torch.where(pos < lengths, pos, -1), batch.labels, batch.source, batch.source_pos
-    )
