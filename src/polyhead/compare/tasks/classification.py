@@ -13,7 +13,6 @@ from polyhead.analysis.class_metrics import class_measures
 from polyhead.compare.measure import counted, loss_and_ppl
 from polyhead.compare.significance import Floats, class_statistics, f1_of, matthews_of, mean_of
 from polyhead.compare.tasks.base import COMPARED, Found, Measure, Piece, Words, measured_split
-from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import labels_of
 from polyhead.data.labelled_store import LabelledStore
 from polyhead.models import Classifier
@@ -101,16 +100,11 @@ def piece(task: Classification, rows: np.ndarray) -> Piece:
 
     def pooled(model: Classifier) -> Tensor:
         here = beside(model, given)
-        out: Tensor = model.pooler(model.encoder(*called(model, here)), here.pos)
+        out: Tensor = model.pooler(model.encoder(*here.called(model.config.segments)), here.pos)
         return out
 
     real = {"encoder": None if given.pos is None else given.pos >= 0}
     return Piece(pooled, len(labels), real, head="classifier")
-
-
-def called(model: Classifier, given: FramedBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What the encoder of a classifier is called with."""
-    return given.called(model.config.segments)
 
 
 @torch.no_grad()
@@ -119,7 +113,7 @@ def judged(model: Classifier, task: Classification, store: LabelledStore) -> Jud
     found: dict[int, tuple[float, int, int]] = {}
     for rows in task.batches(store):
         given, labels = beside(model, store.batch(rows, task.tokenizer.pad_id))
-        log_p = model.eval()(*called(model, given)).double().log_softmax(-1)
+        log_p = model.eval()(*given.called(model.config.segments)).double().log_softmax(-1)
         nll = -log_p.gather(1, labels[:, None]).flatten()
         told = zip(nll.tolist(), log_p.argmax(1).tolist(), labels.tolist(), strict=True)
         found |= dict(zip(rows.tolist(), told, strict=True))

@@ -123,9 +123,8 @@ def validation(model: Seq2Seq, task: Translation) -> list[tuple[int, float, int]
     return sorted(found)
 
 
-def decode_speed(run: Run, sources: Sequence[str]) -> float:
+def decode_speed(run: Run, texts: Sequence[str]) -> float:
     """Target tokens a second of greedy search on some sentences, end of sentence counted; reading text left out."""
-    texts = list(sources[:DECODED])
     run.translate(texts[:8], beam_size=1, truncate=True)  # what is allocated and compiled once is not counted
     start = time.perf_counter()
     found = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True)
