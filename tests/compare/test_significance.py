@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -70,8 +71,13 @@ def test_scores_and_significance_are_those_of_sacrebleu(
     counts = resamples(len(REFERENCES))
     ours = interval([statistics(BAD)], [statistics(GOOD)], score, counts)
     assert ours.value == pytest.approx(system.score, abs=1e-9)
-    assert ours.p == pytest.approx(system.p_value, abs=1.1 / 1001)  # one resample may tie
+    _, sampled_base = scores([statistics(GOOD)], score, counts)
     _, sampled = scores([statistics(BAD)], score, counts)
+    # of a clear difference sacreBLEU counts one side, and p is of both
+    centred = (sampled - sampled_base) - np.mean(sampled - sampled_base)
+    beyond = [int(np.sum(side > abs(system.score - base.score))) for side in (centred, -centred)]
+    assert ours.p == pytest.approx((1 + sum(beyond)) / 1001, abs=1e-12)
+    assert system.p_value == pytest.approx((1 + beyond[system.score < base.score]) / 1001, abs=2.1 / 1001)
     mean, half = estimate_ci(sampled)
     assert (mean, half) == (pytest.approx(system.mean, abs=1e-4), pytest.approx(system.ci, abs=1e-4))
     assert ours.low < mean < ours.high
@@ -141,8 +147,31 @@ def test_a_system_against_itself_is_not_significant() -> None:
     assert interval([stats], [stats], bleu_of, resamples(len(REFERENCES))).p == 1.0
 
 
-def test_p_counts_the_resamples_beyond_the_observed_difference() -> None:
-    assert p_value(np.array([1.0, -1.0, 2.0, -2.0]), 0.4) == pytest.approx(
-        3 / 5
-    )  # |d| - 1.5 > 0.4: two of four
-    assert p_value(np.array([1.0, -1.0, 2.0, -2.0]), -0.6) == pytest.approx(1 / 5)
+def test_p_counts_the_resamples_beyond_the_observed_difference_on_both_sides() -> None:
+    differences = np.array([1.0, 2.0, 3.0, 6.0])  # 2, 1, 0 and 3 away from their mean
+    assert p_value(differences, 1.5) == pytest.approx(3 / 5)
+    assert p_value(differences, -2.5) == pytest.approx(2 / 5)
+    assert p_value(-differences, 1.5) == pytest.approx(3 / 5)
+
+
+def test_p_is_what_the_normal_distribution_says_of_two_shares() -> None:
+    rng = np.random.default_rng(7)
+    base = rng.random(300) < 0.6
+    system = np.where(rng.random(300) < 0.2, rng.random(300) < 0.72, base)
+    differ = system.astype(float) - base
+    z = differ.mean() / (differ.std() / 300**0.5)
+    assert 1 < abs(z) < 1.5  # neither tail is nothing
+    rights = [np.stack([right, np.ones(300)], 1).astype(np.float64) for right in (system, base)]
+    found = interval([rights[0]], [rights[1]], mean_of, resamples(300))
+    assert found.p == pytest.approx(math.erfc(abs(z) / 2**0.5), abs=0.03)  # both tails
+
+
+def test_one_in_twenty_designs_that_are_alike_is_called_different() -> None:
+    rng, counts, n = np.random.default_rng(2), resamples(100), 500
+    called = 0
+    for _ in range(n):
+        base, system = (np.stack([rng.normal(size=100), np.ones(100)], 1) for _ in range(2))
+        p = interval([system], [base], mean_of, counts).p
+        assert p is not None
+        called += p < 0.05
+    assert 0.03 < called / n < 0.08
