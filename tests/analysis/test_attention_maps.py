@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -70,6 +71,33 @@ def test_training_and_evaluation_and_watching_itself_change_nothing(model, sourc
         torch.testing.assert_close(model(source, target), plain, rtol=0, atol=1e-5)
     with pytest.raises(RuntimeError, match="inside"), watch(model):
         raise RuntimeError("inside")
+    assert all(not m.watchers for m in model.modules() if hasattr(m, "watchers"))
+
+
+def test_several_threads_watch_one_model_and_each_sees_its_own(model, source):
+    target = torch.randint(5, V, (2, 4))
+    other, inside, done = target.flip(0), Event(), Event()
+    alone = [teacher_forced(model, source, given) for given in (target, other)]
+    found = []
+
+    def beside():
+        with watch(model) as seen:
+            inside.set()
+            done.wait(10)  # the first has looked and left
+            model(source, other)
+            found.append(seen)
+
+    thread = Thread(target=beside)
+    with watch(model) as seen:
+        thread.start()
+        inside.wait(10)
+        model(source, target)
+    done.set()
+    thread.join()
+    for kept, wanted in ((seen, alone[0]), (found[0], alone[1])):
+        for name, weights in wanted.items():
+            assert len(kept[name]) == 1
+            torch.testing.assert_close(kept[name][0], weights, rtol=0, atol=1e-6)
     assert all(not m.watchers for m in model.modules() if hasattr(m, "watchers"))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from threading import get_ident
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyhead.models.seq2seq import Seq2Seq
+from polyhead.nn.kv import Watcher
 
 KINDS = {"cross": "cross-attention", "encoder": "encoder self-attention", "decoder": "decoder self-attention",
          "self": "self-attention"}  # fmt: skip
@@ -43,17 +45,33 @@ class Layers(NamedTuple):
 
 @contextmanager
 def watch(model: nn.Module) -> Iterator[Weights]:
-    """Collect the weights of every attention of the model, in training, stepwise decoding and search alike."""
+    """Collect the weights of every attention of the model, in training, stepwise decoding and search alike.
+
+    What other threads do with the model meanwhile is not collected.
+    """
     seen: Weights = {}
-    watched = [(name, module) for name, module in model.named_modules() if hasattr(module, "watchers")]
-    for name, module in watched:
-        kept = seen.setdefault(name, [])
-        module.watchers.append(lambda weights, kept=kept: kept.append(weights.detach()))
+    added: list[tuple[Any, Watcher]] = []
+    for name, module in model.named_modules():
+        if hasattr(module, "watchers"):
+            added.append((module, _collector(seen.setdefault(name, []))))
+    for module, see in added:
+        module.watchers.append(see)
     try:
         yield seen
     finally:
-        for _, module in watched:
-            module.watchers.pop()
+        for module, see in added:
+            module.watchers.remove(see)
+
+
+def _collector(kept: list[Tensor]) -> Watcher:
+    """A watcher that keeps what the thread that made it computes."""
+    here = get_ident()
+
+    def see(weights: Tensor) -> None:
+        if get_ident() == here:
+            kept.append(weights.detach())
+
+    return see
 
 
 def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Layers]:

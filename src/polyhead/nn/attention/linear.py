@@ -143,7 +143,7 @@ class LinearAttention(nn.Module):
                 seen = keys[0] if cache is None else None
             above, below = out[..., :-1], out[..., -1:] + self.eps
             if seen is not None:
-                for see in self.watchers:
+                for see in list(self.watchers):
                     see(weights(queries[0], seen, memory is None and self.causal) / below)
         projected: Tensor = self.o_proj(merge_heads(above / below).to(x.dtype))
         return projected
