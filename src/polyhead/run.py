@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -15,7 +14,7 @@ from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
 from polyhead.analysis.perplexity import Perplexity, of_text
-from polyhead.analysis.scoring import PairScore, score_pairs, score_texts
+from polyhead.analysis.scoring import PairScore, perplexity, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
 from polyhead.analysis.vectors import Embedded, embed
 from polyhead.config import ModelConfig
@@ -228,8 +227,7 @@ class Run:
 
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
         """exp of the mean negative log-likelihood of a token of the targets, or of texts alone; their ends included."""
-        scores = self.score(sources, targets)
-        return math.exp(-sum(s.log_prob for s in scores) / max(1, sum(s.tokens for s in scores)))
+        return perplexity(self.score(sources, targets))
 
     def classify(self, texts: Texts, batch_tokens: int = 4096) -> list[Classified]:
         """The class of each text, or of each pair (a, b), and the probability of every class; of a reranker its score."""

@@ -72,6 +72,8 @@ def test_a_text_is_scored_as_one_that_begins(tmp_path: Path, documents: str | No
     scores = run.score(LINES)
     mean = sum(s.log_prob for s in scores) / sum(s.tokens for s in scores)
     assert run.perplexity(LINES) == pytest.approx(math.exp(-mean))
+    with pytest.raises(UserError, match="perplexity is of a token, and there is none"):
+        run.perplexity([])
     with pytest.raises(UserError, match=r"text 2 has \d+ tokens; this model's max_len is 24"):
         run.score(["anna", "zxq" * 30])
 

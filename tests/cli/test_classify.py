@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -103,6 +104,31 @@ def test_a_run_of_another_kind_says_what_it_can_do(tiny: Path, capsys: pytest.Ca
     code, _, err = shell(capsys, "classify", tiny, "a b")
     assert (
         code == 2 and "this takes a classifier, and the run is an encoder-decoder: use translate, eval" in err
+    )
+
+
+def test_a_label_of_several_lines_and_columns_takes_one(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(classifier, tmp_path / "run")
+    config = json.loads((classifier / "config.json").read_text())
+    labels = ["n\no", "y\tes", "z\r\nz"]  # as a JSONL may have them
+    (tmp_path / "run/config.json").write_text(json.dumps(config | {"labels": labels}))
+    rows = [json.dumps({"text": text, "label": labels[i % 3]}) for i, text in enumerate(TEXTS)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    plain = wanted(classifier, *TEXTS)
+    for before, after in (("n\t", "n o\t"), ("y\t", "y es\t"), ("z\t", "z  z\t")):
+        plain = plain.replace(before, after)
+    assert shell(capsys, "classify", tmp_path / "run", tmp_path / "texts")[:2] == (0, plain)
+    out = shell(capsys, "classify", tmp_path / "run", "ja", "--all")[1]
+    assert sorted(out.split("\t")[::2]) == ["n o", "y es", "z  z"]
+    code, _, err = shell(
+        capsys, "eval", tmp_path / "run", tmp_path / "a.jsonl", "--output", tmp_path / "labels"
+    )
+    assert code == 0, err
+    assert (tmp_path / "labels").read_text() == "".join(
+        line.split("\t")[0] + "\n" for line in plain.splitlines()
     )
 
 

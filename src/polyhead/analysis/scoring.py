@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead.analysis.recovered import perplexity_of
 from polyhead.data.batches import plan_reading
 from polyhead.errors import UserError
 from polyhead.generate.frame import Frame
@@ -26,6 +27,14 @@ class PairScore(NamedTuple):
 
     log_prob: float  # natural logarithm, end of sentence included
     tokens: int  # as many as log_prob sums over
+
+
+def perplexity(scores: Sequence[PairScore]) -> float:
+    """exp of the mean negative log-likelihood of their tokens. Of none there is no mean: a UserError."""
+    tokens = sum(score.tokens for score in scores)
+    if not tokens:
+        raise UserError("perplexity is of a token, and there is none; give a text")
+    return perplexity_of(-sum(score.log_prob for score in scores) / tokens)
 
 
 @torch.inference_mode()

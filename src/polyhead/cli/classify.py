@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text
+from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_column
 from polyhead.cli.options import Chunk, Device, Dtype, Texts, With, opened
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
@@ -50,7 +50,7 @@ def run(
                 continue
             ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
             shown = ranked if all_classes else ranked[:1]
-            print("\t".join(f"{harmless(label)}\t{probability:.4f}" for label, probability in shown))
+            print("\t".join(f"{harmless(one_column(label))}\t{probability:.4f}" for label, probability in shown))
         print(end="", flush=True)
         counter.add(len(lines))
         cut += answers.cut

@@ -95,6 +95,11 @@ def one_line(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ")
 
 
+def one_column(text: str) -> str:
+    """The text without line ends and tabs, so that it stays one column of one line."""
+    return one_line(text).replace("\t", " ")
+
+
 def harmless(text: str) -> str:
     """What a model or a file says, for standard output: no command to a terminal; a pipe and a file get it as it is."""
     return spelled(text) if sys.stdout.isatty() else text
