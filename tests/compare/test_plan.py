@@ -268,3 +268,19 @@ def test_parameters_are_counted_as_the_built_model_has_them() -> None:
     recipe = load_recipe("toy.yaml")
     model = build(recipe.model.with_vocabulary(280), 1)
     assert parameters(recipe, 280) == sum(p.numel() for p in model.parameters())
+
+
+def test_designs_of_other_files_need_a_validation_text_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt", "valid.txt"):
+        Path(name).write_text("to be or not\n" * 9)
+    data = "train: a.txt, valid_share: 0.1"
+    Path("toy.yaml").write_text(f"task: language-model\ndata: {{{data}}}\ntrain: {{steps: 2}}\n")
+    more = Axis("data.train", ("a.txt", "[a.txt, b.txt]"))
+    base, both = plan(more).rows
+    assert base.recipe is not None and both.recipe is None
+    assert both.refused.startswith("data.valid_share would hold out another text than the base's")
+    base, both = plan(more, changes=("data.valid_share=0", "data.valid=valid.txt")).rows
+    assert both.recipe is not None and both.recipe.data.train == ["a.txt", "b.txt"]

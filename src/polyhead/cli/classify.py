@@ -50,7 +50,9 @@ def run(
                 continue
             ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
             shown = ranked if all_classes else ranked[:1]
-            print("\t".join(f"{harmless(one_column(label))}\t{probability:.4f}" for label, probability in shown))
+            print(
+                "\t".join(f"{harmless(one_column(label))}\t{probability:.4f}" for label, probability in shown)
+            )
         print(end="", flush=True)
         counter.add(len(lines))
         cut += answers.cut

@@ -20,15 +20,26 @@ OPENING, CLOSING, QUOTES = "{[(", "}])", "\"'"
 # where a bare key is looked for, in this order
 SECTIONS: tuple[str, ...] = ("model", "train", "tokenizer", "generation", "data")
 WHOLE = ("start", "distill", "task")  # keys that are none of a section
-# what compare sets itself, and what to use instead
+# what compare sets itself, and what to use instead if there is anything
 OURS = {
-    "train.seed": "--seeds",
-    "train.steps": "--budget",
-    "train.epochs": "--budget",
-    "train.eval_every": "--budget",
-    "train.save_every": "--budget",
-    "train.log_every": "--budget",
+    "train.seed": "; use --seeds",
+    "train.steps": "; use --budget",
+    "train.epochs": "; use --budget",
+    "train.eval_every": "; use --budget",
+    "train.save_every": "; use --budget",
+    "train.log_every": "; use --budget",
+    "train.metric": ": the lowest loss chooses the weights",
+    "train.patience": ": no design stops early",
+    "train.eval_bleu": ": what is learned is measured at the end",
+    "train.tensorboard": ": the curves are in compare.html",
 }
+# what all designs are measured on: numbers of other texts would stand side by side, and be paired
+MEASURED = {
+    f"data.{name}"
+    for name in (
+        "root", "valid", "valid_share", "test", "format", "target_lang", "source", "target", "label", "documents"
+    )
+}  # fmt: skip
 
 
 class Axis(NamedTuple):
@@ -119,7 +130,12 @@ def full_key(key: str, option: str) -> str:
             f"{option} {key}: unknown key{_near(inner, place) or '; polyhead train --keys lists all'}"
         )
     if full in OURS:
-        raise UserError(f"{option} {key}: compare sets {full} itself; use {OURS[full]}")
+        raise UserError(f"{option} {key}: compare sets {full} itself{OURS[full]}")
+    if full in MEASURED:
+        raise UserError(
+            f"{option} {key}: designs are measured on the same text, which {full} has a part in; "
+            "make it another comparison"
+        )
     return full
 
 

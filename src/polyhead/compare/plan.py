@@ -113,6 +113,8 @@ def make_plan(
     rows = [Row("base", (), base, note=warning(base, budget))]
     for design in [*varied, *designs]:
         found = resolve(tree, design.changes)
+        if isinstance(found, Recipe) and base.data.valid_share and found.data.train != base.data.train:
+            found = "data.valid_share would hold out another text than the base's; name files in data.valid"
         if isinstance(found, str):
             rows.append(Row(design.name, design.changes, None, refused=found))
         elif all(row.recipe is None or built(found) != built(row.recipe) for row in rows):
