@@ -1,6 +1,7 @@
 """Plain text: documents, shares, marks, rows; each token once."""
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -254,6 +255,9 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
         "0",
         "the end",
     ]
+    kept = write("kept.jsonl", json.dumps({"t": "a\u2028b\x85c\x0bd\r\ne\n\nf\n"}) + "\n")
+    (piece,) = open_text([kept], "line", columns=["t"]).pieces(TextReport("x"))
+    assert piece.text == "a\u2028b\x85c\x0bd e  f"  # line ends alone are blanks
     named = write("table.data", "0\ta b\n")
     assert [
         p.text for p in open_text([named], "line", columns=[1], format="tsv").pieces(TextReport("x"))

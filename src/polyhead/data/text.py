@@ -116,9 +116,7 @@ class Text:
             if isinstance(row, str):
                 yield from () if row == "blank" else (None,)
             else:
-                yield from (
-                    f"{' '.join(text.splitlines())}\n" if isinstance(text, str) else None for text in row
-                )
+                yield from (f"{_one_line(text)}\n" if isinstance(text, str) else None for text in row)
 
 
 class _Document:
@@ -176,6 +174,11 @@ class _Document:
                 self.report.count("\n")
             yield Piece(text if self.kind == "file" else text.removesuffix("\n"), True)
         self.held, self.size, self.open = [], 0, False
+
+
+def _one_line(text: str) -> str:
+    """A value of a table with blanks for its line ends; only "\\n" and "\\r\\n" are such, as in files."""
+    return text.replace("\r\n", "\n").rstrip("\n").replace("\n", " ")
 
 
 def open_text(
