@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticKnownError
 
 from polyhead.errors import explain
 
@@ -17,6 +18,15 @@ class Checked(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """To Python true is 1: ``average: true`` would be the mean of one checkpoint."""
+        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and kinds & {int, float} and not kinds & {bool, str}:
+            raise PydanticKnownError("int_type" if int in kinds else "float_type")
+        return value
+
     def __init__(self, **given: Any) -> None:
         try:
             super().__init__(**given)
@@ -25,3 +35,11 @@ class Checked(BaseModel):
 
     # settings within settings are validated as they would be without it, so that a message names the whole place
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The classes that a type is made of: ``int | None`` -> int, NoneType."""
+    inner = get_args(annotation)
+    return (
+        set().union(*map(_kinds, inner)) if inner else {annotation} if isinstance(annotation, type) else set()
+    )
