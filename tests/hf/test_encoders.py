@@ -81,6 +81,11 @@ CASES = {
         Case("XLMRobertaConfig", CLASSES, {**SIZES, **ROBERTA, "num_labels": 1, "problem_type": "regression"}),
         Case("XLMRobertaConfig", BARE, {**ONE, **ROBERTA, "hidden_act": "relu"}),
     ],
+    "camembert": [
+        Case("CamembertConfig", MLM, {**ODD, **ROBERTA}),
+        Case("CamembertConfig", CLASSES, {**SIZES, **ROBERTA, **NAMES, "layer_norm_eps": 1e-5}),
+        Case("CamembertConfig", BARE, {**ONE, **ROBERTA, "hidden_act": "relu"}),
+    ],
     "mpnet": [
         Case("MPNetConfig", MLM, {**SIZES, **MP}),
         Case("MPNetConfig", CLASSES, {**ODD, **MP, **NAMES, "layer_norm_eps": 1e-5}),
@@ -139,7 +144,7 @@ CASES = {
     ],
 }  # fmt: skip
 SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta")
-COUNTED = ("Roberta", "XLMRoberta", "MPNet")  # positions from that of padding on
+COUNTED = ("Roberta", "XLMRoberta", "Camembert", "MPNet")  # positions from that of padding on
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
 

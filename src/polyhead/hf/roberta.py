@@ -1,6 +1,7 @@
 """RoBERTa (Liu et al., 2019): BERT whose positions begin after that of padding, with another classifier.
 
-XLM-RoBERTa (Conneau et al., 2019) is the same with a vocabulary of a hundred languages.
+XLM-RoBERTa (Conneau et al., 2019) is the same with a vocabulary of a hundred languages, CamemBERT (Martin et al., 2019)
+with one of French.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from polyhead.hf.table import Row, both, one
 from polyhead.text.specials import ROLES
 
 
-def read(given: Given, stem: str = "Roberta") -> dict[str, Any]:
+def read(given: Given, stem: str) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Of the table of positions the rows up to that of padding are never read."""
     fields, pad = common(given, model_of(given, stem)), given.values.get("pad_token_id", 1)
     if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < fields["max_len"] - 1:
@@ -64,10 +65,24 @@ TABLE = (*layers("roberta."), *LM_HEAD)
 OWN, TIED = own("roberta."), tied("roberta.")
 BUFFERS = r"roberta\.embeddings\.(position|token_type)_ids|roberta\.pooler\.dense\..*"
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
-ROBERTA = FAMILY.register("roberta")(
-    Family(named("Roberta"), read, write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS)
-)
-XLM = "XLMRoberta"
-XLM_ROBERTA = FAMILY.register("xlm-roberta")(
-    Family(named(XLM), partial(read, stem=XLM), write, TABLE, "roberta.", BUFFERS, TIED, OWN, OLD, SPECIALS)
-)
+
+
+def family(stem: str) -> Family:
+    """Those whose classes have such names; their weights have the same."""
+    return Family(
+        named(stem),
+        partial(read, stem=stem),
+        write,
+        TABLE,
+        "roberta.",
+        BUFFERS,
+        TIED,
+        OWN,
+        OLD,
+        SPECIALS,
+    )
+
+
+ROBERTA = FAMILY.register("roberta")(family("Roberta"))
+XLM_ROBERTA = FAMILY.register("xlm-roberta")(family("XLMRoberta"))
+CAMEMBERT = FAMILY.register("camembert")(family("Camembert"))
