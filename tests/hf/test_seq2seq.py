@@ -63,6 +63,13 @@ CASES = {
                                            "num_decoder_layers": 1, "layer_norm_epsilon": 1e-3}),
         Case("T5Config", T5 | PAD_FIRST | {"feed_forward_proj": "gelu_new", "d_model": 10, "num_decoder_layers": None}),
     ],
+    "mt5": [
+        Case("MT5Config", T5 | PAD_FIRST | {"own_head": True}),
+        Case("MT5Config", T5 | PAD_FIRST | {"d_kv": 5, "num_heads": 4, "relative_attention_num_buckets": 8,
+                                            "relative_attention_max_distance": 9, "layer_norm_epsilon": 1e-3}),
+        Case("MT5Config", T5 | PAD_FIRST | {"own_head": True, "feed_forward_proj": "relu", "num_layers": 3, "d_model": 10,
+                                            "num_decoder_layers": 1}),
+    ],
     "bart": [
         Case("BartConfig", BART | EOS_FIRST | {"framed": ([BOS], [EOS])}),
         Case("BartConfig", ODD | EOS_FIRST | {"forced_bos_token_id": BOS, "scale_embedding": True, "framed": ([BOS], [EOS])}),

@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., 2020), its version 1.1 and their kin: biases of distance, nothing else has a bias."""
+"""T5 (Raffel et al., 2020), its version 1.1, mT5 (Xue et al., 2020): biases of distance, nothing else has a bias."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def read(given: Given) -> dict[str, Any]:
         "scale_output": scaled,
         "init": "normal",
     }
+
+
+def read_mt5(given: Given) -> dict[str, Any]:
+    """config.json of mT5 -> fields of ModelConfig: 1.1, whose head is its own where it is there, whatever is said of ties."""
+    given.only("scale_decoder_outputs", False)
+    given.assume(
+        num_layers=8, num_heads=6, d_ff=1024, feed_forward_proj="gated-gelu", scale_decoder_outputs=False
+    )
+    return read(given)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -126,4 +135,7 @@ TIED = dict.fromkeys(
 )
 T5 = FAMILY.register("t5")(
     Family({"Seq2Seq": "T5ForConditionalGeneration"}, read, write, TABLE, "", BUFFERS, TIED)
+)
+MT5 = FAMILY.register("mt5")(
+    Family({"Seq2Seq": "MT5ForConditionalGeneration"}, read_mt5, write, TABLE, "", BUFFERS, TIED)
 )
