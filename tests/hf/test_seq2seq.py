@@ -85,6 +85,11 @@ CASES = {
         Case("MarianConfig", ODD | PAD_FIRST | {"share_encoder_decoder_embeddings": False, "bad_words_ids": [[PAD]]}),
         Case("MarianConfig", BART | PAD_FIRST | {"activation_function": "relu", "decoder_layers": 1}),
     ],
+    "pegasus": [
+        Case("PegasusConfig", BART | PAD_FIRST | {"activation_function": "relu", "scale_embedding": True}),
+        Case("PegasusConfig", ODD | PAD_FIRST),
+        Case("PegasusConfig", BART | PAD_FIRST | {"activation_function": "gelu_new", "decoder_layers": 3, "encoder_layers": 3}),
+    ],
     "m2m_100": [
         Case("M2M100Config", BART | EOS_FIRST | {"forced_bos_token_id": LANGUAGE, "framed": ([3], [EOS])}),
         Case("M2M100Config", ODD | EOS_FIRST | {"scale_embedding": False, "activation_function": "gelu"}),

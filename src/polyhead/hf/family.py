@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from polyhead.config import ModelConfig
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row
@@ -33,6 +35,9 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}  # how names in old files end -> how they end today
     specials: Mapping[str, str] = {}  # which token plays which role where no file of the tokenizer says
     vocabulary: Callable[[Path], Made] | None = None  # its tokenizer from files other than tokenizer.json
+    computed: Callable[[ModelConfig], Mapping[str, Tensor]] = (
+        lambda config: {}
+    )  # what files hold beside what is learned
 
     def rows(self, model: str) -> tuple[Row, ...]:
         """The table of one of our models."""

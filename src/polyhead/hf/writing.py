@@ -75,6 +75,7 @@ def published(
                 f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}"
             )
     tensors = joined(chosen.rows(type(model).__name__), weights(model), model.config)
+    tensors |= chosen.computed(model.config)
     bare = (
         chosen.prefix
         if model.config.kind == "encoder" and not (model.config.head or model.config.labels)

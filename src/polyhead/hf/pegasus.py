@@ -1,0 +1,41 @@
+"""Pegasus (Zhang et al., 2020): BART with norms before, and with sinusoids in halves, which its files hold as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from polyhead.config import ModelConfig
+from polyhead.hf.bart import TABLE, TIED, common, fixed, said
+from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.given import Given
+from polyhead.hf.marian import BUFFERS
+from polyhead.nn.position.sinusoidal import sinusoids
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig."""
+    fixed(given, pre=True, embedding_norm=False, static=True)
+    given.only("do_blenderbot_90_layernorm", False)
+    return common(given) | {"position": {"name": "sinusoidal", "layout": "halves"}, "norm_first": True}
+
+
+def computed(config: ModelConfig) -> dict[str, Tensor]:
+    """The positions of both sides, which other tools read from the files."""
+    names = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+    return {name: sinusoids(config.max_len, config.d_model, layout="halves") for name in names}
+
+
+PEGASUS = FAMILY.register("pegasus")(
+    Family(
+        {"Seq2Seq": "PegasusForConditionalGeneration"},
+        read,
+        said,
+        TABLE,
+        "model.",
+        BUFFERS,
+        TIED,
+        computed=computed,
+    )
+)
