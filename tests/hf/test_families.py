@@ -128,6 +128,15 @@ CASES = {
                              "layer_norm_epsilon": 1e-3}),
         Case("BloomConfig", {"hidden_size": 18, "n_layer": 1, "n_head": 3}),
     ],
+    "gemma": [
+        Case("GemmaConfig", {**LLAMA, "head_dim": 8}),
+        Case("GemmaConfig", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
+                             "num_hidden_layers": 3, "tie_word_embeddings": False, "attention_bias": True, "rms_norm_eps": 1e-3,
+                             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        Case("GemmaConfig", {**LLAMA, "num_key_value_heads": 4, "head_dim": 6, "hidden_act": "gelu"}),
+        Case("GemmaConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 10,
+                             "hidden_act": "silu", "num_hidden_layers": 1}),
+    ],
     "gemma2": [
         Case("Gemma2Config", {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4}),
         Case("Gemma2Config", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
