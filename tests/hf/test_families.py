@@ -107,6 +107,13 @@ CASES = {
         Case("Phi3Config", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "rms_norm_eps": 1e-3,
                             "num_hidden_layers": 3, "partial_rotary_factor": 0.5}),
     ],
+    "starcoder2": [
+        Case("Starcoder2Config", LLAMA),
+        Case("Starcoder2Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1,
+                                  "num_hidden_layers": 3, "sliding_window": 4, "tie_word_embeddings": False,
+                                  "norm_epsilon": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        Case("Starcoder2Config", {**LLAMA, "num_key_value_heads": 4, "use_bias": False, "hidden_act": "gelu"}),
+    ],
     "gpt_neox": [
         Case("GPTNeoXConfig", NEOX),
         Case("GPTNeoXConfig", {**NEOX, "hidden_size": 30, "num_attention_heads": 3, "rotary_pct": 0.4, "rotary_emb_base": 100,
