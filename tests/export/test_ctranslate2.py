@@ -45,6 +45,8 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     "shaw": {"position": {"name": "shaw", "clip": 2}, "n_layers": 2},
     "shaw without values": {"position": {"name": "shaw", "clip": 3, "values": False}},
     "t5": {"position": {"name": "t5", "buckets": 6, "max_distance": 8}, "n_kv_heads": 2},
+    "phi": {"block": {"name": "parallel", "one_norm": True}, "norm_first": True, "position": "rope", "feed_forward": "gelu",
+            "head_bias": True},
     "neox": {"block": "parallel", "norm_first": True, "position": "rope", "feed_forward": "gelu"},
     "gemma": LIKE | {"norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "logit_softcap": 3.0,
                      "feed_forward": {"name": "geglu", "tanh": True}, "scale_embedding": True},

@@ -45,6 +45,8 @@ MODELS = {
         **GROUPS, "position": "rope", "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True},
         "pattern": [{"attention": {"name": "softmax", "window": 3, "softcap": 2.0, "scale": 1.0}}, {"attention": {"name": "softmax", "softcap": 0.5, "scale": 1.0}}],
     },
+    "gptj": {"position": {"name": "rope", "layout": "interleaved"}, "norm_first": True,
+             "block": {"name": "parallel", "one_norm": True}, "feed_forward": "gelu", "head_bias": True},
     "neox": {"position": {"name": "rope", "fraction": 0.5, "layout": "interleaved"}, "norm_first": True, "block": "parallel", "feed_forward": "gelu"},
     "sandwich": {"norm": {"name": "rmsnorm", "around_one": True, "eps": 0.1}, "norm_first": True, "sandwich_norm": True, "feed_forward": "tanh"},
     "olmo2": {

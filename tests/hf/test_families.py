@@ -38,6 +38,7 @@ LLAMA = {
 }  # fmt: skip
 NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
         "max_position_embeddings": 64}  # fmt: skip
+GPTJ = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
 OPT = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -122,6 +123,12 @@ CASES = {
         Case("GPTNeoXConfig", {**NEOX, "num_hidden_layers": 1, "hidden_act": "gelu_fast",
                                "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0,
                                                    "partial_rotary_factor": 0.5}}),
+    ],
+    "gptj": [
+        Case("GPTJConfig", GPTJ),
+        Case("GPTJConfig", {**GPTJ, "n_embd": 30, "n_head": 5, "n_layer": 3, "n_inner": 20, "rotary_dim": 6,
+                            "activation_function": "relu", "layer_norm_epsilon": 1e-3}),
+        Case("GPTJConfig", {**GPTJ, "n_embd": 45, "n_head": 1, "rotary_dim": 26, "activation_function": "gelu"}),
     ],
     "opt": [
         Case("OPTConfig", OPT),

@@ -32,21 +32,30 @@ class Parallel(Block):
 
 
 @BLOCK.register("parallel")
-def parallel(config: ModelSection, shape: Shape, position: Position, cross: bool) -> Parallel:
+def parallel(
+    config: ModelSection, shape: Shape, position: Position, cross: bool, *, one_norm: bool = False
+) -> Parallel:
     """Attention and the feed-forward layer read the same tokens, and both are added to them.
 
     The feed-forward layer does not wait for attention, and does not see what it found until the next layer. Each has a
-    norm of its own before it. In a decoder with a source, attention to that is a third summand. There is no order in
-    which norms could stand behind, so it wants ``model.norm_first``.
+    norm of its own before it, or all have one. In a decoder with a source, attention to that is a third summand. There
+    is no order in which norms could stand behind, so it wants ``model.norm_first``.
 
     Equation: x ← x + Attention(N₁ x) + FFN(N₂ x);  in a decoder with a source + Attention(N₃ x, source)
-    Paper: Wang & Komatsuzaki, 2021 (GPT-J); as here: Black et al., 2022 (GPT-NeoX), sec. 2.1
+    Paper: Black et al., 2022 (GPT-NeoX), sec. 2.1; with one norm Wang & Komatsuzaki, 2021 (GPT-J)
     When: to compare with GPT-NeoX and its kin; on wide hardware both can be computed at once
     Recipe: model: {block: parallel, norm_first: true}
+    Options:
+      one_norm: N₁ is N₂ and N₃, as in GPT-J, Phi-2 and Falcon 7B
     """
     if not config.norm_first or config.sandwich_norm:
         given = "sandwich_norm" if config.norm_first else "norm_first=false"
         raise UserError(
             f"block 'parallel' has one norm before each sub-layer: norm_first=true without sandwich_norm, not {given}"
         )
-    return Parallel.of(config, shape, position, cross)
+    block = Parallel.of(config, shape, position, cross)
+    if one_norm:
+        block.ffn_residual.norm = block.attn_residual.norm
+        if cross:
+            block.cross_residual.norm = block.attn_residual.norm
+    return block
