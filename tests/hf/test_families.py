@@ -130,6 +130,13 @@ CASES = {
                             "activation_function": "relu", "layer_norm_epsilon": 1e-3}),
         Case("GPTJConfig", {**GPTJ, "n_embd": 45, "n_head": 1, "rotary_dim": 26, "activation_function": "gelu"}),
     ],
+    "phi": [
+        Case("PhiConfig", LLAMA),
+        Case("PhiConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1,
+                           "num_hidden_layers": 3, "layer_norm_eps": 1e-3, "hidden_act": "relu",
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4}}),
+        Case("PhiConfig", {**LLAMA, "num_key_value_heads": 4, "partial_rotary_factor": 1.0}),
+    ],
     "opt": [
         Case("OPTConfig", OPT),
         Case("OPTConfig", {**OPT, "hidden_size": 30, "num_attention_heads": 5, "do_layer_norm_before": False,
