@@ -39,6 +39,7 @@ LLAMA = {
 NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
         "max_position_embeddings": 64}  # fmt: skip
 GPTJ = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
 OPT = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -136,6 +137,17 @@ CASES = {
                            "num_hidden_layers": 3, "layer_norm_eps": 1e-3, "hidden_act": "relu",
                            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4}}),
         Case("PhiConfig", {**LLAMA, "num_key_value_heads": 4, "partial_rotary_factor": 1.0}),
+    ],
+    "falcon": [
+        Case("FalconConfig", FALCON),
+        Case("FalconConfig", {**FALCON, "hidden_size": 36, "num_attention_heads": 6, "num_kv_heads": 2, "num_hidden_layers": 3,
+                              "new_decoder_architecture": True, "bias": True, "tie_word_embeddings": False,
+                              "ffn_hidden_size": 20, "layer_norm_epsilon": 1e-3, "activation": "relu",
+                              "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        Case("FalconConfig", {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}),
+        Case("FalconConfig", {**FALCON, "hidden_size": 30, "num_attention_heads": 3, "multi_query": False}),
+        Case("FalconConfig", {**FALCON, "parallel_attn": False, "bias": True}),
+        Case("FalconConfig", {**FALCON, "num_kv_heads": 4, "new_decoder_architecture": True}),
     ],
     "opt": [
         Case("OPTConfig", OPT),

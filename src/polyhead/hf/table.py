@@ -26,13 +26,14 @@ FUSED_TRANSPOSED = Step(lambda ours: torch.cat(list(ours)).T, lambda theirs, row
 
 
 def head_by_head(config: ModelConfig) -> Step:
-    """q, k and v of the first head, then those of the second: (heads x 3 x head_dim, ...)."""
+    """The queries that read the first key, this key and its value, then those of the second: (heads of keys x ..., ...)."""
 
     def join(ours: Sequence[Tensor]) -> Tensor:
-        return torch.stack([x.unflatten(0, (config.n_heads, -1)) for x in ours], 1).flatten(0, 2)
+        return torch.cat([x.unflatten(0, (config.kv_heads, -1)) for x in ours], 1).flatten(0, 1)
 
     def split(theirs: Tensor, rows: list[int]) -> Sequence[Tensor]:
-        return [x.flatten(0, 1) for x in theirs.unflatten(0, (config.n_heads, len(rows), -1)).unbind(1)]
+        parts = theirs.unflatten(0, (config.kv_heads, -1)).split([n // config.kv_heads for n in rows], 1)
+        return [x.flatten(0, 1) for x in parts]
 
     return Step(join, split)
 
