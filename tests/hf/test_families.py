@@ -149,6 +149,15 @@ CASES = {
         Case("FalconConfig", {**FALCON, "parallel_attn": False, "bias": True}),
         Case("FalconConfig", {**FALCON, "num_kv_heads": 4, "new_decoder_architecture": True}),
     ],
+    "stablelm": [
+        Case("StableLmConfig", {**LLAMA, "hidden_size": 64}),
+        Case("StableLmConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1,
+                                "use_qkv_bias": True, "tie_word_embeddings": True, "num_hidden_layers": 3,
+                                "layer_norm_eps": 1e-3,
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4}}),
+        Case("StableLmConfig", {**LLAMA, "num_key_value_heads": 4, "use_parallel_residual": True, "hidden_act": "gelu",
+                                "partial_rotary_factor": 0.5}),
+    ],
     "opt": [
         Case("OPTConfig", OPT),
         Case("OPTConfig", {**OPT, "hidden_size": 30, "num_attention_heads": 5, "do_layer_norm_before": False,
