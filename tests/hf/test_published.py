@@ -60,15 +60,99 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.47.0", "use_cache": True,
         "vocab_size": 100352,
     },
+    "google/gemma-2b": {
+        "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
+        "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None, "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 16384, "max_position_embeddings": 8192, "model_type": "gemma",
+        "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 10000.0, "torch_dtype": "bfloat16", "transformers_version": "4.38.0.dev0",
+        "use_cache": True, "vocab_size": 256000,
+    },
+    "bigcode/starcoder2-3b": {
+        "activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1,
+        "attention_softmax_in_fp32": True, "bos_token_id": 0, "embedding_dropout": 0.1, "eos_token_id": 0,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042, "intermediate_size": 12288,
+        "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2",
+        "norm_epsilon": 1e-05, "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30,
+        "num_key_value_heads": 2, "residual_dropout": 0.1, "rope_theta": 999999.4420358813,
+        "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 4096, "torch_dtype": "float32",
+        "transformers_version": "4.37.0.dev0", "use_bias": True, "use_cache": True, "vocab_size": 49152,
+    },
+    "EleutherAI/gpt-j-6b": {
+        "activation_function": "gelu_new", "architectures": ["GPTJForCausalLM"], "attn_pdrop": 0.0, "bos_token_id": 50256,
+        "embd_pdrop": 0.0, "eos_token_id": 50256, "gradient_checkpointing": False, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05, "model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_inner": None, "n_layer": 28,
+        "n_positions": 2048, "resid_pdrop": 0.0, "rotary": True, "rotary_dim": 64, "scale_attn_weights": True,
+        "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+        "summary_use_proj": True, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0",
+        "use_cache": True, "vocab_size": 50400,
+    },
+    "microsoft/phi-2": {
+        "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0,
+        "eos_token_id": 50256, "hidden_act": "gelu_new", "hidden_size": 2560, "initializer_range": 0.02,
+        "intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "phi",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "partial_rotary_factor": 0.4,
+        "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "torch_dtype": "float16", "transformers_version": "4.37.0", "use_cache": True, "vocab_size": 51200,
+    },
+    "tiiuae/falcon-7b": {
+        "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
+        "attention_dropout": 0.0, "bias": False, "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0,
+        "hidden_size": 4544, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "falcon", "multi_query": True,
+        "new_decoder_architecture": False, "num_attention_heads": 71, "num_hidden_layers": 32, "parallel_attn": True,
+        "torch_dtype": "bfloat16", "transformers_version": "4.27.4", "use_cache": True, "vocab_size": 65024,
+    },
+    "tiiuae/falcon-40b": {
+        "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
+        "attention_dropout": 0.0, "bias": False, "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0,
+        "hidden_size": 8192, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "falcon",
+        "new_decoder_architecture": True, "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8,
+        "parallel_attn": True, "torch_dtype": "bfloat16", "transformers_version": "4.27.4", "use_cache": True,
+        "vocab_size": 65024,
+    },
+    "stabilityai/stablelm-2-1_6b": {
+        "architectures": ["StableLmForCausalLM"], "bos_token_id": 100257, "eos_token_id": 100257, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 4096, "model_type": "stablelm", "num_attention_heads": 32, "num_hidden_layers": 24,
+        "num_key_value_heads": 32, "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False,
+        "torch_dtype": "float16", "transformers_version": "4.38.0", "use_cache": True, "use_qkv_bias": True,
+        "vocab_size": 100352,
+    },
 }  # fmt: skip
 PARAMETERS = {
     "google/gemma-3-270m": 268_098_176,
     "google/gemma-3-1b-it": 999_885_952,
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "allenai/OLMo-2-0425-1B": 1_484_916_736,
+    "google/gemma-2b": 2_506_172_416,
+    "bigcode/starcoder2-3b": 3_030_371_328,
+    "EleutherAI/gpt-j-6b": 6_050_882_784,
+    "microsoft/phi-2": 2_779_683_840,
+    "tiiuae/falcon-7b": 6_921_720_704,
+    "tiiuae/falcon-40b": 41_303_293_952,
+    "stabilityai/stablelm-2-1_6b": 1_644_515_328,
 }
-SMALL = {"hidden_size": 32, "intermediate_size": 20, "vocab_size": VOCABULARY, "pad_token_id": None}
-NARROW = {"gemma3_text": {"head_dim": 16, "sliding_window": 4}, "smollm3": {}, "olmo2": {}}
+SIZES = {"hidden_size": 32, "intermediate_size": 20, "num_hidden_layers": 7}
+FEW = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL: dict[str, dict[str, Any]] = {
+    "google/gemma-3-270m": SIZES | {"head_dim": 16, "sliding_window": 4, "num_hidden_layers": 18},
+    "google/gemma-3-1b-it": SIZES | {"head_dim": 16, "sliding_window": 4},
+    "HuggingFaceTB/SmolLM3-3B": SIZES | {"num_hidden_layers": 36},
+    "allenai/OLMo-2-0425-1B": SIZES,
+    "google/gemma-2b": SIZES | {"head_dim": 16},
+    "bigcode/starcoder2-3b": FEW | {"sliding_window": 4},
+    "EleutherAI/gpt-j-6b": {"n_embd": 40, "n_layer": 3, "n_head": 2, "rotary_dim": 6},
+    "microsoft/phi-2": FEW | {"num_key_value_heads": 4, "hidden_size": 40},
+    "tiiuae/falcon-7b": {"hidden_size": 42, "num_attention_heads": 7, "num_hidden_layers": 3},
+    "tiiuae/falcon-40b": {
+        "hidden_size": 48,
+        "num_attention_heads": 8,
+        "num_kv_heads": 2,
+        "num_hidden_layers": 3,
+    },
+    "stabilityai/stablelm-2-1_6b": FEW,
+}
 
 
 def read(config: dict[str, Any]) -> ModelConfig:
@@ -90,15 +174,25 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
     assert sum(tensor.numel() for tensor in named.values()) == PARAMETERS[name]
 
 
+SCALED = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}], ids=["", "scaled"]
+    ("name", "changes"),
+    [
+        *(pytest.param(name, {}, id=name) for name in CONFIGS),
+        *(
+            pytest.param(name, SCALED, id=f"{name}-scaled")
+            for name in CONFIGS
+            if name != "EleutherAI/gpt-j-6b"
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", CONFIGS)
 def test_a_small_one_gives_the_logits_of_the_reference(
     name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     """Every key as it was published but for sizes; the scaling is that of Gemma 3 from 4B on."""
-    given = CONFIGS[name] | SMALL | NARROW[CONFIGS[name]["model_type"]] | changes
+    given = CONFIGS[name] | SMALL[name] | {"vocab_size": VOCABULARY, "pad_token_id": None} | changes
     (tmp_path / "config.json").write_text(json.dumps(given))
     torch.manual_seed(0)
     built = AutoConfig.from_pretrained(tmp_path)
