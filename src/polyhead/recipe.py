@@ -159,6 +159,7 @@ class GenerationConfig(Section):
         description='what embed can put before texts, by name, e.g. {query: "query: "}',
     )
     prompt: str = Field("", description="what embed puts before a text, a name of prompts or itself")
+    pool_prompt: bool = Field(True, description="whether the tokens of that count in a text's vector")
 
     sigmoid: bool = Field(
         True, description="classifiers of one label: whether their score is bounded by 0 and 1"

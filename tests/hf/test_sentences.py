@@ -239,6 +239,31 @@ def test_prompts_stand_before_texts(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mode", POOLS)
+def test_tokens_of_a_prompt_may_not_count(mode: str, tmp_path: Path) -> None:
+    model = folder(tmp_path / "a", {"pooling_mode": mode, "include_prompt": False})
+    said = {"prompts": PROMPTS, "default_prompt_name": "query"}
+    (tmp_path / "a" / "config_sentence_transformers.json").write_text(json.dumps(said))
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    assert json.loads((tmp_path / "b" / "1_Pooling" / "config.json").read_text())["include_prompt"] is False
+    before, plain = PROMPTS["query"], wanted(model, tmp_path / "a", mode, False)
+    assert before is not None
+    tokenizer, rows = transformers.AutoTokenizer.from_pretrained(tmp_path / "a"), []
+    count = len(tokenizer(before)["input_ids"]) - 1  # </s> ends it, <s> begins it
+    for text in TEXTS:
+        with torch.no_grad():
+            rows.append(model(**tokenizer(before + text, return_tensors="pt")).last_hidden_state[0])
+    assert count > 3
+    behind, all_of = (torch.stack([POOLS[mode](x[start:]) for x in rows]) for start in (count, 0))
+    for directory in ("a", "run", "b"):
+        run = ph.load(tmp_path / directory)
+        torch.testing.assert_close(run.embed(TEXTS), behind, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(TEXTS[:1]), behind[:1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(TEXTS, pool_prompt=True), all_of, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run.embed(TEXTS, prompt=""), plain, rtol=1e-5, atol=1e-5)
+
+
 def test_a_prompt_without_a_name_is_written_as_its_own(tmp_path: Path) -> None:
     folder(tmp_path / "a", {"pooling_mode": "mean"})
     run = ph.load(tmp_path / "a")
@@ -284,11 +309,6 @@ def test_files_that_cannot_be_meant_are_told(name: str, content: Any, said: str,
             {"pooling_mode_weightedmean_tokens": True},
             [],
             "edmean_tokens'], and here the mean",
-        ),
-        (
-            {"pooling_mode": "mean", "include_prompt": False},
-            [],
-            "tokens of a prompt are not pooled there, and are here",
         ),
         ({"pooling_mode": "mean"}, ["Dense"], "vectors of texts go through Dense there, and without it here"),
     ],

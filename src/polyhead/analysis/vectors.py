@@ -47,16 +47,17 @@ def embed(
 ) -> Embedded:
     """The mean vector of each text's tokens, the first, the last, the largest of each feature, or the model's own.
 
-    Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt. Texts longer than
-    ``reach`` are cut. ``pooling`` "own" is what the model was trained with, map and all.
+    Special tokens count as others do (Reimers & Gurevych, 2019, sec. 3), and those of a prompt where ``pool_prompt`` says
+    so. Texts longer than ``reach`` are cut. ``pooling`` "own" is what the model was trained with, map and all.
     """
     pool = POOLS.get(config.pooling) or getattr(model, "pooler", None)
     if pool is None:
         raise UserError(f"this model has no pooling of its own; choose one of {', '.join(POOLS)}")
     rows = read_as(tokenizer, texts, config, model.config.max_len, about)
+    before = 0 if config.pool_prompt else before_text(tokenizer, config, model.config.max_len, about)
     out = torch.zeros(len(rows), model.config.d_model)
     for numbers, vectors, pos in read(model, rows, tokenizer, batch_tokens):
-        out[numbers] = pool(vectors, pos).float().cpu()
+        out[numbers] = pool(vectors, without(before, vectors, pos)).float().cpu()
     out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
     return Embedded(out, sum(row.cut for row in rows), reach(config, model.config.max_len))
 
@@ -85,6 +86,24 @@ def read_as(
         around = Around(about.begin if about.always else [], [], about.end or tokenizer.end, False)
         rows = [framed_by(around, [ids], most) for ids in encoded]
     return [row if row.ids else Framed(about.begin, len(about.begin), False) for row in rows]
+
+
+def before_text(
+    tokenizer: Tokenizer, config: GenerationConfig, max_len: int, about: Frame | None = None
+) -> int:
+    """Tokens of the prompt, and of what stands before it; 0 without a prompt."""
+    if not config.before:
+        return 0
+    ids = read_as(tokenizer, [""], config, max_len, about)[0].ids
+    return len(ids) - (ids[-1] in tokenizer.special_ids)  # what ends a text
+
+
+def without(before: int, x: Tensor, pos: Tensor | None) -> Tensor | None:
+    """The positions of tokens of which so many do not count, as those of padding do not: (B, T)."""
+    if not before:
+        return pos
+    pos = torch.arange(x.size(1), device=x.device).expand(x.shape[:2]) if pos is None else pos
+    return (pos - before).clamp(min=-1)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

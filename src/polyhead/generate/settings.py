@@ -15,7 +15,7 @@ DRAWN = frozenset(
     ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
 )
 BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
-POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt"])
+POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}

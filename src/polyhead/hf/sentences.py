@@ -40,8 +40,7 @@ def embedding_of(directory: Path) -> dict[str, Any]:
         if name == "Pooling":
             pooling = read_json(directory, path) or {}
             found["pooling"] = _pool(pooling, directory / path)
-            if pooling.get("include_prompt") is False:
-                log.warning("%s: tokens of a prompt are not pooled there, and are here", directory / path)
+            found["pool_prompt"] = Given(pooling, directory / path).flag("include_prompt", True)
         elif name == "Normalize":
             found["normalize"] = True
         elif name not in PLAIN:
@@ -53,7 +52,9 @@ def embedding_of(directory: Path) -> dict[str, Any]:
 
 def of_vectors(generation: GenerationConfig) -> dict[str, Any]:
     """The settings that say how vectors are made."""
-    return generation.model_dump(include={"pooling", "normalize", "max_text_len", "prompts", "prompt"})
+    return generation.model_dump(
+        include={"pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"}
+    )
 
 
 def modules(generation: GenerationConfig, width: int, max_len: int) -> dict[str, Any]:
@@ -70,6 +71,7 @@ def modules(generation: GenerationConfig, width: int, max_len: int) -> dict[str,
             for i, (path, name) in enumerate(steps.items())
         ],
         POOLING: {"word_embedding_dimension": width}
+        | ({} if generation.pool_prompt else {"include_prompt": False})  # a key that old versions do not know
         | {f"pooling_mode_{old}": theirs == name for old, name in OLD.items()},
         LENGTH: {"max_seq_length": min(generation.max_text_len or max_len, max_len), "do_lower_case": False},
     } | _prompts_said(generation)
