@@ -331,15 +331,15 @@ def rewritten(directory: Path, found: dict[str, torch.Tensor]) -> None:
 def test_older_files_hold_copies_and_buffers(case: Case, tmp_path: Path) -> None:
     published(tmp_path, case)
     before, found = ph.load(tmp_path), load_file(tmp_path / "model.safetensors")
-    prefix = "" if case.config == "T5Config" else "model."
+    prefix = "" if case.config in ("T5Config", "MT5Config") else "model."
     shared = found[f"{prefix}shared.weight"]
     found |= {f"{prefix}{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
     found["lm_head.weight"] = shared
-    if case.config == "T5Config":
+    if not prefix:
         name = "decoder.block.0.layer.{}.{}Attention.relative_attention_bias.weight"
         found[name.format(1, "EncDec")] = found[name.format(0, "Self")]
-    if case.config in ("MarianConfig", "M2M100Config"):
-        end = "weight" if case.config == "MarianConfig" else "weights"
+    if case.config in ("MarianConfig", "M2M100Config", "PegasusConfig"):
+        end = "weights" if case.config == "M2M100Config" else "weight"
         found |= {
             f"model.{side}.embed_positions.{end}": torch.randn(64, 18) for side in ("encoder", "decoder")
         }
