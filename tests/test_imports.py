@@ -34,6 +34,7 @@ LAYERS = [
         "data_sections",
         "places",
         "checked",
+        "dense",
         "hub",
     },
     {"nn", "cache", "text"},

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from polyhead.checked import Checked
+from polyhead.dense import Dense
 from polyhead.errors import UserError, bounded, unknown
 from polyhead.presets import PRESETS
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
@@ -171,8 +172,7 @@ class ModelSection(Checked):
     @field_validator(*PARTS)
     @classmethod
     def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        assert info.field_name is not None
-        return None if choice is None else PARTS[info.field_name].check(choice)
+        return None if choice is None else PARTS[str(info.field_name)].check(choice)
 
     @model_validator(mode="before")
     @classmethod
@@ -253,8 +253,8 @@ class ModelSection(Checked):
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""
         assert self.head_dim is not None and self.v_head_dim is not None
-        widths = self.head_dim, self.v_head_dim
-        return Shape(self.d_model, self.n_heads, self.kv_heads, *widths, self.max_len, causal)
+        heads = self.n_heads, self.kv_heads, self.head_dim, self.v_head_dim
+        return Shape(self.d_model, *heads, self.max_len, causal)
 
     @property
     def embedding_width(self) -> int:
@@ -281,9 +281,8 @@ class ModelConfig(ModelSection):
     """Sizes and parts of one Transformer with its vocabulary: everything needed to build it."""
 
     vocab_size: int = Field(gt=0, description="tokens of the tokenizer; rows of the embedding")
-    labels: tuple[str, ...] = Field(
-        (), description="classes that an encoder tells apart; none if it is no classifier"
-    )
+    labels: tuple[str, ...] = Field((), description="classes that an encoder tells apart, if it does")
+    dense: tuple[Dense, ...] = Field((), description="maps of a text's vector, in turn")
 
     @property
     def of_generator(self) -> ModelConfig:

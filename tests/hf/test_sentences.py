@@ -7,9 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tests.hf.conftest import TEXTS, make
 
 import polyhead as ph
@@ -264,6 +266,121 @@ def test_tokens_of_a_prompt_may_not_count(mode: str, tmp_path: Path) -> None:
         torch.testing.assert_close(run.embed(TEXTS, prompt=""), plain, rtol=1e-5, atol=1e-5)
 
 
+ACTIVATIONS = {
+    "linear.Identity": lambda x: x,
+    "activation.Tanh": torch.tanh,
+    "activation.GELU": torch.nn.functional.gelu,
+}
+DENSE = {
+    "one": [(16, 12, True, "activation.Tanh")],
+    "two": [(16, 40, False, "linear.Identity"), (40, 6, True, "activation.GELU")],
+}  # fmt: skip
+
+
+def with_dense(directory: Path, maps: list[tuple[int, int, bool, str]]) -> list[torch.nn.Linear]:
+    """Random weights in the directories that ``with_steps`` names."""
+    torch.manual_seed(3)
+    made = [torch.nn.Linear(given, width, bias) for given, width, bias, _ in maps]
+    for i, (linear, (given, width, bias, function)) in enumerate(zip(made, maps, strict=True), 2):
+        place = directory / f"{i}_Dense"
+        place.mkdir()
+        said = {"in_features": given, "out_features": width, "bias": bias}
+        (place / "config.json").write_text(
+            json.dumps(said | {"activation_function": f"torch.nn.modules.{function}"})
+        )
+        save_file({f"linear.{key}": x for key, x in linear.state_dict().items()}, place / "model.safetensors")
+    return made
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("name", DENSE)
+def test_vectors_go_through_dense_maps(name: str, normalized: bool, tmp_path: Path) -> None:
+    maps = DENSE[name]
+    more = ["Dense"] * len(maps) + ["Normalize"] * normalized
+    model = folder(tmp_path / "a", {"pooling_mode": "cls"}, *more)
+    made = with_dense(tmp_path / "a", maps)
+    vectors = wanted(model, tmp_path / "a", "cls", False)
+    with torch.no_grad():
+        for linear, (*_, function) in zip(made, maps, strict=True):
+            vectors = ACTIVATIONS[function](linear(vectors))
+    vectors = vectors / vectors.norm(dim=1, keepdim=True) if normalized else vectors
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    for directory in ("a", "run", "b"):
+        for fast in (False, True):
+            run = ph.load(tmp_path / directory, fast=fast)
+            torch.testing.assert_close(run.embed(TEXTS), vectors, rtol=1e-5, atol=1e-6)
+    assert main(["embed", str(tmp_path / "run"), TEXTS[0], "--output", str(tmp_path / "one.npy")]) == 0
+    assert np.load(tmp_path / "one.npy").shape == (1, maps[-1][1])
+    files = ["model.safetensors", *(f"{i}_Dense/model.safetensors" for i in range(2, 2 + len(maps)))]
+    for file in files:
+        before, after = (load_file(tmp_path / directory / file) for directory in ("a", "b"))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+    steps = [json.loads((tmp_path / directory / "modules.json").read_text()) for directory in ("a", "b")]
+    assert steps[0] == steps[1]
+    for i in range(2, 2 + len(maps)):
+        said = [json.loads((tmp_path / d / f"{i}_Dense" / "config.json").read_text()) for d in ("a", "b")]
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"in_features": 12}, "in_features is 12, wanted 16, all that is built"),
+        ({"use_residual": True}, "use_residual is true, wanted false"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', wanted"),
+        ({"activation_function": "mine.Tanh"}, "activation_function is 'mine.Tanh', wanted one of Identity, Tanh, ReLU, GELU"),
+        ({"out_features": 7}, r"of another shape: 2_Dense/linear.bias \[12\], wanted \[7\]"),
+        ({"rank": 7}, "'rank' not known"),
+        (None, "has no 2_Dense/model.safetensors, only pytorch_model.bin: a pickle can run code"),
+    ],
+)  # fmt: skip
+def test_dense_maps_that_are_not_built_are_refused(
+    change: dict[str, Any] | None, said: str, tmp_path: Path
+) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"}, "Dense")
+    with_dense(tmp_path, DENSE["one"])
+    if change is None:
+        (tmp_path / "2_Dense" / "model.safetensors").rename(tmp_path / "2_Dense" / "pytorch_model.bin")
+    else:
+        changed(tmp_path / "2_Dense" / "config.json", **change)
+    with pytest.raises(UserError, match=said):
+        ph.load(tmp_path)
+
+
+def test_a_classifier_may_begin_with_an_encoder_whose_vectors_are_mapped(tmp_path: Path) -> None:
+    folder(tmp_path / "a", {"pooling_mode": "mean"}, "Dense")
+    with_dense(tmp_path / "a", DENSE["one"])
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    (tmp_path / "texts.tsv").write_text(
+        "label\ttext\n" + "".join(f"{i % 2}\t{text}\n" for i, text in enumerate(TEXTS * 4))
+    )
+    file = [str(tmp_path / "texts.tsv")]
+    recipe = {
+        "task": "classification", "data": {"train": file, "valid": file, "label": "label", "text": "text"},
+        "start": str(tmp_path / "run"), "out": str(tmp_path / "out"), "train": {"steps": 2, "max_tokens": 64},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
+    begun, own = (ph.load(tmp_path / name).config for name in ("run", "out"))
+    assert (len(begun.dense), own.dense, own.d_model) == (1, (), 16)
+
+
+def test_a_map_of_what_has_the_length_1_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path, {"pooling_mode": "mean"}, "Normalize", "Dense")
+    with pytest.raises(UserError, match="3_Dense maps vectors that have the length 1"):
+        ph.load(tmp_path)
+
+
+def test_other_forms_have_no_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder(tmp_path / "a", {"pooling_mode": "mean"}, "Dense")
+    with_dense(tmp_path / "a", DENSE["one"])
+    for form in ("onnx", "ctranslate2"):
+        assert main(["export", str(tmp_path / "a"), str(tmp_path / form), "--to", form]) == 2
+        assert "dense" in capsys.readouterr().err
+
+
 def test_a_prompt_without_a_name_is_written_as_its_own(tmp_path: Path) -> None:
     folder(tmp_path / "a", {"pooling_mode": "mean"})
     run = ph.load(tmp_path / "a")
@@ -310,7 +427,7 @@ def test_files_that_cannot_be_meant_are_told(name: str, content: Any, said: str,
             [],
             "edmean_tokens'], and here the mean",
         ),
-        ({"pooling_mode": "mean"}, ["Dense"], "vectors of texts go through Dense there, and without it here"),
+        ({"pooling_mode": "mean"}, ["LSTM"], "vectors of texts go through LSTM there, and without it here"),
     ],
 )
 def test_what_is_not_built_is_warned_of(

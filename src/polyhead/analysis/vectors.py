@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.analysis.reading import read
+from polyhead.config import ModelConfig
 from polyhead.data.framed import Framed, framed, framed_by
 from polyhead.errors import UserError, at
 from polyhead.generate.frame import Frame
@@ -55,11 +56,19 @@ def embed(
         raise UserError(f"this model has no pooling of its own; choose one of {', '.join(POOLS)}")
     rows = read_as(tokenizer, texts, config, model.config.max_len, about)
     before = 0 if config.pool_prompt else before_text(tokenizer, config, model.config.max_len, about)
-    out = torch.zeros(len(rows), model.config.d_model)
+    out = torch.zeros(len(rows), width(model.config))
     for numbers, vectors, pos in read(model, rows, tokenizer, batch_tokens):
-        out[numbers] = pool(vectors, without(before, vectors, pos)).float().cpu()
+        vector = pool(vectors, without(before, vectors, pos))
+        for dense in getattr(model, "dense", ()):
+            vector = dense(vector)
+        out[numbers] = vector.float().cpu()
     out = torch.nn.functional.normalize(out, dim=-1) if config.normalize else out
     return Embedded(out, sum(row.cut for row in rows), reach(config, model.config.max_len))
+
+
+def width(config: ModelConfig) -> int:
+    """Numbers of a text's vector."""
+    return config.dense[-1].width if config.dense else config.d_model
 
 
 def reach(config: GenerationConfig, max_len: int) -> int:

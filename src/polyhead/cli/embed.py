@@ -92,7 +92,7 @@ def run(
     other, short, most = loaded.embedded([] if like is None else [like], **of_like)
     if short:
         print(f"polyhead: --like is cut to {most} tokens", file=sys.stderr)
-    with nullcontext() if output is None else VectorFile(output, loaded.config.d_model) as file:
+    with nullcontext() if output is None else VectorFile(output, other.size(1)) as file:
         for texts in chunks(given, chunk_size(source, chunk)):
             vectors, short, most = loaded.embedded(texts, **changes)
             if file is not None:

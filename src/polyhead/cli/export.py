@@ -95,7 +95,7 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
             (place / name).parent.mkdir(exist_ok=True)
             write_json(place / name, value)
         save_tokenizer(made, place)
-        for name, tensors in parts.items():
+        for name, tensors in (parts | content.maps).items():
             with replacing(place / name) as out:
                 write(out, tensors, {"format": "pt"})
         if len(parts) > 1:

@@ -78,6 +78,10 @@ def check(model: Model, dtype: str) -> None:
                 raise UserError(
                     f"{field} {choice.name!r} cannot be written to ONNX: {UNWRITTEN[choice.name]}"
                 )
+    if config.dense:
+        raise UserError(
+            "dense cannot be written to ONNX: graphs give the vectors of tokens, and its maps are of a text's"
+        )
     if config.kind == "encoder":
         return
     assert isinstance(model, Seq2Seq | CausalLM)

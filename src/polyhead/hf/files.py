@@ -117,12 +117,9 @@ def _opened(directory: Path, name: str) -> dict[str, Entry]:
 
 
 def _no_weights(directory: Path, weights: str) -> str:
-    pickled = [
-        *directory.glob("*.bin"),
-        *directory.glob("*.pt"),
-        *directory.glob("*.pth"),
-        *directory.glob("*.ckpt"),
-    ]
+    ends = (".bin", ".pt", ".pth", ".ckpt")
+    place = (directory / weights).parent
+    pickled = [path for path in sorted(place.glob("*")) if path.suffix in ends]
     if not pickled:
         return f"{directory} has no {weights}" + (f" and no {INDEX}" if weights == WEIGHTS else "")
     return (

@@ -17,6 +17,7 @@ FILES = [
     "model.safetensors",
     "model-*.safetensors",
     "adapter_model.safetensors",
+    "*_Dense*/model.safetensors",
 ]
 
 

@@ -20,9 +20,10 @@ from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import DTYPES, entries, inside, read_json
 from polyhead.hf.given import Given
-from polyhead.hf.sentences import embedding_of, length_of, rating_of
+from polyhead.hf.sentences import dense_of, dense_rows, embedding_of, length_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
+from polyhead.models import Embedder
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
@@ -82,7 +83,7 @@ def open_checkpoint(directory: Path) -> Opened:
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))
-    vectors = embedding_of(directory)
+    vectors = embedding_of(directory, mapped=bool(model.config.dense))
     if vectors or model.config.kind == "encoder":
         vectors |= {"max_text_len": length_of(directory, tokenizer, model.config.max_len)}
     if len(model.config.labels) == 1:
@@ -114,7 +115,10 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     layers = 1 if config.share_layers else max(config.n_layers, config.decoder_layers)
     if layers > len(found):
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
-    table = family.rows(model_class(config).__name__)
+    if model_class(config) is Embedder:
+        maps, held = dense_of(directory, config.d_model)
+        config, found = config.model_copy(update={"dense": tuple(maps)}), {**found, **held}
+    table = (*family.rows(model_class(config).__name__), *dense_rows(config))
     with torch.device("meta"):
         ours = weights(model_class(config)(config))
     wanted = joined(table, ours, config)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.config import ModelConfig
+from polyhead.dense import Dense
 from polyhead.errors import UserError, show
-from polyhead.hf.files import inside, read_json, read_value
+from polyhead.hf.files import WEIGHTS, Entry, entries, inside, read_json, read_value
 from polyhead.hf.given import Given
+from polyhead.hf.table import Row, both
 from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
 
@@ -25,29 +27,83 @@ POOLS = {"cls": "first", "mean": "mean", "max": "max", "lasttoken": "last"}  # t
 OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "lasttoken"}
 FUNCTION = "activation_fn"
 PLAIN = ("Transformer", "Dropout")  # what changes nothing here
+ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}  # theirs -> ours
+PATHS = {
+    "none": "linear.Identity",
+    "tanh": "activation.Tanh",
+    "relu": "activation.ReLU",
+    "gelu": "activation.GELU",
+}
 
 
-def embedding_of(directory: Path) -> dict[str, Any]:
-    """Fields of GenerationConfig; none where the checkpoint does not say. A warning names steps that are not built here."""
-    steps = read_value(directory, MODULES)
-    if steps is None:
+def embedding_of(directory: Path, mapped: bool = False) -> dict[str, Any]:
+    """Fields of GenerationConfig; none where the checkpoint does not say. A warning names steps that are not built here.
+
+    ``mapped``: the model has read the maps of ``dense_of``.
+    """
+    steps = _steps(directory)
+    if not steps:
         return {}
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise UserError(f"{directory / MODULES} must hold a list of objects")
     found: dict[str, Any] = _prompts(directory)
-    for step in steps:
-        name, path = str(step.get("type")).rsplit(".", 1)[-1], f"{step.get('path')}/config.json"
+    for name, place in steps:
+        path = f"{place}/config.json"
         if name == "Pooling":
             pooling = read_json(directory, path) or {}
             found["pooling"] = _pool(pooling, directory / path)
             found["pool_prompt"] = Given(pooling, directory / path).flag("include_prompt", True)
         elif name == "Normalize":
             found["normalize"] = True
-        elif name not in PLAIN:
+        elif name not in PLAIN and not (name == "Dense" and mapped):
             log.warning(
                 "%s: vectors of texts go through %s there, and without it here", directory / MODULES, name
             )
     return found
+
+
+def dense_of(directory: Path, width: int) -> tuple[list[Dense], dict[str, Entry]]:
+    """The maps behind the pooling of vectors of so many numbers, and their weights by the names of ``dense_rows``."""
+    steps, maps, held = _steps(directory), list[Dense](), dict[str, Entry]()
+    for i, (name, place) in enumerate(steps):
+        if name != "Dense":
+            continue
+        if "Normalize" in (other for other, _ in steps[:i]):
+            raise UserError(
+                f"{directory / MODULES}: {place} maps vectors that have the length 1, and only maps before that are built"
+            )
+        given = Given(read_json(directory, f"{place}/config.json") or {}, directory / place / "config.json")
+        given.only("in_features", width)
+        given.only("module_input_name", "sentence_embedding")
+        given.only("module_output_name", "sentence_embedding")
+        given.only("use_residual", False)
+        width, function = given.size("out_features"), given.values.get("activation_function", "torch.nn.Tanh")
+        given.passed("activation_function")
+        activation = ACTIVATIONS.get(str(function).rsplit(".", 1)[-1])
+        if activation is None or not str(function).startswith("torch.nn."):
+            raise given.wrong("activation_function", f"one of {', '.join(ACTIVATIONS)} of torch.nn")
+        maps.append(Dense(width=width, activation=activation, bias=given.flag("bias", True)))
+        given.finish()
+        found = entries(directory, f"{place}/{WEIGHTS}")
+        held |= {f"{_place(len(maps) - 1)}/{key}": entry for key, entry in found.items()}
+    return maps, held
+
+
+def dense_rows(config: ModelConfig) -> list[Row]:
+    """The names of the weights of these maps, with the directory that each is in."""
+    return [row for i in range(len(config.dense)) for row in both(f"{_place(i)}/linear", f"dense.{i}.proj")]
+
+
+def _place(number: int) -> str:
+    return f"{number + 2}_Dense"
+
+
+def _steps(directory: Path) -> list[tuple[str, str]]:
+    """What a text goes through, each by its kind and its directory; nothing where the checkpoint does not say."""
+    steps = read_value(directory, MODULES)
+    if steps is None:
+        return []
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise UserError(f"{directory / MODULES} must hold a list of objects")
+    return [(str(step.get("type")).rsplit(".", 1)[-1], str(step.get("path"))) for step in steps]
 
 
 def of_vectors(generation: GenerationConfig) -> dict[str, Any]:
@@ -57,24 +113,47 @@ def of_vectors(generation: GenerationConfig) -> dict[str, Any]:
     )
 
 
-def modules(generation: GenerationConfig, width: int, max_len: int) -> dict[str, Any]:
+def modules(generation: GenerationConfig, config: ModelConfig) -> dict[str, Any]:
     """The files that say it, by name; none for a pooling that is the model's own."""
+    width, max_len = config.d_model, config.max_len
     theirs = {ours: name for name, ours in POOLS.items()}.get(generation.pooling)
+    if theirs is None and config.dense:
+        raise UserError(
+            f"pooling is {generation.pooling!r}, and behind that no maps can be said: {', '.join(POOLS.values())}"
+        )
     if theirs is None:
         return {}
-    steps = {"": "Transformer", "1_Pooling": "Pooling"} | (
-        {"2_Normalize": "Normalize"} if generation.normalize else {}
+    places = [_place(i) for i in range(len(config.dense))]
+    steps = {"": "Transformer", "1_Pooling": "Pooling", **dict.fromkeys(places, "Dense")}
+    steps |= {f"{len(steps)}_Normalize": "Normalize"} if generation.normalize else {}
+    widths = [width, *(dense.width for dense in config.dense)]
+    return (
+        {
+            f"{place}/config.json": {
+                "in_features": given,
+                "out_features": dense.width,
+                "bias": dense.bias,
+                "activation_function": f"torch.nn.modules.{PATHS[dense.activation]}",
+            }
+            for place, given, dense in zip(places, widths, config.dense, strict=False)
+        }
+        | {
+            MODULES: [
+                {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+                for i, (path, name) in enumerate(steps.items())
+            ],
+            POOLING: {"word_embedding_dimension": width}
+            | (
+                {} if generation.pool_prompt else {"include_prompt": False}
+            )  # a key that old versions do not know
+            | {f"pooling_mode_{old}": theirs == name for old, name in OLD.items()},
+            LENGTH: {
+                "max_seq_length": min(generation.max_text_len or max_len, max_len),
+                "do_lower_case": False,
+            },
+        }
+        | _prompts_said(generation)
     )
-    return {
-        MODULES: [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for i, (path, name) in enumerate(steps.items())
-        ],
-        POOLING: {"word_embedding_dimension": width}
-        | ({} if generation.pool_prompt else {"include_prompt": False})  # a key that old versions do not know
-        | {f"pooling_mode_{old}": theirs == name for old, name in OLD.items()},
-        LENGTH: {"max_seq_length": min(generation.max_text_len or max_len, max_len), "do_lower_case": False},
-    } | _prompts_said(generation)
 
 
 def length_of(directory: Path, tokenizer: Tokenizer, max_len: int) -> int | None:

@@ -10,10 +10,11 @@ from torch import Tensor
 from polyhead.config import LayerParts, ModelConfig
 from polyhead.errors import UserError, show, unknown
 from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.files import WEIGHTS
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import part
 from polyhead.hf.reading import read_config
-from polyhead.hf.sentences import modules, of_vectors, rating_said
+from polyhead.hf.sentences import dense_rows, modules, of_vectors, rating_said
 from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
@@ -22,8 +23,8 @@ from polyhead.registry import CHAT, POOLING, POSITION, Choice
 from polyhead.text.chat.tokens import ends
 from polyhead.text.tokenizer import Tokenizer
 
-# what counts in training alone, or is compared layer by layer
-PASSED = {"init", "dropout", "pattern"}
+# what counts in training alone, is compared layer by layer, or stands in files of its own
+PASSED = {"init", "dropout", "pattern", "dense"}
 # parts of a decoder that reads an encoder -> what stands in for one that is not given
 CROSSING = {
     "n_decoder_layers": "n_layers",
@@ -50,6 +51,7 @@ class Published(NamedTuple):
     generation: dict[str, Any]
     tensors: dict[str, Tensor]
     beside: dict[str, Any]  # other files of JSON, by name
+    maps: dict[str, dict[str, Tensor]]  # tensors of other files, by name
 
 
 def published(
@@ -74,8 +76,13 @@ def published(
             raise UserError(
                 f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}"
             )
-    tensors = joined(chosen.rows(type(model).__name__), weights(model), model.config)
-    tensors |= chosen.computed(model.config)
+    table = (*chosen.rows(type(model).__name__), *dense_rows(model.config))
+    tensors = {**joined(table, weights(model), model.config), **chosen.computed(model.config)}
+    held = {name: tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()}
+    maps: dict[str, dict[str, Tensor]] = {}
+    for name in [name for name in held if "/" in name]:
+        place, _, own = name.rpartition("/")
+        maps.setdefault(f"{place}/{WEIGHTS}", {})[own] = held.pop(name)
     bare = (
         chosen.prefix
         if model.config.kind == "encoder" and not (model.config.head or model.config.labels)
@@ -90,11 +97,9 @@ def published(
         | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")}
         | ids,
         _decoding(model.config, generation, tokenizer) | ids | stops,
-        {
-            name.removeprefix(bare): tensor.detach().to(DTYPES[dtype]).contiguous()
-            for name, tensor in tensors.items()
-        },
-        modules(generation, model.config.d_model, model.config.max_len) if bare or speaks else {},
+        {name.removeprefix(bare): tensor for name, tensor in held.items()},
+        modules(generation, model.config) if bare or speaks else {},
+        maps,
     )
 
 

@@ -9,6 +9,7 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.feed_forward.layers import ACTIVATIONS
 from polyhead.nn.head import Head
+from polyhead.nn.pooling import DenseMap
 from polyhead.nn.stack import build_stack
 from polyhead.registry import NORM, POOLING, Choice
 
@@ -79,13 +80,18 @@ class Classifier(nn.Module):
 
 
 class Embedder(nn.Module):
-    """An encoder alone: a vector for each token, and one for the text if the config names a pooling."""
+    """An encoder alone: a vector for each token, and one for the text if the config names a pooling.
+
+    That of a text, whichever way it is pooled, goes through the maps of ``dense`` (Reimers & Gurevych, 2020).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
         self.pooler = POOLING.build(config.pooling, config) if config.pooling else None
+        widths = [config.d_model, *(dense.width for dense in config.dense)]
+        self.dense = nn.ModuleList(map(DenseMap, widths, config.dense))
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C)."""

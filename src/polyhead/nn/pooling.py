@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import ModelSection
+from polyhead.dense import Dense
 from polyhead.errors import UserError
 from polyhead.registry import NORM, POOLING
 
@@ -51,6 +52,20 @@ class Pooler(nn.Module):
             return pooled
         pooled = self.activation(self.proj(pooled))
         return pooled if self.norm is None else self.norm(pooled)
+
+
+class DenseMap(nn.Module):
+    """y = g(W x + b), of the one vector that was made of a text."""
+
+    def __init__(self, d_in: int, dense: Dense) -> None:
+        super().__init__()
+        self.proj = nn.Linear(d_in, dense.width, bias=dense.bias)
+        self.activation = ACTIVATIONS.get(dense.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C) -> (B, width)."""
+        out: Tensor = self.proj(x)
+        return out if self.activation is None else self.activation(out)
 
 
 def first_token(x: Tensor, pos: Tensor | None) -> Tensor:

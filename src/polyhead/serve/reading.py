@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.analysis.vectors import reach, read_as
+from polyhead.analysis.vectors import reach, read_as, width
 from polyhead.data.framed import Framed, framed_texts
 from polyhead.generate.frame import frame
 from polyhead.generate.settings import changed
@@ -32,12 +32,12 @@ from polyhead.text.masks import count_masks
 async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
     """One vector for each text."""
     service.need("embeddings")
-    run, width = service.run, service.run.config.d_model
-    if "dimensions" in body.model_fields_set and body.dimensions != width:
+    run, numbers = service.run, width(service.run.config)
+    if "dimensions" in body.model_fields_set and body.dimensions != numbers:
         raise Refusal(
             400,
             "invalid_value",
-            f"dimensions: this model makes vectors of {width} numbers, no others",
+            f"dimensions: this model makes vectors of {numbers} numbers, no others",
             "dimensions",
         )
 

@@ -53,7 +53,7 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
         )
     # what stood on an encoder is not what will
     on = {"head": not recipe.model.generator, "generator": 0}
-    fields = own.model_dump(exclude={"vocab_size", "labels"}) | on
+    fields = own.model_dump(include=set(ModelSection.model_fields)) | on
     fields |= _thinned(own, every)
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
     try:
