@@ -283,6 +283,7 @@ class ModelConfig(ModelSection):
     vocab_size: int = Field(gt=0, description="tokens of the tokenizer; rows of the embedding")
     labels: tuple[str, ...] = Field((), description="classes that an encoder tells apart, if it does")
     dense: tuple[Dense, ...] = Field((), description="maps of a text's vector, in turn")
+    causal: bool = Field(False, description="of an encoder: a language model without its head")
 
     @property
     def of_generator(self) -> ModelConfig:

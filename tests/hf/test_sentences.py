@@ -196,6 +196,59 @@ def test_language_models_make_vectors_too(config: str, mode: str, tmp_path: Path
     assert written[OLD[mode]] is True
 
 
+OWN = {"tie_word_embeddings": False}
+BARE = {
+    "MistralConfig": {**SPEAKERS["Qwen3Config"], **OWN, "num_key_value_heads": 1, "sliding_window": 5},
+    "GPT2Config": {**SPEAKERS["GPT2Config"], **OWN},
+    "PhiConfig": {**SPEAKERS["Qwen3Config"], "num_hidden_layers": 3},  # whose head has a bias, tied or not
+}
+
+
+@pytest.mark.parametrize("mode", ["lasttoken", "mean"])
+@pytest.mark.parametrize("config", BARE)
+def test_a_language_model_without_a_head_makes_vectors_alone(
+    config: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make(tmp_path / "a", config, auto="AutoModel", **BARE[config])
+    tokenizer = Tokenizer.load(tmp_path / "a")
+    tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id]).save(tmp_path / "a")
+    with_steps(tmp_path / "a", {"pooling_mode": mode}, "Normalize")
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    for directory in ("a", "run", "b"):
+        for fast in (False, True):
+            run = ph.load(tmp_path / directory, fast=fast)
+            for before, most in (("", 64), ("the red: ", 64), ("the red: ", 9)):
+                vectors = wanted(model, tmp_path / "a", mode, True, before, most)
+                found = run.embed(TEXTS, prompt=before, max_text_len=most)
+                torch.testing.assert_close(found, vectors, rtol=1e-5, atol=1e-5)
+        assert run.embed(["", "the king"]).isfinite().all()
+    before, after = (load_file(tmp_path / directory / "model.safetensors") for directory in ("a", "b"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    again, info = transformers.AutoModel.from_pretrained(tmp_path / "b", output_loading_info=True)
+    assert not any(info.values()), info
+    assert type(again) is type(model)
+    said = [json.loads((tmp_path / directory / "config.json").read_text()) for directory in ("a", "b")]
+    assert said[0]["architectures"] == said[1]["architectures"] == [type(model).__name__]
+    capsys.readouterr()
+    (tmp_path / "text").write_text("the king\n")
+    for verb in ("generate", "score", "fill-mask", "classify", "translate", "eval"):
+        given = str(tmp_path / "text") if verb != "generate" else "the king"
+        assert main([verb, str(tmp_path / "run"), given]) == 2, verb
+        told = capsys.readouterr().err
+        assert told.startswith("polyhead: ") and told.count("\n") == 1, told
+
+
+def test_a_lost_head_is_missed(tmp_path: Path) -> None:
+    make(tmp_path, "MistralConfig", **BARE["MistralConfig"])
+    found = load_file(tmp_path / "model.safetensors")
+    del found["lm_head.weight"]
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"missing: lm_head\.weight"):
+        ph.load(tmp_path)
+
+
 def test_a_language_model_that_is_asked_for_no_vectors_says_nothing_of_them(tmp_path: Path) -> None:
     make(tmp_path / "a", "GPT2Config", **SPEAKERS["GPT2Config"])
     assert main(["export", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "hf"]) == 0

@@ -78,6 +78,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
 
 
 def _rest(config: ModelConfig) -> Iterator[str]:
+    if config.causal:
+        yield "causal is true, there false in an encoder"
     if config.dense:
         yield f"dense is {len(config.dense)} maps of a text's vector, there none"
     if config.d_embedding is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from polyhead.errors import UserError, explain, show
 from polyhead.hf.adapted import Stored, adapted, with_classes
 from polyhead.hf.adapters import Adapter, is_adapter, open_adapter
 from polyhead.hf.chat import chat_of
-from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.family import FAMILY, HEAD, Family
 from polyhead.hf.files import DTYPES, entries, inside, read_json
 from polyhead.hf.given import Given
 from polyhead.hf.sentences import dense_of, dense_rows, embedding_of, length_of, rating_of
@@ -115,6 +115,8 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     layers = 1 if config.share_layers else max(config.n_layers, config.decoder_layers)
     if layers > len(found):
         raise UserError(f"{where} speaks of {layers} layers, and the files hold {len(found)} tensors")
+    if _headless(family, config, given, found):
+        config = config.model_copy(update={"kind": "encoder", "head": False, "causal": True})
     if model_class(config) is Embedder:
         maps, held = dense_of(directory, config.d_model)
         config, found = config.model_copy(update={"dense": tuple(maps)}), {**found, **held}
@@ -137,6 +139,15 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
             for name, tensor in pieces(row, entry.tensor(), ours):
                 ours[name].copy_(tensor)
     return model.eval()
+
+
+def _headless(family: Family, config: ModelConfig, given: Mapping[str, Any], found: Collection[str]) -> bool:
+    """Whether the files hold a language model without a head, and say so."""
+    own = {HEAD: config.tie_embeddings == "none", "head.bias": config.head_bias}
+    wanted = {row.theirs for row in family.table if own.get(row.ours[0])}
+    whole = {*family.architectures.values()}
+    said = config.kind == "decoder" and not whole & {*(given.get("architectures") or whole)}
+    return said and bool(wanted) and not wanted & set(found)
 
 
 def read_config(family: Family, given: Given) -> ModelConfig:

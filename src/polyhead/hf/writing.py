@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,7 @@ def fitting(config: ModelConfig, family: str | None = None) -> str:
         except UserError as error:  # it has no such model, so nothing tells how near it is
             tried[name] = [str(error)]
             unlike.add(name)
-    kind = model_class(config).__name__
+    kind = model_class(speaking(config)).__name__
     nearest = min(
         tried, key=lambda name: (kind not in FAMILY.get(name).architectures, name in unlike, len(tried[name]))
     )
@@ -134,8 +135,22 @@ def fitting(config: ModelConfig, family: str | None = None) -> str:
     raise UserError(f"{what}: {'; '.join(tried[nearest])}")
 
 
+def speaking(config: ModelConfig) -> ModelConfig:
+    """That of the whole language model, of one without its head."""
+    return (
+        config.model_copy(update={"kind": "decoder", "head": True, "causal": False})
+        if config.causal
+        else config
+    )
+
+
 def described(config: ModelConfig, family: str) -> dict[str, Any]:
     """config.json of a family for a config of ours; a UserError where the family has no such model at all."""
+    if config.causal:
+        whole = described(speaking(config), family)
+        return whole | {
+            "architectures": [re.sub("ForCausalLM|LMHeadModel", "Model", whole["architectures"][0])]
+        }
     chosen, kind = FAMILY.get(family), model_class(config).__name__
     if kind not in chosen.architectures:
         raise UserError(f"its model is {kind}, there {' or '.join(chosen.architectures)}")
@@ -147,7 +162,7 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
 
     A UserError says why it has no such model at all.
     """
-    chosen: Family = FAMILY.get(family)
+    chosen, config = FAMILY.get(family), speaking(config)
     back = read_config(chosen, Given(described(config, family), family, _heads(config, chosen)))
     found: list[str] = []
     crossing = config.kind == "encoder-decoder"

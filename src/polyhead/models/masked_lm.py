@@ -15,17 +15,19 @@ from polyhead.registry import NORM, POOLING, Choice
 
 
 class Encoder(nn.Module):
-    """Every token sees all of its row, and becomes a vector (Devlin et al., 2018)."""
+    """Every token sees all of its row, and becomes a vector (Devlin et al., 2018); with ``causal`` what is before it alone."""
 
     def __init__(self, config: ModelConfig, embedding: Embedding | None = None) -> None:
         super().__init__()
         if embedding is None:
-            position = config.common_position(causal=False)
+            position = config.common_position(causal=config.causal)
             embedding = Embedding.of(
                 config, nn.Embedding(config.vocab_size, config.embedding_width), position
             )
         self.embedding = embedding
-        self.stack = build_stack(config, embedding.position, config.n_layers, causal=False, cross=False)
+        self.stack = build_stack(
+            config, embedding.position, config.n_layers, causal=config.causal, cross=False
+        )
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C). Position -1 marks padding; None means whole rows."""

@@ -47,6 +47,10 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
         raise UserError(
             f"start.run: {recipe.start.run} is of kind {own.kind!r}, and task {recipe.task.name!r} trains {recipe.model.kind!r}"
         )
+    if own.causal:
+        raise UserError(
+            f"start.run: {recipe.start.run} is a language model without its head, and no task trains one"
+        )
     if "tokenizer" in recipe.model_fields_set:
         raise UserError(
             "tokenizer: it comes with start.run, so that the model knows its tokens; leave it out"
