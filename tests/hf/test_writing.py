@@ -276,7 +276,7 @@ def test_a_family_that_has_no_such_model_at_all_is_not_the_nearest(
     ("arguments", "message"),
     [
         (["--to", "onxn"], "unknown format 'onxn'; did you mean 'onnx'?"),
-        (["--family", "gpt3"], "unknown family 'gpt3'; did you mean 'gpt2'?"),
+        (["--family", "gtp2"], "unknown family 'gtp2'; did you mean 'gpt2'?"),
         (["--dtype", "int8"], "unknown dtype 'int8'"),
     ],
 )

@@ -41,6 +41,7 @@ IDS, MORE_IDS = (
     ("bos_token", "eos_token", "pad_token"),
     ("cls_token", "sep_token", "forced_bos_token"),
 )  # null if absent, left out if absent
+USUAL = ("gpt_neox", "llama")  # of families that say the same those that most tools read
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -115,7 +116,7 @@ def fitting(config: ModelConfig, family: str | None = None) -> str:
     if family is not None and family not in FAMILY.names():
         raise unknown("family", family, FAMILY.names())
     tried, unlike = {}, set()
-    for name in [family] if family else FAMILY.names():
+    for name in [family] if family else sorted(FAMILY.names(), key=lambda name: name not in USUAL):
         try:
             tried[name] = in_the_way(config, name)
         except UserError as error:  # it has no such model, so nothing tells how near it is
