@@ -11,6 +11,7 @@ from polyhead.checked import Checked
 from polyhead.dense import Dense
 from polyhead.errors import UserError, bounded, unknown
 from polyhead.presets import PRESETS
+from polyhead.ranges import Factor
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
@@ -141,7 +142,7 @@ class ModelSection(Checked):
         "all",
         description='"all" shares source, target and output embeddings, "target" target and output, "inputs" source and target',
     )
-    scale_embedding: bool = Field(True, description="multiply embeddings by the square root of their width")
+    scale_embedding: Factor = Field(True, description="multiply embeddings by √ of their width, or so much")
     embedding_norm: bool | Literal["first"] = Field(
         False,
         description='a norm on the embeddings; "first": in place of the first layer\'s own before attention',
@@ -155,9 +156,8 @@ class ModelSection(Checked):
         "gelu", description="activation of the map below an encoder's scores of the vocabulary"
     )
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
-    scale_output: bool = Field(
-        False, description="divide what the head reads by the square root of its width, as T5"
-    )
+    scale_residual: float = Field(1.0, gt=0, description="factor on what a sub-layer adds")
+    scale_output: Factor = Field(False, description="divide the head's input by √ of its width, or so much")
     logit_softcap: float | None = Field(
         None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary"
     )

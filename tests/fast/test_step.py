@@ -222,6 +222,7 @@ def test_other_caches_are_led_through_the_layers(cache, calls):
         {"feed_forward": "conv1x1"},
         {"norm": "batchnorm"},
         {"block": "parallel", "norm_first": True, "norm": "none"},
+        {"scale_residual": 0.5},
     ],
     ids=str,
 )

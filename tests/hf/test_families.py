@@ -170,6 +170,18 @@ CASES = {
                              "layer_norm_epsilon": 1e-3}),
         Case("BloomConfig", {"hidden_size": 18, "n_layer": 1, "n_head": 3}),
     ],
+    "granite": [
+        Case("GraniteConfig", {**LLAMA, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625, "residual_multiplier": 0.22,
+                               "logits_scaling": 8.0}),
+        Case("GraniteConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1,
+                               "num_hidden_layers": 3, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+                               "rms_norm_eps": 1e-3, "embedding_multiplier": 3, "attention_multiplier": 0.7,
+                               "residual_multiplier": 0.4, "logits_scaling": 0.7,
+                               "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        Case("GraniteConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu"}),
+        Case("GraniteConfig", {**LLAMA, "hidden_size": 64, "embedding_multiplier": 8.0, "attention_multiplier": 0.25,
+                               "logits_scaling": 8}),
+    ],
     "gemma": [
         Case("GemmaConfig", {**LLAMA, "head_dim": 8}),
         Case("GemmaConfig", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,

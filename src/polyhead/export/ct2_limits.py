@@ -80,6 +80,8 @@ def _positions(config: ModelConfig) -> Iterator[str]:
 def _rest(config: ModelConfig) -> Iterator[str]:
     if config.causal:
         yield "causal is true, there false in an encoder"
+    if config.scale_residual != 1:
+        yield f"scale_residual is {config.scale_residual}, there 1"
     if config.dense:
         yield f"dense is {len(config.dense)} maps of a text's vector, there none"
     if config.d_embedding is not None:

@@ -144,8 +144,8 @@ def _decoder(config: ModelConfig, stack: Stack, embedding: Embedding, head: Head
     spec.projection.weight = _own(head.weight)
     if head.bias is not None:
         spec.projection.bias = _own(head.bias)
-    if config.scale_output:
-        spec.scale_outputs = np.dtype("float32").type(config.d_model**-0.5)
+    if head.scale != 1:
+        spec.scale_outputs = np.dtype("float32").type(head.scale)
     if config.logit_softcap is not None:
         spec.final_logit_softcapping = np.dtype("float32").type(config.logit_softcap)
     _layers(spec, stack, config)

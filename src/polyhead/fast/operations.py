@@ -105,6 +105,8 @@ class Writer:
     def join(self, residual: Residual, ready: Ready) -> None:
         """The last product of a sub-layer, added to ``x``."""
         layer, h = ready
+        if residual.scale != 1:
+            raise Unknown
         if residual.after is None or isinstance(residual.after, NoNorm):
             self.product(layer, self.rounded(layer, h), self.x, joins=ADDED, with_=self.x)
         else:

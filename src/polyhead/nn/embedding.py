@@ -8,6 +8,7 @@ from polyhead.config import ModelSection
 from polyhead.errors import UserError
 from polyhead.nn.dropout import Dropout
 from polyhead.nn.position.base import Position
+from polyhead.ranges import factor_of
 from polyhead.registry import NORM
 
 
@@ -38,7 +39,7 @@ class Embedding(nn.Module):
         width = config.embedding_width
         segment = nn.Embedding(config.segments, width) if config.segments else None
         norm = NORM.build(config.norm, width) if config.embedding_norm else None
-        scale = width**0.5 if config.scale_embedding else 1.0
+        scale = factor_of(config.scale_embedding, width**0.5)
         proj = None if config.d_embedding is None else nn.Linear(width, config.d_model)
         return cls(token, position, scale, config.dropout, segment, norm, proj)
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import ModelSection
+from polyhead.ranges import factor_of
 
 
 class Head(nn.Module):
@@ -35,7 +36,7 @@ class Head(nn.Module):
         if config.tie_embeddings in ("inputs", "none"):
             weight = nn.Parameter(torch.empty_like(weight).normal_(std=config.embedding_width**-0.5))
         bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.head_bias else None
-        scale = config.embedding_width**-0.5 if config.scale_output else 1.0
+        scale = 1 / factor_of(config.scale_output, config.embedding_width**0.5)
         return cls(weight, bias, scale, config.logit_softcap)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ def residual(config: ModelSection) -> Residual:
     """A residual connection with norms of its own, placed as the config says."""
     after = NORM.build(config.norm, config.d_model) if config.sandwich_norm else None
     norm = Choice("none") if config.sandwich_norm == "after" else config.norm
-    return Residual(NORM.build(norm, config.d_model), config.norm_first, config.dropout, after)
+    made = NORM.build(norm, config.d_model)
+    return Residual(made, config.norm_first, config.dropout, after, config.scale_residual)
 
 
 def cross_attention(config: ModelSection, shape: Shape) -> Any:
