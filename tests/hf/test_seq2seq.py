@@ -334,7 +334,8 @@ def test_older_files_hold_copies_and_buffers(case: Case, tmp_path: Path) -> None
     prefix = "" if case.config in ("T5Config", "MT5Config") else "model."
     shared = found[f"{prefix}shared.weight"]
     found |= {f"{prefix}{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
-    found["lm_head.weight"] = shared
+    if case.config != "MT5Config":  # whose head is its own where it is there
+        found["lm_head.weight"] = shared
     if not prefix:
         name = "decoder.block.0.layer.{}.{}Attention.relative_attention_bias.weight"
         found[name.format(1, "EncDec")] = found[name.format(0, "Self")]
@@ -349,6 +350,8 @@ def test_older_files_hold_copies_and_buffers(case: Case, tmp_path: Path) -> None
     assert all(
         torch.equal(tensor, weights(after.model)[name]) for name, tensor in weights(before.model).items()
     )
+    if case.config == "MT5Config":
+        return
     found["lm_head.weight"] = shared + 1
     rewritten(tmp_path, found)
     with pytest.raises(
