@@ -122,9 +122,8 @@ def added(config: ModelConfig) -> bool:
 
 
 BLOCK = "deberta.encoder.layer.{n}"
-FIRST = LAYER.format(
-    n=0
-)  # all layers have the vectors of the first, those of the embedding where nothing is added there
+# all layers have the vectors of the first, those of the embedding where nothing is added there
+FIRST = LAYER.format(n=0)
 TABLE = (
     *one("deberta.embeddings.word_embeddings.weight", f"{EMBEDDING}.token.weight"),
     *one("deberta.embeddings.position_embeddings.weight", f"{EMBEDDING}.position.weight", where=added),

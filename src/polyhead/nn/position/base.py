@@ -28,6 +28,7 @@ class Position(nn.Module):
     """
 
     acts_on: Literal["nothing", "embeddings", "heads", "scores"] = "nothing"
+    products = 1  # of which attention's score is the sum: more with vectors of the scheme's own
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -51,13 +52,8 @@ class Position(nn.Module):
     def scores(
         self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None, project: Project
     ) -> Tensor | None:
-        """The same from attention that can ``project`` vectors of the scheme's own (disentangled); else its bias.
-
-        A scheme with such vectors says in ``products`` of how many products a score is then the sum.
-        """
+        """The same from attention that can ``project`` vectors of the scheme's own (disentangled); else its bias."""
         return self.bias(q, kv, pos, scale)
-
-    products = 1
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
         """Added to the output (relative): weights (B, H, T, S) of queries at pos over kv -> (B, H, T, Dv).
