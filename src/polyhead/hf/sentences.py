@@ -125,35 +125,28 @@ def modules(generation: GenerationConfig, config: ModelConfig) -> dict[str, Any]
         return {}
     places = [_place(i) for i in range(len(config.dense))]
     steps = {"": "Transformer", "1_Pooling": "Pooling", **dict.fromkeys(places, "Dense")}
-    steps |= {f"{len(steps)}_Normalize": "Normalize"} if generation.normalize else {}
-    widths = [width, *(dense.width for dense in config.dense)]
-    return (
-        {
-            f"{place}/config.json": {
-                "in_features": given,
-                "out_features": dense.width,
-                "bias": dense.bias,
-                "activation_function": f"torch.nn.modules.{PATHS[dense.activation]}",
-            }
-            for place, given, dense in zip(places, widths, config.dense, strict=False)
+    if generation.normalize:
+        steps[f"{len(steps)}_Normalize"] = "Normalize"
+    pooling = {f"pooling_mode_{old}": theirs == name for old, name in OLD.items()}
+    if not generation.pool_prompt:  # old versions do not know the key
+        pooling["include_prompt"] = False
+    files: dict[str, Any] = {
+        MODULES: [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for i, (path, name) in enumerate(steps.items())
+        ],
+        POOLING: {"word_embedding_dimension": width} | pooling,
+        LENGTH: {"max_seq_length": min(generation.max_text_len or max_len, max_len), "do_lower_case": False},
+    }
+    for place, dense in zip(places, config.dense, strict=True):
+        files[f"{place}/config.json"] = {
+            "in_features": width,
+            "out_features": dense.width,
+            "bias": dense.bias,
+            "activation_function": f"torch.nn.modules.{PATHS[dense.activation]}",
         }
-        | {
-            MODULES: [
-                {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-                for i, (path, name) in enumerate(steps.items())
-            ],
-            POOLING: {"word_embedding_dimension": width}
-            | (
-                {} if generation.pool_prompt else {"include_prompt": False}
-            )  # a key that old versions do not know
-            | {f"pooling_mode_{old}": theirs == name for old, name in OLD.items()},
-            LENGTH: {
-                "max_seq_length": min(generation.max_text_len or max_len, max_len),
-                "do_lower_case": False,
-            },
-        }
-        | _prompts_said(generation)
-    )
+        width = dense.width
+    return files | _prompts_said(generation)
 
 
 def length_of(directory: Path, tokenizer: Tokenizer, max_len: int) -> int | None:
