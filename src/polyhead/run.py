@@ -30,7 +30,7 @@ from polyhead.generate.settings import changed, searched
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest, likeliest_continuations
 from polyhead.models import Model
-from polyhead.models.build import check_able
+from polyhead.models.build import check_able, kind_of
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import describe, write_weights
@@ -66,7 +66,7 @@ class Run:
     @property
     def kind(self) -> str:
         """As its config says, and "classifier" for an encoder that tells classes."""
-        return "classifier" if self.config.labels else self.config.kind
+        return kind_of(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -75,7 +75,7 @@ class Run:
 
     def _need(self, *kinds: str) -> Any:
         """The model, if it is of one of these kinds; a UserError says what this run can do instead."""
-        check_able(self.kind, kinds)
+        check_able(self.config, kinds)
         return self.model
 
     def _alone(self, what: str) -> None:

@@ -238,6 +238,9 @@ def test_a_language_model_without_a_head_makes_vectors_alone(
         assert main([verb, str(tmp_path / "run"), given]) == 2, verb
         told = capsys.readouterr().err
         assert told.startswith("polyhead: ") and told.count("\n") == 1, told
+        assert verb in ("fill-mask", "eval") or told.endswith(
+            "an encoder without a head: use embed or attend\n"
+        ), told
 
 
 def test_a_lost_head_is_missed(tmp_path: Path) -> None:

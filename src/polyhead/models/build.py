@@ -23,15 +23,22 @@ ABLE = {
     "encoder-decoder": ("an encoder-decoder", "translate, eval, score or attend"),
     "decoder": ("a language model", "generate, eval, score, embed or attend"),
     "encoder": ("an encoder", "fill-mask, embed, eval or attend"),
+    "encoder without a head": ("an encoder without a head", "embed or attend"),
     "classifier": ("a classifier", "classify, embed, eval or attend"),
 }
 """What a model of each kind is called, and the verbs that use it."""
 
 
-def check_able(kind: str, kinds: Sequence[str]) -> None:
+def kind_of(config: ModelConfig) -> str:
+    """As the config says, and "classifier" for an encoder that tells classes."""
+    return "classifier" if config.labels else config.kind
+
+
+def check_able(config: ModelConfig, kinds: Sequence[str]) -> None:
     """A run's kind is one of those that are wanted, or a UserError says what it can do instead."""
+    kind = kind_of(config)
     if kind not in kinds:
-        own, able = ABLE[kind]
+        own, able = ABLE[kind if config.head or kind != "encoder" else "encoder without a head"]
         taken = " or ".join(ABLE[wanted][0] for wanted in kinds)
         raise UserError(f"this takes {taken}, and the run is {own}: use {able}")
 
