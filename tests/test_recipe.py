@@ -193,6 +193,18 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("train.average=9", "train: average (9) is more than the checkpoints that are kept: keep (3)"),
         ("train.tensorboard=maybe", "train.tensorboard: 'maybe' is not true or false"),
         (
+            "model.embedding_norm=frist",
+            "model.embedding_norm: 'frist' is not true or false, and is not one of first; did you mean 'first'?",
+        ),
+        (
+            "model.scale_embedding=0",
+            "model.scale_embedding: 0 is no factor: give a number above 0, true or false",
+        ),
+        (
+            "model.scale_output=.inf",
+            "model.scale_output: inf is no factor: give a number above 0, true or false",
+        ),
+        (
             "train.precision=fp8",
             "train.precision: 'fp8' is not one of auto, fp32, bf16, fp16; did you mean 'fp32'?",
         ),

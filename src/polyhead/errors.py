@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import reprlib
 import types
 import typing
@@ -75,6 +76,9 @@ _NOT = {
 }
 
 
+BRANCH = re.compile(r"bool|literal\[.*\]")  # pydantic's names of types where a value may have one of several
+
+
 def explain(error: ValidationError, root: type[BaseModel] | None = None, under: str = "") -> UserError:
     """What pydantic found, one line a problem: ``train.lr: 'fast' is not a number``.
 
@@ -85,6 +89,10 @@ def explain(error: ValidationError, root: type[BaseModel] | None = None, under: 
         *place, last = problem["loc"] or [""]
         # where nothing of a list is right, its first entry is told
         key = tuple(place) if isinstance(last, int) else (problem["loc"], problem["type"])
+        if BRANCH.fullmatch(str(last)):
+            problem["loc"] = key = tuple(place)
+            if key in told:
+                told[key] += f", and {_said(problem, root).removeprefix(show(problem['input'])).strip()}"
         told.setdefault(key, _line(problem, root, under))
     return UserError("\n".join(dict.fromkeys(told.values())))
 

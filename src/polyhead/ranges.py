@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
+
+from polyhead.errors import show
 
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
@@ -14,12 +17,16 @@ AtLeast0 = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
 
 
-def _plain(value: bool | float) -> bool | float:
-    """A factor of 1 is none, and Python takes 1 for true."""
-    return value if isinstance(value, bool) else value != 1 and value
+def _factor(given: object) -> bool | float:
+    """A factor of 1 is none."""
+    if isinstance(given, bool):
+        return given
+    if not isinstance(given, int | float) or not 0 < given < math.inf:
+        raise ValueError(f"{show(given)} is no factor: give a number above 0, true or false")
+    return given != 1 and float(given)
 
 
-Factor = Annotated[bool | Above0, AfterValidator(_plain)]
+Factor = Annotated[bool | float, BeforeValidator(_factor)]
 
 
 def factor_of(given: bool | float, usual: float) -> float:
