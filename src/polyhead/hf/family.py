@@ -35,9 +35,8 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}  # how names in old files end -> how they end today
     specials: Mapping[str, str] = {}  # which token plays which role where no file of the tokenizer says
     vocabulary: Callable[[Path], Made] | None = None  # its tokenizer from files other than tokenizer.json
-    computed: Callable[[ModelConfig], Mapping[str, Tensor]] = (
-        lambda config: {}
-    )  # what files hold beside what is learned
+    # what files hold beside what is learned
+    computed: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
 
     def rows(self, model: str) -> tuple[Row, ...]:
         """The table of one of our models; of a language model's encoder alone, where the family has none, that without a head."""
