@@ -118,9 +118,8 @@ def sharing(options: argparse.Namespace) -> None:
     texts = ["\n".join(given[i : i + options.join]) for i in range(0, len(given), options.join)]
     translates = run.config.kind == "encoder-decoder"
     sizes = [len(ids) for ids in run.tokenizer.encode(texts)]
-    most = (run.config.max_len or max(sizes)) - (
-        0 if translates else options.new_tokens
-    )  # a longer one would be read anew
+    # a longer one would be read anew
+    most = (run.config.max_len or max(sizes)) - (0 if translates else options.new_tokens)
     kept = [i for i, size in enumerate(sizes) if size <= most][: options.limit]
     texts, said = [texts[i] for i in kept], statistics.fmean(sizes[i] for i in kept)
     lines = [["decoding", "block", "saved at the peak", "saved on average", "most saved", "least saved"]]

@@ -129,7 +129,10 @@ def test_a_config_does_not_change() -> None:
             {"norm_first": True, "sandwich_norm": "after", "embedding_norm": "first"},
             "embedding_norm=first takes the place of a norm before attention: .*, and not sandwich_norm=after",
         ),
-        ({"norm_first": True, "sandwich_norm": "before"}, "sandwich_norm: 'before' is not true or false, and is not one of after"),
+        (
+            {"norm_first": True, "sandwich_norm": "before"},
+            "sandwich_norm: 'before' is not true or false, and is not one of after",
+        ),
         ({"decoder_attention": "sofmax"}, "unknown attention 'sofmax'; did you mean 'softmax'"),
         (
             {"cross_attention": {"name": "softmax", "windo": 2}},

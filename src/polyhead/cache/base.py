@@ -91,9 +91,8 @@ class LayerCache(Protocol):
 
     watcher: Watcher | None  # called with each step's weights; None: nobody looks
 
-    state: tuple[
-        Tensor, ...
-    ]  # (B, ...) each, in a cache of states; attention reads it and gives the next one
+    # (B, ...) each, in a cache of states; attention reads it and gives the next one
+    state: tuple[Tensor, ...]
 
     def update(self, kv: KV) -> KV:
         """Store the new slots (B, K, T, D), return all that may be seen (B, K, S, D)."""

@@ -176,9 +176,8 @@ class PageTable:
         for i in range(len(chain), min(len(tokens), self.lengths[seq]) // self.block):
             content = self._content(chain, tokens, i)
             if content not in self._found:
-                if (
-                    table[i] in self._named
-                ):  # another way to say the same past: the way that is still known counts
+                # another way to say the same past: the way that is still known counts
+                if table[i] in self._named:
                     assert self._named[table[i]][1][1] == content[1], (
                         f"block {table[i]} holds other tokens than were told"
                     )
@@ -203,9 +202,8 @@ class PageTable:
     def release(self, seq: int) -> None:
         """The sequence is gone; its blocks are free, or kept as long as their memory is not needed."""
         assert seq in self.tables, f"no sequence {seq} to release"
-        self.truncate(
-            seq, 0
-        )  # from the end, so that the beginning, which others may have too, is kept longest
+        # from the end, so that the beginning, which others may have too, is kept longest
+        self.truncate(seq, 0)
         del self.tables[seq], self.lengths[seq], self._chains[seq]
 
     def usage(self) -> Usage:

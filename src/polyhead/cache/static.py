@@ -20,9 +20,8 @@ class Step(NamedTuple):
     """Where one step writes and what it may see, computed once for all layers."""
 
     rows: Tensor | None  # the rows of this step, (B,); None: all, in order
-    write: (
-        slice | tuple[Tensor, Tensor]
-    )  # the slots of the new tokens: one slice for all rows, or (row, slot)
+    # the slots of the new tokens: one slice for all rows, or (row, slot)
+    write: slice | tuple[Tensor, Tensor]
     pos: Tensor  # (B, 1, S): one object for all layers, so what depends on it can be computed once
     seen: Tensor  # (B, 1, T, S): which slots each new token may see
     padding: Tensor | None  # (B, 1, T, 1) True at tokens that are none; None where there are no such

@@ -116,7 +116,6 @@ def _fitting(
     def begun(end: int) -> Written:
         return tokens(format.write(messages[:end], False), tokenizer)
 
-    fitting = bisect_left(
-        ends, True, key=lambda end: len(begun(end).ids) > max_len
-    )  # so many ends are early enough
+    # so many ends are early enough
+    fitting = bisect_left(ends, True, key=lambda end: len(begun(end).ids) > max_len)
     return (begun(ends[fitting - 1]), messages[: ends[fitting - 1]]) if fitting else (None, [])

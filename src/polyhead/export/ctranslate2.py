@@ -23,10 +23,11 @@ DTYPES = {
     "int8": "int8",
     "int8_float32": "int8_float32",
 }
+# how far off it may be, of the spread of what the model says: in fp32, and with rounded weights
 CLOSE = (
     1e-3,
     0.2,
-)  # how far off it may be, of the spread of what the model says: in fp32, and with rounded weights
+)
 
 
 def check(model: Model, dtype: str) -> None:

@@ -26,14 +26,14 @@ from polyhead.export.graphs import ALL, Graph, Sizes, graphs
 from polyhead.models import CausalLM, Model, Seq2Seq
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32}
+# how far off, of the spread of what the model says, before rounding
 CLOSE = {
     "fp32": 1e-3,
     "fp16": 3e-2,
     "int8": 1e-3,
-}  # how far off, of the spread of what the model says, before rounding
-LARGEST = (
-    2**31 - 2**24
-)  # bytes of weights in the file of a graph; the format ends at 2 GB, others are in a file beside it
+}
+# bytes of weights in the file of a graph; the format ends at 2 GB, others are in a file beside it
+LARGEST = 2**31 - 2**24
 TRACED, PROVED = Sizes(2, 3, 5, 4), (Sizes(1, 6, 4, 0), Sizes(3, 1, 2, 7))
 STEPWISE = "it reads one token after the other"
 UNWRITTEN = {

@@ -49,12 +49,10 @@ class Stream:
         self, request: Request, voices: list[TextStream], ends: Sequence[int], opening: tuple[int, ...]
     ) -> None:
         self.request, self.voices, self.ends, self.opening = request, voices, ends, opening
-        self.tokens: list[list[int]] = [
-            [] for _ in voices
-        ]  # of each sequence so far, its end included where it said one
-        self.log_probs: list[list[float]] = [
-            [] for _ in voices
-        ]  # of these tokens; beams have one score for all
+        # of each sequence so far, its end included where it said one
+        self.tokens: list[list[int]] = [[] for _ in voices]
+        # of these tokens; beams have one score for all
+        self.log_probs: list[list[float]] = [[] for _ in voices]
         self.tops: list[list[Ranked]] = [[] for _ in voices]  # the likeliest where each of them stands
         self._reasons: list[Reason | None] = [None for _ in voices]
         self._said: list[list[str]] = [[] for _ in voices]

@@ -16,9 +16,8 @@ from polyhead.hf.table import both, one
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. What is not given is as in ALBERT-xxlarge."""
     given.passed("classifier_dropout_prob")
-    given.passed(
-        "net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"
-    )  # read by no code
+    # read by no code
+    given.passed("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor")
     given.assume(hidden_size=4096, num_attention_heads=64, intermediate_size=16384, hidden_act="gelu_new")
     given.assume(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     given.only("num_hidden_groups", 1)

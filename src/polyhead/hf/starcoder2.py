@@ -15,9 +15,8 @@ from polyhead.registry import Choice
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    given.passed(
-        "activation_function", "layer_norm_epsilon", "embedding_dropout"
-    )  # the reference reads others
+    # the reference reads others
+    given.passed("activation_function", "layer_norm_epsilon", "embedding_dropout")
     given.passed("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
     given.only("mlp_type", "default")
     given.only("norm_type", "layer_norm")

@@ -37,10 +37,11 @@ LAYERED = LayerParts.model_fields  # what a pattern may change from layer to lay
 # what a model of that class has no use for
 OF_HEAD = {"head_activation", "head_bias", "scale_output", "logit_softcap", "tie_embeddings"}
 UNREAD = {"Classifier": OF_HEAD | {"head"}, "Embedder": OF_HEAD, "MaskedLM": {"pooling"}}
+# null if absent, left out if absent
 IDS, MORE_IDS = (
     ("bos_token", "eos_token", "pad_token"),
     ("cls_token", "sep_token", "forced_bos_token"),
-)  # null if absent, left out if absent
+)
 USUAL = ("gpt_neox", "llama")  # of families that say the same those that most tools read
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -29,9 +29,8 @@ class Adapter(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
-        bound = 1 / math.sqrt(
-            linear.in_features
-        )  # as a Linear is begun, and as the paper's own code begins A
+        # as a Linear is begun, and as the paper's own code begins A
+        bound = 1 / math.sqrt(linear.in_features)
         drawn = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=bits)
         self.adapter_a = nn.Parameter(drawn.to(self.weight))  # (rank, in)
         self.adapter_b = nn.Parameter(self.weight.new_zeros(linear.out_features, rank))

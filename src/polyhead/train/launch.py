@@ -100,9 +100,8 @@ def _ended(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) ->
             for rank, code in enumerate(codes)
             if code not in (None, 0, INTERRUPTED) and rank not in failed
         }
-        if (
-            -signal.SIGTERM in failed.values() and signal.SIGTERM in asked
-        ):  # before it could answer in good order
+        # before it could answer in good order
+        if -signal.SIGTERM in failed.values() and signal.SIGTERM in asked:
             return INTERRUPTED
         until = min(until, time.monotonic() + GRACE) if failed else until
         if None not in codes or time.monotonic() > until:

@@ -92,9 +92,8 @@ def run_training(
             known = ranks.tell(
                 lambda: read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
             )
-            config = recipe.model.with_vocabulary(
-                max(known, tokenizer.vocab_size), task.labels
-            )  # published rows may be more
+            # published rows may be more
+            config = recipe.model.with_vocabulary(max(known, tokenizer.vocab_size), task.labels)
             if recipe.distill:
                 untaught = task
                 task = ranks.in_turn(lambda: distilled(untaught, recipe, teachers, tokenizer))
@@ -190,9 +189,8 @@ def _finish(
     for name, value in facts.items():
         report.say(f"{name}: {value}")
     how = "" if outcome.how == "done" else f" ({outcome.how})"
-    use = re.sub(
-        r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use
-    )  # there it stands for the run
+    # there it stands for the run
+    use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)
     report.say(f"finished{how} at step {outcome.step}; use it: {use}")
     return outcome.how
 

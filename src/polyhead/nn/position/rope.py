@@ -79,9 +79,8 @@ class Rope(Position):
         self._once = Once()
 
     def _rates(self) -> tuple[Tensor, float]:
-        with torch.device(
-            "cpu"
-        ):  # even for a model that is built on the meta device: there arange costs two seconds
+        # even for a model that is built on the meta device: there arange costs two seconds
+        with torch.device("cpu"):
             rates, gain = SCALINGS[self.scaling](self.theta, self.width, self.factor, self.original_len or 1)
         return rates.to(torch.get_default_device()), gain
 

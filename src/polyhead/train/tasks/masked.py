@@ -37,9 +37,8 @@ class Masked(NamedTuple):
     """A batch: rows of which some tokens are hidden."""
 
     tokens: Tensor  # (B, T) int64: as they are read
-    pos: (
-        Tensor | None
-    )  # (B, T) int64: from 0 in each piece, -1 at padding; None if every row is one whole piece
+    # (B, T) int64: from 0 in each piece, -1 at padding; None if every row is one whole piece
+    pos: Tensor | None
     labels: Tensor  # (B, T) int64: the tokens asked for, -100 elsewhere
 
 

@@ -70,9 +70,8 @@ class Translation:
         self.config, self.measures = config, measures
         self.halves = _halves(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
-        self.valid_batches = self._plan(
-            valid, 0
-        )  # made now, so that a pair that fits no batch is told at the start
+        # made now, so that a pair that fits no batch is told at the start
+        self.valid_batches = self._plan(valid, 0)
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
