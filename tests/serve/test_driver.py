@@ -6,7 +6,8 @@ from collections import deque
 from tests.serve.conftest import make
 
 from polyhead.serve import driver as module
-from polyhead.serve.driver import Driver, Talk
+from polyhead.serve.driver import Driver
+from polyhead.serve.talk import Talk
 
 
 class Loop:
@@ -34,11 +35,14 @@ class Ear(list):
     put_nowait = list.append
 
 
-def talking(loop, tokens=12):
+def talking(loop, tokens=12, **wishes):
     engine = make("decoder").engine()
     hears = Ear()
     talk = Talk(
-        0, engine.read("dogs", max_new_tokens=tokens, temperature=1.0, seed=3, ends=[299]), hears, True
+        0,
+        engine.read("dogs", max_new_tokens=tokens, temperature=1.0, seed=3, ends=[299], **wishes),
+        hears,
+        True,
     )
     driver = Driver(engine, loop, stall=60.0, together=0)
     driver.start()
@@ -53,46 +57,82 @@ def until(truth, seconds=10.0):
     assert truth()
 
 
-def test_the_model_waits_for_a_loop_that_has_not_told_the_last_news(monkeypatch):
-    monkeypatch.setattr(module, "PULSE", 60.0)
+def said(talk):
+    return sum(len(row) for row in talk.stream.tokens)
+
+
+def test_a_loop_that_has_not_told_the_last_news_is_told_the_next_later_and_the_model_goes_on(monkeypatch):
+    monkeypatch.setattr(module, "PACE", 0.0)
     loop = Loop()
     driver, talk, hears = talking(loop)
     try:
-        until(lambda: len(loop.waiting) == 2)
-        time.sleep(0.2)
-        said = sum(len(row) for row in talk.stream.tokens)
-        assert len(loop.waiting) == 2  # that the text was taken, and the first step
-        assert said <= 2  # the step that was made meanwhile waits to be told
-        loop.go_round()
-        loop.go_round()
-        assert len(loop.waiting) == 1  # those who heard of it have had their turn, and nothing else came
+        until(lambda: talk.stream and talk.stream.request.end)
         time.sleep(0.1)
-        assert sum(len(row) for row in talk.stream.tokens) == said
+        assert len(loop.waiting) == 2  # that the text was taken, and the first step
+        assert said(talk) == 1 and len(talk.stream.request.events) == 11
+        loop.go_round()
+        loop.go_round()
+        time.sleep(0.1)
+        assert len(loop.waiting) == 1  # those who heard of it have had their turn, and nothing else came
         loop.go_round()  # now whoever else waited had his turn, too
         until(lambda: loop.waiting)
-        loop.most = 0
-        while not (hears and hears[-1].ended):
-            until(lambda: loop.waiting or (hears and hears[-1].ended))
-            loop.go_round()
-        assert loop.most == 1
-        assert "".join(p.text for one in hears for p in one.pieces) == talk.stream.texts()[0]
+        loop.go_round()
+        taken, first, rest = hears
+        assert not taken.pieces and [len(one.pieces) for one in (first, rest)] == [1, 1]
+        assert not first.ended and rest.ended and rest.pieces[0].last
+        assert [len(one.pieces[0].likely.tokens) for one in (first, rest)] == [1, 11]
+        assert first.pieces[0].text + rest.pieces[0].text == talk.stream.texts()[0]
+        assert first.pieces[0].likely.tokens + rest.pieces[0].likely.tokens == talk.stream.tokens[0]
     finally:
         driver.close()
         loop.go_round()
 
 
-def test_a_loop_that_stands_still_does_not_stop_the_model(monkeypatch):
-    monkeypatch.setattr(module, "PULSE", 0.01)
+def test_of_many_texts_every_one_hears_seldom_but_of_its_first_and_last_token_at_once(monkeypatch):
+    monkeypatch.setattr(module, "PACE", 60.0)
+    loop = Loop()
+    driver, talk, hears = talking(loop)
+    try:
+        while not (hears and hears[-1].ended):
+            until(lambda: loop.waiting or (hears and hears[-1].ended))
+            loop.go_round()
+        assert [len(one.pieces[0].likely.tokens) for one in hears[1:]] == [1, 11]
+        assert "".join(one.pieces[0].text for one in hears[1:]) == talk.stream.texts()[0]
+        assert talk.first < talk.last
+    finally:
+        driver.close()
+        loop.go_round()
+
+
+def test_outputs_of_one_text_are_told_side_by_side(monkeypatch):
+    monkeypatch.setattr(module, "PACE", 60.0)
+    loop = Loop()
+    driver, talk, hears = talking(loop, n=3)
+    try:
+        while not (hears and hears[-1].ended):
+            until(lambda: loop.waiting or (hears and hears[-1].ended))
+            loop.go_round()
+        for row, text in enumerate(talk.stream.texts()):
+            pieces = [piece for one in hears for piece in one.pieces if piece.row == row]
+            assert "".join(piece.text for piece in pieces) == text
+            assert [token for piece in pieces for token in piece.likely.tokens] == talk.stream.tokens[row]
+            assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    finally:
+        driver.close()
+        loop.go_round()
+
+
+def test_what_was_said_to_a_loop_that_stood_still_is_told_when_all_ends():
     loop = Loop()
     driver, talk, hears = talking(loop, 6)
     until(lambda: talk.stream and talk.stream.request.end)
     driver.close()
     driver.join(10)
     assert not driver.is_alive()
-    for _ in range(18):
-        loop.go_round()
-    assert hears[-1].ended
-    assert sum(len(row) for row in talk.stream.tokens) == 6
+    loop.go_round()
+    assert hears[-1].ended and hears[-1].error is None
+    assert said(talk) == 6
+    assert "".join(p.text for one in hears for p in one.pieces) == talk.stream.texts()[0]
 
 
 def test_what_waits_is_counted_in_texts_whatever_they_came_in():
@@ -107,7 +147,7 @@ def test_what_waits_is_counted_in_texts_whatever_they_came_in():
     driver.start()
     try:
         assert done.result(10) == [2, 4, 6, 8, 10]
-        until(lambda: driver.waiting == 0 and not driver.talks)
+        until(lambda: driver.waiting == 0 and (loop.go_round() or not driver.talks))
     finally:
         driver.close()
 

@@ -253,7 +253,8 @@ class Engine:
 
     def _go_on(self, batch: Batch, group: list[Member]) -> list[Member]:
         """A token more for those of a group that there is room for; who ended by it comes back."""
-        while group := [member for member in group if member in batch.members]:
+        while there := set(batch.members).intersection(group):
+            group = [member for member in group if member in there]
             try:
                 return batch.step(group)
             except NoRoom:

@@ -9,11 +9,11 @@ from polyhead.generate.chat import Chat
 from polyhead.generate.service import Asked, Likely
 from polyhead.serve.bodies import ChatBody, conversation
 from polyhead.serve.call import Call
-from polyhead.serve.driver import Piece, Talk
 from polyhead.serve.likelihood import of_chat
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.speaking import head, reason_of, stream
+from polyhead.serve.talk import Piece, Talk
 from polyhead.serve.wishes import asked, usual_length
 from polyhead.text.chat.base import Message
 

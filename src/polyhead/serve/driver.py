@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from asyncio import AbstractEventLoop, Queue
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -13,40 +13,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyhead.generate.service import Asked, Likely, Stream, TextEngine
+from polyhead.generate.service import Stream, TextEngine
+from polyhead.generate.text import Said
 from polyhead.serve.refusal import where
+from polyhead.serve.talk import News, Talk
 
 PULSE = 0.25  # seconds between two signs of life of a thread that has nothing to do
+# seconds between two pieces of a text, for each that the model is at: of many every one hears seldom, of more at once,
+# for telling takes as long as saying where a model is small
+PACE = 4e-4
 log = logging.getLogger("polyhead.serve")
-
-
-class Piece(NamedTuple):
-    """New text of one output, and the tokens it came with."""
-
-    row: int
-    text: str
-    last: bool
-    likely: Likely
-
-
-class News(NamedTuple):
-    """What became of one text since it was heard of last; an error comes in its turn, after the pieces before it."""
-
-    talk: Talk
-    pieces: list[Piece]
-    ended: bool
-    error: BaseException | None = None
-
-
-class Talk:
-    """One text between the service and the engine: asked by the event loop, answered by the model's thread."""
-
-    def __init__(self, number: int, asked: Asked, hears: Queue[News | None], live: bool) -> None:
-        self.number, self.asked, self.hears, self.live = number, asked, hears, live  # live: wants every piece
-        self.stream: Stream | None = None
-        self.begun = time.monotonic()
-        self.first = self.last = 0.0  # when its first token came, and its newest
-        self.told = [0] * asked.n  # tokens of each output that its pieces came with
 
 
 class Job(NamedTuple):
@@ -147,15 +123,16 @@ class Driver(threading.Thread):
         with self._wake:
             while True:
                 self.beat = time.monotonic()
-                if self._inbox or self._jobs or self._closed or (self.engine and not self.engine.engine.idle):
+                if self._inbox or self._jobs or self._closed or self.talks:
                     return
                 self._wake.wait(PULSE)
 
     def _turn(self) -> None:
-        """The commands that came, some of the jobs, and one step.
+        """The commands that came, some of the jobs, one step, and the news if the event loop is through with the last.
 
-        The event loop lags a step behind at most. Both share one Python: a loop that has to fight for it while more and
-        more news come keeps waiting whoever wants no text at all, as a refusal or a question for the service's health.
+        Both share one Python: a loop that had to fight for it while more and more news come would keep waiting whoever
+        wants no text at all, as a refusal or a question for the service's health. What it is not told now it is told
+        later, in longer pieces.
         """
         while self._inbox:
             self._inbox.popleft()()
@@ -167,10 +144,13 @@ class Driver(threading.Thread):
             except Exception as error:
                 log.error("a step failed; its requests end, the service goes on: %s", where(error))
                 self.engine.engine.fail(error)
-        if news := [one for talk in list(self.talks) if (one := self._news(talk))]:
+        elif self.talks:  # all have ended, and their last news are to be told
             self._heard.wait(PULSE)
-            self._heard.clear()
-            self._tell(news, self._heard)
+        if self._heard.is_set():
+            pause = PACE * self.running
+            if news := [one for talk in list(self.talks) if talk.due(pause) and (one := self._news(talk))]:
+                self._heard.clear()
+                self._tell(news, self._heard)
 
     def _begin(self, talks: Sequence[Talk]) -> None:
         if self._over is not None:
@@ -194,18 +174,19 @@ class Driver(threading.Thread):
 
     def _news(self, talk: Talk) -> News | None:
         """What there is to say of a text, if it is wanted now."""
-        stream, pieces, fault = self.talks[talk], [], None
+        stream, fault = self.talks[talk], None
+        new: dict[int, Said] = {}  # of each output, in one piece
         try:
             for said in stream.news():
                 talk.last = time.monotonic()
                 talk.first = talk.first or talk.last
-                if talk.live and (said.text or said.last):
-                    pieces.append(Piece(*said, stream.likely(said.row, talk.told[said.row])))
-                    talk.told[said.row] = len(stream.tokens[said.row])
+                before = new.get(said.row)
+                new[said.row] = said._replace(text=before.text + said.text) if before else said
         except BaseException as error:  # a panic of the tokenizer too: it is the affair of this text alone
             log.error("a text cannot be told: %s", where(error))
             stream.cancel()
             fault = error
+        pieces = [talk.piece(said) for said in new.values() if talk.live and (said.text or said.last)]
         end = stream.request.end
         if end is None:
             return News(talk, pieces, False) if pieces else None
@@ -255,7 +236,8 @@ class Driver(threading.Thread):
         """Everybody who still waits is told, and so is whoever comes yet."""
         with self._wake:
             self._over = error
-        self._tell([News(talk, [], True, error) for talk in self.talks])
+        last = [self._news(talk) for talk in list(self.talks)]
+        self._tell([one for one in last if one] + [News(talk, [], True, error) for talk in self.talks])
         self.talks.clear()
         while self._inbox:
             self._inbox.popleft()()

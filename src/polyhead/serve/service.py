@@ -18,11 +18,12 @@ from polyhead.models.build import ABLE
 from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.serve.bodies import Drawing
-from polyhead.serve.driver import Driver, News, Talk
+from polyhead.serve.driver import Driver
 from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.meters import Meters
-from polyhead.serve.refusal import Refusal, defect, where
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.talk import Talk, Talks, told
 from polyhead.text.sides import undecided
 
 T = TypeVar("T")
@@ -236,54 +237,9 @@ class Service:
         return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 
-class Talks:
-    """The texts of one request, and the news of them all."""
-
-    def __init__(self) -> None:
-        self.all: list[Talk] = []
-        self.hears: asyncio.Queue[News | None] = asyncio.Queue()
-
-    async def news(self, pulse: float) -> AsyncIterator[list[News]]:
-        """All news until every text has ended, those at once that are there, and none every so many seconds."""
-        going = len(self.all)
-        timer = asyncio.ensure_future(self._beat(pulse))
-        try:
-            while going:
-                found = [await self.hears.get()]
-                while not self.hears.empty():
-                    found.append(self.hears.get_nowait())
-                news = [one for one in found if one is not None]
-                yield news
-                if error := next((one.error for one in news if one.error is not None), None):
-                    raise told(error)
-                going -= sum(one.ended for one in news)
-        finally:
-            timer.cancel()
-
-    async def _beat(self, pulse: float) -> None:
-        while True:
-            await asyncio.sleep(pulse)
-            self.hears.put_nowait(None)
-
-    async def whole(self) -> None:
-        """Wait until every text has ended."""
-        async for _ in self.news(3600):
-            pass
-
-
 def size(texts: Sequence[Any]) -> int:
     """Characters, or tokens, of texts and of pairs of texts."""
     return sum(size(text) if isinstance(text, tuple) else len(text) for text in texts)
-
-
-def told(error: BaseException) -> Refusal:
-    """What a client hears of an error of the engine."""
-    if isinstance(error, Refusal):
-        return error
-    if isinstance(error, UserError):
-        return Refusal(400, "invalid_value", str(error))
-    log.error("a request ended by %s", where(error))
-    return defect()
 
 
 def _plainly(work: Callable[[], T]) -> T:

@@ -11,11 +11,11 @@ from typing import Any
 from polyhead.generate.service import Asked, Likely
 from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
 from polyhead.serve.call import Call
-from polyhead.serve.driver import Piece, Talk
 from polyhead.serve.likelihood import of_completion
 from polyhead.serve.refusal import Refusal
-from polyhead.serve.service import Service, Talks
+from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
+from polyhead.serve.talk import Piece, Talk, Talks
 from polyhead.serve.wishes import asked
 
 HEARTBEAT = 15.0  # seconds after which a stream says that it lives
