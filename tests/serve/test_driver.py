@@ -177,3 +177,23 @@ def test_when_the_thread_ends_those_in_its_inbox_are_told_and_those_who_come_lat
     for done in (early, late):
         assert "is ending" in str(done.exception(0))
     assert not driver.talks and not driver._inbox and not driver._coming
+
+
+def test_a_text_that_is_dropped_while_the_last_news_are_told_takes_nobody_elses():
+    loop, engine = Loop(), make("decoder").engine()
+    talks = [Talk(i, engine.read("dogs", seed=i), Ear(), True) for i in range(3)]
+    driver = Driver(engine, loop, stall=60.0, together=0)
+    driver._begin(talks)
+    first = driver.talks[talks[0]]
+
+    def news():
+        driver.drop(talks[1])  # as by the event loop, beside the thread that ends
+        return iter(())
+
+    first.news = news
+    driver._end(RuntimeError("the service is ending"))
+    loop.go_round()
+    for talk in (talks[0], talks[2]):
+        assert [one.ended for one in talk.hears] == [False, True]
+        assert "is ending" in str(talk.hears[-1].error)
+    assert not driver.talks

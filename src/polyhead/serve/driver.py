@@ -168,6 +168,8 @@ class Driver(threading.Thread):
         self._tell(begun)
 
     def _drop(self, talk: Talk) -> None:
+        if self._over is not None:  # the last news are being told, by another thread than the one that drops
+            return
         stream = self.talks.pop(talk, None)
         if stream is not None:
             stream.cancel()
