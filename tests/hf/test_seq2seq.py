@@ -471,6 +471,8 @@ def test_settings_of_before_generation_config_are_in_config_json(
             {"feed_forward_proj": "gated-gelu-new"},
             "feed_forward_proj is 'gated-gelu-new', wanted one of",
         ),
+        ("t5", {"dense_act_fn": "silu"}, "dense_act_fn is 'silu', wanted 'relu', all that is built"),
+        ("mt5", {"dense_act_fn": "gelu"}, "dense_act_fn is 'gelu', wanted 'gelu_new', all that is built"),
         ("t5", {"relative_attention_num_buckets": 7}, "buckets of t5 is 7; two sides want an even number"),
     ],
 )

@@ -24,11 +24,13 @@ def read(given: Given) -> dict[str, Any]:
     tie_word_embeddings false stands for 1.1: a head of its own, which reads what is not scaled. Newer files say the
     latter as scale_decoder_outputs, and of the head nothing: it is its own where it is there.
     """
-    given.passed("initializer_factor", "classifier_dropout", "dense_act_fn")
+    given.passed("initializer_factor", "classifier_dropout")
     tied = given.flag("tie_word_embeddings", True)
     scaled = given.flag("scale_decoder_outputs", tied)
     name = given.word("feed_forward_proj", "relu", FEED_FORWARDS)
     given.only("is_gated_act", name.startswith("gated-"))
+    # where it says another, the reference takes that
+    given.only("dense_act_fn", "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-"))
     own = not tied or (not scaled and given.holds("lm_head.weight", False))
     n_layers = given.size("num_layers", 6)
     return {
