@@ -121,6 +121,19 @@ def test_other_products_stay_torchs(a: Tensor, b: Tensor) -> None:
     assert calls.wide == 0
 
 
+def test_any_other_form_of_a_product_is_torchs() -> None:
+    (a, b), out = torch.randn(2, 1024, 1024).unbind(), torch.zeros(1024, 1024)
+    with Calls() as calls, WideProducts():
+        torch.matmul(a, b, out=out)
+        named = torch.matmul(a, other=b), F.linear(input=a, weight=b.T)
+        vectors = F.linear(a[0], b.T), F.linear(a, b[:, 0])
+    assert calls.wide == 0
+    for one in (out, *named):
+        torch.testing.assert_close(one, a @ b)
+    for one, whole in zip(vectors, ((a @ b)[0], (a @ b)[:, 0]), strict=True):
+        torch.testing.assert_close(one, whole, rtol=1e-4, atol=1e-4)
+
+
 def test_autocast_goes_before() -> None:
     x, weight = torch.randn(512, 64), torch.randn(128, 64)
     with Calls() as calls, torch.autocast("cpu", torch.bfloat16), WideProducts():

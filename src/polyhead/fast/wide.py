@@ -34,12 +34,14 @@ class WideProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is F.linear and not kwargs and _fits(*args[:2]):
+        if kwargs:
+            return func(*args, **kwargs)
+        if func is F.linear and args[0].dim() > 1 and args[1].dim() == 2 and _fits(*args[:2]):
             x, weight, *bias = args
             return _linear(x.flatten(0, -2), weight, *bias).unflatten(0, x.shape[:-1])
         if func in PRODUCTS and args[0].dim() == args[1].dim() == 2 and _fits(args[0], args[1].T):
             return _linear(args[0], args[1].T)
-        return func(*args, **(kwargs or {}))
+        return func(*args)
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
