@@ -23,7 +23,7 @@ from polyhead.errors import UserError
 from polyhead.files import replace_file
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
-from polyhead.generate.frame import Frame, frame
+from polyhead.generate.frame import Frame, about_vectors, frame
 from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, searched
@@ -251,7 +251,8 @@ class Run:
         self._alone("vectors are")
         model = self._need("encoder" if self.kind == "encoder-decoder" else self.kind)
         config = changed(self.generation, changes, "vectors of texts")
-        return embed(model, self.tokenizer, texts, config, self._frame if self.kind == "decoder" else None)
+        about = about_vectors(self.config, self.recipe, self.tokenizer)
+        return embed(model, self.tokenizer, texts, config, about)
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""

@@ -243,6 +243,27 @@ def test_a_language_model_without_a_head_makes_vectors_alone(
         ), told
 
 
+@pytest.mark.parametrize("around", [([], []), ([], [2]), ([1], [])], ids=["nothing", "an end", "a beginning"])
+def test_a_language_model_without_a_head_reads_what_its_tokenizer_puts_about_a_text(
+    around: tuple[list[int], list[int]], tmp_path: Path
+) -> None:
+    model = make(tmp_path / "a", "MistralConfig", auto="AutoModel", **BARE["MistralConfig"])
+    Tokenizer.load(tmp_path / "a").framed(*around).save(tmp_path / "a")
+    with_steps(tmp_path / "a", {"pooling_mode": "lasttoken"})
+    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "a")(TEXTS[0])["input_ids"]
+    vectors = wanted(model, tmp_path / "a", "lasttoken", False)
+    for directory in ("a", "run", "b"):
+        run = ph.load(tmp_path / directory)
+        torch.testing.assert_close(run.embed(TEXTS), vectors, rtol=1e-5, atol=1e-5)
+        assert run.embed(["", "the king"]).isfinite().all()
+        assert run.attention_maps(TEXTS[0])["self"].weights.size(-1) == len(ids)
+        assert run.attention_maps("")["self"].weights.size(-1) == 1
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "b")
+    assert again(TEXTS[0])["input_ids"] == ids
+
+
 def test_a_lost_head_is_missed(tmp_path: Path) -> None:
     make(tmp_path, "MistralConfig", **BARE["MistralConfig"])
     found = load_file(tmp_path / "model.safetensors")

@@ -59,6 +59,8 @@ def _read(model: Model, tokenizer: Tokenizer, frame: Frame, text: str) -> list[i
         return frame.prompt(tokenizer.encode([text])[0])
     masked = isinstance(model, MaskedLM) and count_masks(tokenizer, [text])[0]
     (ids,) = encode_masked(tokenizer, [text]) if masked else tokenizer.encode([text])
+    if model.config.causal:
+        return [*tokenizer.begin, *ids, *tokenizer.end] or frame.begin
     around = tokenizer.around(1)
     return [*around.before, *ids, *around.after]
 

@@ -36,7 +36,7 @@ def save_tokenizer(run: Run, directory: Path) -> None:
 def _ruled(run: Run) -> Tokenizer:
     """The run's tokenizer, whose rules put around a text what the run has learned with it; published ones are as they came."""
     tokenizer = run.tokenizer
-    if run.config.kind == "encoder" and not tokenizer.begin:
+    if run.config.kind == "encoder" and not run.config.causal and not tokenizer.begin:
         return tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id])
     if run.config.kind == "decoder" and run.recipe:
         about = frame(run.recipe, tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from polyhead.config import ModelConfig
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
 
@@ -35,3 +36,8 @@ def frame(recipe: Recipe | None, tokenizer: Tokenizer) -> Frame:
     (line,) = tokenizer.encode(["\n"])
     known = line and tokenizer.decode([line]) == ["\n"]
     return Frame(line if known else mark, [], False)
+
+
+def about_vectors(config: ModelConfig, recipe: Recipe | None, tokenizer: Tokenizer) -> Frame | None:
+    """What stands about a text whose vector a language model makes, with its head or without; None for other encoders."""
+    return frame(recipe, tokenizer) if config.kind == "decoder" or config.causal else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyhead.analysis.vectors import reach, read_as, width
 from polyhead.data.framed import Framed, framed_texts
-from polyhead.generate.frame import frame
+from polyhead.generate.frame import about_vectors
 from polyhead.generate.settings import changed
 from polyhead.serve.bodies import (
     ClassifyBody,
@@ -47,7 +47,7 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
 
     def measured() -> list[tuple[Any, int]]:
         config = changed(run.generation, changes, "vectors of texts")
-        about = frame(run.recipe, run.tokenizer) if run.kind == "decoder" else None
+        about = about_vectors(run.config, run.recipe, run.tokenizer)
         most = reach(config, run.config.max_len)
         rows = read_as(run.tokenizer, body.input, config, most, about)
         return _measured(body.input, rows, most, body.truncate)
