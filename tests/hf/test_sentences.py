@@ -450,6 +450,17 @@ def test_a_map_of_what_has_the_length_1_is_refused(tmp_path: Path) -> None:
         ph.load(tmp_path)
 
 
+@pytest.mark.parametrize("steps", [[0, 2], [0, 2, 1]], ids=["no pooling", "pooling behind it"])
+def test_a_map_of_the_vectors_of_tokens_is_refused(steps: list[int], tmp_path: Path) -> None:
+    """As ColBERT has one, which compares texts token by token."""
+    folder(tmp_path, {"pooling_mode": "mean"}, "Dense")
+    with_dense(tmp_path, DENSE["one"])
+    all_steps = json.loads((tmp_path / "modules.json").read_text())
+    (tmp_path / "modules.json").write_text(json.dumps([all_steps[i] for i in steps]))
+    with pytest.raises(UserError, match="2_Dense maps the vectors of tokens, and only maps of a text's"):
+        ph.load(tmp_path)
+
+
 def test_other_forms_have_no_maps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder(tmp_path / "a", {"pooling_mode": "mean"}, "Dense")
     with_dense(tmp_path / "a", DENSE["one"])

@@ -66,7 +66,12 @@ def dense_of(directory: Path, width: int) -> tuple[list[Dense], dict[str, Entry]
     for i, (name, place) in enumerate(steps):
         if name != "Dense":
             continue
-        if "Normalize" in (other for other, _ in steps[:i]):
+        before = [other for other, _ in steps[:i]]
+        if "Pooling" not in before:
+            raise UserError(
+                f"{directory / MODULES}: {place} maps the vectors of tokens, and only maps of a text's vector are built"
+            )
+        if "Normalize" in before:
             raise UserError(
                 f"{directory / MODULES}: {place} maps vectors that have the length 1, and only maps before that are built"
             )
