@@ -80,7 +80,8 @@ class DataConfig(Section):
         if found := self.local(name):
             return found
         there = [f.name for f in (self.root / name).parent.glob("*") if f.is_file()]
-        hint = nearest(Path(name).name, there) or "; set its directory with data.root=..."
+        folder, slash, last = name.rstrip("/").rpartition("/")
+        hint = nearest(last, there, before=folder + slash) or "; set its directory with data.root=..."
         raise UserError(f"no file {name!r} in {str(self.root)!r}{hint}")
 
     def local(self, name: str) -> list[Path]:

@@ -73,6 +73,17 @@ def test_a_mistake_is_answered_in_one_line(
     assert capsys.readouterr().err == f"polyhead: {message}\n"
 
 
+@pytest.mark.parametrize("name", ["texts/train.d", "texts/trai*.d"])
+def test_the_nearest_file_is_told_with_its_folder(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "texts").mkdir()
+    (place / "texts/train.de").write_text("ein hund bellt .\n")
+    assert main(["train", "dogs.yaml", f"data.train=[{name}, train.en]"]) == 2
+    said = f"data.train: no file '{name}' in '.'; did you mean 'texts/train.de'?"
+    assert capsys.readouterr().err == f"polyhead: {said}\n"
+
+
 def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
