@@ -258,6 +258,7 @@ def test_there_are_forty_pathologies() -> None:
 @pytest.mark.parametrize(("files", "options", "said"), [
     ([], {}, "no files"),
     (["a.txt"], {}, "cannot tell the format of a.txt"),
+    (["a.csv"], {}, "a.csv is CSV, which is not read: write it as .tsv, columns parted by tabs and without quotes"),
     (["a.txt", "a.tsv", "a.jsonl"], {}, "these are not: a.txt plain text, a.tsv TSV, a.jsonl JSONL; name them alike"),
     (["a.txt", "a.parquet"], {}, "these are not: a.txt plain text, a.parquet Parquet; name them alike"),
     (["a.tsv", "a.jsonl"], {}, "these are not: a.tsv TSV, a.jsonl JSONL"),
@@ -282,6 +283,7 @@ def test_a_mistake_in_the_names_is_found_before_any_work(
 ) -> None:
     write("a.txt", "words\n")
     write("a.parquet", "words\n")
+    write("a.csv", "en,de\n")
     write("a.tsv", "en\tde\n")
     write("twice.tsv", "en\tde\tde\none\teins\tzwei\n")
     write("a.jsonl", '{"en": "one", "de": "eins"}\n')

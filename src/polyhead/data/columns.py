@@ -41,6 +41,15 @@ def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
     return kinds[0]
 
 
+def no_format(paths: Sequence[Path], wanted: str) -> UserError:
+    """The error for files whose names say no format; a CSV named .tsv would be read as one column."""
+    if any(Path(path.name.lower().removesuffix(".gz")).suffix == ".csv" for path in paths):
+        return UserError(
+            f"{paths[0].name} is CSV, which is not read: write it as .tsv, columns parted by tabs and without quotes"
+        )
+    return UserError(f"cannot tell the format of {paths[0].name}: {wanted}, or set data.format")
+
+
 def format_like(files: Sequence[str | Path], own: Sequence[str], format: str) -> Any:
     """The format of a recipe's ``own`` files for others: the same where these are named alike, else what their names say."""
     return format if {_kind(Path(file)) for file in files} == {_kind(Path(file)) for file in own} else "auto"

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from polyhead.data.columns import Column, check_columns, kind_of, rows
+from polyhead.data.columns import Column, check_columns, kind_of, no_format, rows
 from polyhead.data.files import check_file, is_text, lines
 from polyhead.data.reading import blank, count, placed, skipped
 from polyhead.errors import MOST, UserError, unknown
@@ -129,9 +129,7 @@ def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv
         return known
     if len(paths) == 2:
         return "parallel"
-    raise UserError(
-        f"cannot tell the format of {paths[0].name}: name two parallel files, or one .tsv or .jsonl, or set data.format"
-    )
+    raise no_format(paths, "name two parallel files, or one .tsv or .jsonl")
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
