@@ -78,6 +78,13 @@ def test_of_a_table_the_columns_that_are_named_are_measured(
     assert said in refused(capsys, tiny, "--target", "1")
 
 
+def test_files_and_a_split_are_two_wishes(
+    tiny: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = f"--split valid means files of the recipe, and {sides[0]!r} is given: leave one of them out"
+    assert said in refused(capsys, tiny, *sides, "--split", "valid")
+
+
 @pytest.mark.parametrize("given", ["parallel", "tsv"])
 def test_files_named_as_those_of_the_recipe_are_read_as_those_and_others_by_their_names(
     given: str,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.options import AS_TRAINED, Device, Dtype, With, opened
+from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
 
 
@@ -21,7 +22,9 @@ def run(
             "classifier; else those of the recipe",
         ),
     ] = None,
-    split: Annotated[Literal["test", "valid"], typer.Option(help="which files of the recipe")] = "test",
+    split: Annotated[
+        Literal["test", "valid"] | None, typer.Option(help="which files of the recipe", show_default="test")
+    ] = None,
     beam_size: Annotated[
         int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)
     ] = None,
@@ -80,6 +83,10 @@ def run(
     """
     from polyhead.cli.measures.table import measure_of, understood
 
+    if files and split:
+        raise UserError(
+            f"--split {split} means files of the recipe, and {files[0]!r} is given: leave one of them out"
+        )
     if output is not None:
         runs: list[str | Path] = [directory, *(others or [])]
         file_place(output, "--output", [*(files or []), *(own for run in runs for own in own_files(run))])
@@ -96,4 +103,4 @@ def run(
         "source": source,
         "target": target,
     }
-    measure.show(loaded, files or [], split, **understood(measure, typed))
+    measure.show(loaded, files or [], split or "test", **understood(measure, typed))
