@@ -28,7 +28,7 @@ class Texts(NamedTuple):
 
     task: RunTask
     vocab_size: int  # that the model will have
-    lines: int  # of the first training file
+    lines: int  # of all training files
     nbytes: int  # of all of them, not compressed
     share: float  # of these bytes that was read
     batches: float  # in an epoch of the whole text
@@ -49,7 +49,7 @@ class Sample(NamedTuple):
     """The files of a split, or as many blocks of their lines in files of the same names as are enough."""
 
     names: list[str]
-    lines: int  # of the first file
+    lines: int  # of all of them
     nbytes: int  # of all of them, not compressed
     kept: int  # of these bytes
 
@@ -122,7 +122,7 @@ def _sampled(paths: list[Path], folder: Path) -> Sample:
     """
     paths = [path.absolute() for path in paths]
     counted = [_counted(path) for path in paths]
-    lines, nbytes, kept = counted[0][0], sum(size for _, size in counted), 0
+    lines, nbytes, kept = sum(there for there, _ in counted), sum(size for _, size in counted), 0
     every = -(-nbytes // MOST)
     if every <= 1:
         return Sample([str(path) for path in paths], lines, nbytes, nbytes)
