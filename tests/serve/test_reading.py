@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.serve.conftest import living, make
 
+from polyhead.recipe import Recipe
 from polyhead.serve.limits import Limits
 from polyhead.serve.routes import ROUTES
 from polyhead.together import together
@@ -79,6 +80,43 @@ def test_classes_of_texts_and_of_pairs(services):
         for one, wanted in zip(answer["data"], live.run.classify(asked), strict=True):
             assert one["label"] == wanted.label and one["scores"] == pytest.approx(wanted.probabilities)
             assert one["score"] == one["scores"][one["label"]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "said"),
+    [
+        (
+            ["text"],
+            [["a dog", "dogs"]],
+            "pairs of texts; wanted a text or a list of texts, as the run learned from",
+        ),
+        (
+            ["a", "b"],
+            "a dog",
+            'single texts; wanted a list of pairs, ["a", "b"], as the run learned from',
+        ),
+    ],
+)
+def test_a_classifier_reads_as_many_texts_as_it_learned_from(columns, given, said):
+    run = make("classifier")
+    run.recipe = Recipe.model_validate(
+        {
+            "task": "classification",
+            "data": {"train": ["a.tsv"], "valid": ["a.tsv"], "text": columns},
+            "train": {"steps": 1},
+        }
+    )
+    with living(run) as live:
+        refused = live.ask("/v1/classify", {"input": given})
+        assert refused.status_code == 400
+        assert refused.json()["error"] == {
+            "message": said,
+            "type": "invalid_request_error",
+            "param": "input",
+            "code": "invalid_value",
+        }
+        right = "a dog" if len(columns) == 1 else [["a dog", "dogs"]]
+        assert live.ask("/v1/classify", {"input": right}).status_code == 200
 
 
 def test_classifiers_that_decide_together():

@@ -88,6 +88,11 @@ async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
         return _measured(body.input, rows, most, body.truncate)
 
     pairs = not isinstance(body.input[0], str)
+    learned = len(run.recipe.data.text) if run.recipe else 0
+    if learned and learned != 1 + pairs:
+        wanted = "a text or a list of texts" if pairs else 'a list of pairs, ["a", "b"]'
+        came = "pairs of texts" if pairs else "single texts"
+        raise Refusal(400, "invalid_value", f"{came}; wanted {wanted}, as the run learned from", "input")
     items, found = await service.compute(("classify", pairs), measured, judge, body.input)
     data = [
         {"index": i, "label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
