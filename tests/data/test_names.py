@@ -55,7 +55,7 @@ def test_a_pattern_stands_for_its_files_in_order(tmp_path: Path) -> None:
     assert found("a[1].txt") == ["a[1].txt"], "a file of just that name comes before a pattern"
     assert found("b/2.txt", "b/1.txt") == ["b/2.txt", "b/1.txt"]
     with pytest.raises(
-        UserError, match=r"^data\.train: no file 'b/4\*\.txt' in .*; did you mean '2\.txt'\?$"
+        UserError, match=r"^data\.train: no file 'b/4\*\.txt' in .*; did you mean 'b/2\.txt'\?$"
     ):
         found("b/4*.txt")
 

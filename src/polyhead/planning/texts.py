@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead import hub
+from polyhead.data.columns import kind_of
+from polyhead.data.comma import is_csv
 from polyhead.data.files import opened
 from polyhead.data_sections import DataConfig
 from polyhead.planning.unseen import Tokens, open_with_classes, tokens_of_whole
@@ -28,7 +30,7 @@ class Texts(NamedTuple):
 
     task: RunTask
     vocab_size: int  # that the model will have
-    lines: int  # of all training files
+    lines: int  # of all training files; of parallel ones those of one side
     nbytes: int  # of all of them, not compressed
     share: float  # of these bytes that was read
     batches: float  # in an epoch of the whole text
@@ -49,7 +51,7 @@ class Sample(NamedTuple):
     """The files of a split, or as many blocks of their lines in files of the same names as are enough."""
 
     names: list[str]
-    lines: int  # of all of them
+    lines: list[int]  # of each of them
     nbytes: int  # of all of them, not compressed
     kept: int  # of these bytes
 
@@ -99,7 +101,13 @@ def open_texts(recipe: Recipe, origin: Run | None, folder: Path) -> Texts:
         )
     last = 0.5  # of a batch: how full the last one of an epoch is, on the mean
     batches = (len(task.plan(0)) - last) / share + last
-    return Texts(task, tokens.vocab_size, sample.lines, sample.nbytes, share, batches, notes)
+    return Texts(task, tokens.vocab_size, _lines(recipe, sample), sample.nbytes, share, batches, notes)
+
+
+def _lines(recipe: Recipe, sample: Sample) -> int:
+    data = recipe.data
+    table = data.format in ("tsv", "jsonl") or kind_of(data.paths("train")) is not None
+    return sum(sample.lines) if table or recipe.task.name != "translation" else sample.lines[0]
 
 
 def _tokens(
@@ -122,12 +130,12 @@ def _sampled(paths: list[Path], folder: Path) -> Sample:
     """
     paths = [path.absolute() for path in paths]
     counted = [_counted(path) for path in paths]
-    lines, nbytes, kept = sum(there for there, _ in counted), sum(size for _, size in counted), 0
+    lines, nbytes, kept = [there for there, _ in counted], sum(size for _, size in counted), 0
     every = -(-nbytes // MOST)
     if every <= 1:
         return Sample([str(path) for path in paths], lines, nbytes, nbytes)
     folder.mkdir(parents=True, exist_ok=True)
-    made = [folder / f"{number}-{path.name.removesuffix('.gz')}" for number, path in enumerate(paths)]
+    made = [folder / f"{number}-{_plain(path)}" for number, path in enumerate(paths)]
     for path, to, (there, _) in zip(paths, made, counted, strict=True):
         block = max(1, min(BLOCK, there // (every * BLOCKS)))
         with opened(path) as file, to.open("wb") as out:
@@ -135,6 +143,11 @@ def _sampled(paths: list[Path], folder: Path) -> Sample:
                 if number // block % every == 0:
                     kept += out.write(line)
     return Sample([str(to) for to in made], lines, nbytes, kept)
+
+
+def _plain(path: Path) -> str:
+    """The name of a file whose lines are read as they are."""
+    return f"{path.name}.jsonl" if is_csv(path) else path.name.removesuffix(".gz")
 
 
 def _counted(path: Path) -> tuple[int, int]:
