@@ -21,7 +21,7 @@ Columns = Annotated[
 
 class DataConfig(Section):
     """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; labelled texts in TSV or
-    JSONL; plain text in any number of files; Parquet is read as JSONL. A name for a column of a TSV means that its first
+    JSONL; plain text in any number of files; CSV and Parquet are read as JSONL. A name for a column of a TSV means that its first
     line is a header.
     """
 

@@ -258,7 +258,7 @@ def test_there_are_forty_pathologies() -> None:
 @pytest.mark.parametrize(("files", "options", "said"), [
     ([], {}, "no files"),
     (["a.txt"], {}, "cannot tell the format of a.txt"),
-    (["a.csv"], {}, "a.csv is CSV, which is not read: write it as .tsv, columns parted by tabs and without quotes"),
+    (["a.csv"], {}, "a.csv is empty"),
     (["a.txt", "a.tsv", "a.jsonl"], {}, "these are not: a.txt plain text, a.tsv TSV, a.jsonl JSONL; name them alike"),
     (["a.txt", "a.parquet"], {}, "these are not: a.txt plain text, a.parquet Parquet; name them alike"),
     (["a.tsv", "a.jsonl"], {}, "these are not: a.tsv TSV, a.jsonl JSONL"),

@@ -27,7 +27,7 @@ from polyhead.cli.options import (
     opened,
     parts,
 )
-from polyhead.data.parquet import SUFFIX
+from polyhead.data.files import is_table
 
 
 def run(
@@ -101,7 +101,7 @@ def run(
     changes |= parts(form=form, cache=cache, speculate=speculate)
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if os.path.isfile(prompt):
-        packed = Path(prompt).suffix.lower() in (SUFFIX, ".gz")  # whose bytes are no lines
+        packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # has no lines of text
         lines = "" if packed else f"; for the lines of the file: - < {shlex.quote(prompt)}"
         print(f"polyhead: {prompt!r} is read as a text{lines}", file=sys.stderr)
     model = opened(directory, others, dtype, device)

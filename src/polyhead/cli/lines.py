@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from polyhead.data import files
-from polyhead.data.parquet import is_table
 from polyhead.errors import UserError, at, nearest
 from polyhead.text.control import spelled
 
@@ -31,7 +30,7 @@ def read_lines(source: str) -> Iterator[str]:
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
     elif path.is_file() or path.is_dir():
-        if is_table(path):
+        if files.is_table(path):
             raise UserError(
                 f"{source} is a table; lines of text are wanted here, so write one of its columns to a file"
             )

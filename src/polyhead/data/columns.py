@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from polyhead.data import comma, parquet
 from polyhead.data.files import is_text, lines
-from polyhead.data.parquet import SUFFIX
 from polyhead.errors import UserError, unknown
 
 Column = str | int
@@ -21,10 +21,11 @@ Column = str | int
 Wanted = Mapping[str, Column]
 # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
 Row = tuple[Any, ...] | str
+TABLES = {comma.SUFFIX: "CSV", parquet.SUFFIX: "Parquet"}
 SAMPLE_LINES = 100  # looked at to check columns and keys
 ENDINGS: dict[str, Literal["tsv", "jsonl"]] = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json", SUFFIX), "jsonl"),  # Parquet is read as lines of JSON
+    **dict.fromkeys((".jsonl", ".ndjson", ".json", *TABLES), "jsonl"),  # tables are read as lines of JSON
 }
 
 
@@ -41,33 +42,30 @@ def kind_of(paths: Sequence[Path]) -> Literal["tsv", "jsonl"] | None:
     return kinds[0]
 
 
-def no_format(paths: Sequence[Path], wanted: str) -> UserError:
-    """The error for files whose names say no format; a CSV named .tsv would be read as one column."""
-    if any(Path(path.name.lower().removesuffix(".gz")).suffix == ".csv" for path in paths):
-        return UserError(
-            f"{paths[0].name} is CSV, which is not read: write it as .tsv, columns parted by tabs and without quotes"
-        )
-    return UserError(f"cannot tell the format of {paths[0].name}: {wanted}, or set data.format")
-
-
 def format_like(files: Sequence[str | Path], own: Sequence[str], format: str) -> Any:
     """The format of a recipe's ``own`` files for others: the same where these are named alike, else what their names say."""
     return format if {_kind(Path(file)) for file in files} == {_kind(Path(file)) for file in own} else "auto"
 
 
 def _kind(path: Path) -> Literal["tsv", "jsonl"] | None:
-    return ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+    return ENDINGS.get(_ending(path))
+
+
+def _ending(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _called(path: Path, kind: str | None) -> str:
-    if path.suffix.lower() == SUFFIX:
-        return "Parquet"
-    return "plain text" if kind is None else kind.upper()
+    return TABLES.get(_ending(path), "plain text" if kind is None else kind.upper())
 
 
 def check_columns(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> None:
     """Every column is there, or a UserError says what is there instead."""
     if format == "tsv":
+        if comma.is_csv(path):
+            raise UserError(
+                f"{path.name} is CSV by its name, not TSV: leave data.format out, or call it .tsv"
+            )
         _numbers(path, wanted)
     else:
         _check_keys(path, wanted)

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from polyhead.data.columns import Column, check_columns, kind_of, no_format, rows
-from polyhead.data.files import check_file, is_text, lines
+from polyhead.data.columns import Column, check_columns, kind_of, rows
+from polyhead.data.files import check_file, is_table, is_text, lines
 from polyhead.data.reading import blank, count, placed, skipped
 from polyhead.errors import MOST, UserError, unknown
 
@@ -124,12 +124,18 @@ def _format(paths: tuple[Path, ...], format: Format) -> Literal["parallel", "tsv
     if format != "auto":
         if format not in ("parallel", "tsv", "jsonl"):
             raise unknown("format", format, ("auto", "parallel", "tsv", "jsonl"))
+        if format == "parallel" and (table := next(filter(is_table, paths), None)):
+            raise UserError(
+                f"{table.name} is a table, and parallel files are plain text: leave data.format out"
+            )
         return format
     if (known := kind_of(paths)) is not None:
         return known
     if len(paths) == 2:
         return "parallel"
-    raise no_format(paths, "name two parallel files, or one .tsv or .jsonl")
+    raise UserError(
+        f"cannot tell the format of {paths[0].name}: name two parallel files, or one .tsv, .csv or .jsonl, or set data.format"
+    )
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:

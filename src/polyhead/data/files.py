@@ -1,4 +1,4 @@
-"""Text files as lines of bytes: gzip or not, or Parquet as JSONL; one "\\n" a line, never more than a bounded piece in memory."""
+"""Text files as lines of bytes: gzip or not, CSV and Parquet as JSONL; one "\\n" a line, never more than a bounded piece in memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from polyhead.data import parquet
+from polyhead.data import comma, parquet
 from polyhead.errors import UserError, nearest
 
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being held in memory
@@ -123,7 +124,7 @@ def is_text(line: bytes) -> bool:
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file for reading: unpacked if its first bytes say gzip, whatever its name says, and Parquet as lines of JSON."""
+    """The file for reading: unpacked if its first bytes say gzip, whatever its name says; CSV and Parquet as lines of JSON."""
     try:
         file = path.open("rb")
         first = file.read(len(parquet.MARK))
@@ -133,9 +134,19 @@ def opened(path: Path) -> BinaryIO:
     if first == parquet.MARK:
         file.close()
         return parquet.opened(path)
-    if first[:2] != b"\x1f\x8b":
-        return file
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb"))
+    if first[:2] == b"\x1f\x8b":
+        file = cast(Any, gzip.GzipFile(fileobj=file, mode="rb"))
+    return comma.opened(path, file, partial(refuse_packed, path)) if comma.is_csv(path) else file
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is CSV or Parquet, by its name or by how it begins."""
+    if comma.is_csv(path) or path.suffix.lower() == parquet.SUFFIX:
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(parquet.MARK)) == parquet.MARK
 
 
 def refuse_packed(name: object, begin: bytes) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from polyhead.data.columns import Column, check_columns, kind_of, no_format, rows
+from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file
 from polyhead.data.reading import blank, count, of_share, placed, skipped
 from polyhead.errors import UserError, nearest, show
@@ -113,7 +113,9 @@ def open_labelled(
         raise UserError("format 'parallel' has no labels: labelled texts are in tsv or jsonl")
     chosen = {"tsv": "tsv", "jsonl": "jsonl"}.get(format) or kind_of(paths)
     if chosen is None:
-        raise no_format(paths, "name it .tsv or .jsonl")
+        raise UserError(
+            f"cannot tell the format of {paths[0].name}: name it .tsv, .csv or .jsonl, or set data.format"
+        )
     found = Labelled(paths, "tsv" if chosen == "tsv" else "jsonl", tuple(text), label, share, held)
     for path in paths:
         check_columns(path, found.format, found.wanted)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from polyhead.data.made import Made
 from polyhead.errors import UserError
 
 MARK = b"PAR1"  # at both ends of a file
@@ -17,14 +18,6 @@ ROWS = 1024  # that are in memory at once
 
 class Rows(io.BufferedReader):
     """The lines of a Parquet file."""
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file is Parquet, by its name or by how it begins."""
-    if path.suffix.lower() == SUFFIX or not path.is_file():
-        return path.suffix.lower() == SUFFIX
-    with path.open("rb") as file:
-        return file.read(len(MARK)) == MARK
 
 
 def opened(path: Path) -> BinaryIO:
@@ -41,27 +34,7 @@ def opened(path: Path) -> BinaryIO:
         raise UserError(
             f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: which is meant cannot be told; rename one"
         )
-    return cast(BinaryIO, Rows(_Lines(file)))
-
-
-class _Lines(io.RawIOBase):
-    def __init__(self, file: Any) -> None:
-        self.file, self.pieces, self.rest = file, _pieces(file), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self.rest:
-            self.rest = memoryview(next(self.pieces, b""))
-        n = min(len(buffer), len(self.rest))
-        buffer[:n] = self.rest[:n]
-        self.rest = self.rest[n:]
-        return n
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+    return cast(BinaryIO, Rows(Made(_pieces(file), file)))
 
 
 def _pieces(file: Any) -> Iterator[bytes]:

@@ -1,0 +1,29 @@
+"""Lines that are made while they are read, from a file that has none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+
+class Made(io.RawIOBase):
+    """The pieces one after another, as bytes of a file; with it ``file``, which they are made from, is closed."""
+
+    def __init__(self, pieces: Iterator[bytes], file: Any) -> None:
+        self.pieces, self.file, self.rest = pieces, file, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self.rest:
+            self.rest = memoryview(next(self.pieces, b""))
+        n = min(len(buffer), len(self.rest))
+        buffer[:n] = self.rest[:n]
+        self.rest = self.rest[n:]
+        return n
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
