@@ -25,7 +25,7 @@ csv.field_size_limit(1 << 24)  # characters, for a quote that is never closed wo
 
 def is_csv(path: Path) -> bool:
     """Whether a file is CSV, which its name alone tells."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix == SUFFIX
+    return path.name.lower().endswith((SUFFIX, f"{SUFFIX}.gz"))
 
 
 def opened(path: Path, file: BinaryIO, check: Callable[[bytes], None]) -> BinaryIO:
