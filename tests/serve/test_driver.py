@@ -57,6 +57,12 @@ def until(truth, seconds=10.0):
     assert truth()
 
 
+def to_the_end(loop, hears):
+    while not (hears and hears[-1].ended):
+        until(lambda: loop.waiting or (hears and hears[-1].ended))
+        loop.go_round()
+
+
 def said(talk):
     return sum(len(row) for row in talk.stream.tokens)
 
@@ -93,9 +99,7 @@ def test_of_many_texts_every_one_hears_seldom_but_of_its_first_and_last_token_at
     loop = Loop()
     driver, talk, hears = talking(loop)
     try:
-        while not (hears and hears[-1].ended):
-            until(lambda: loop.waiting or (hears and hears[-1].ended))
-            loop.go_round()
+        to_the_end(loop, hears)
         assert [len(one.pieces[0].likely.tokens) for one in hears[1:]] == [1, 11]
         assert "".join(one.pieces[0].text for one in hears[1:]) == talk.stream.texts()[0]
         assert talk.first < talk.last
@@ -104,14 +108,32 @@ def test_of_many_texts_every_one_hears_seldom_but_of_its_first_and_last_token_at
         loop.go_round()
 
 
+def test_who_has_ended_hears_so_at_once_however_many_go_on(monkeypatch):
+    monkeypatch.setattr(module, "PACE", 60.0)
+    loop, engine = Loop(), make("decoder").engine()
+    short, long = (
+        Talk(i, engine.read("dogs", max_new_tokens=tokens, seed=i, ends=[299]), Ear(), True)
+        for i, tokens in enumerate((4, 2000))
+    )
+    driver = Driver(engine, loop, stall=60.0, together=0)
+    driver.start()
+    driver.begin([short, long])
+    try:
+        to_the_end(loop, short.hears)
+        assert long.stream.request.end is None
+        assert "".join(p.text for one in short.hears for p in one.pieces) == short.stream.texts()[0]
+    finally:
+        driver.close()
+        driver.join(10)
+        loop.go_round()
+
+
 def test_outputs_of_one_text_are_told_side_by_side(monkeypatch):
     monkeypatch.setattr(module, "PACE", 60.0)
     loop = Loop()
     driver, talk, hears = talking(loop, n=3)
     try:
-        while not (hears and hears[-1].ended):
-            until(lambda: loop.waiting or (hears and hears[-1].ended))
-            loop.go_round()
+        to_the_end(loop, hears)
         for row, text in enumerate(talk.stream.texts()):
             pieces = [piece for one in hears for piece in one.pieces if piece.row == row]
             assert "".join(piece.text for piece in pieces) == text
