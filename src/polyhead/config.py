@@ -9,8 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from polyhead.checked import Checked
 from polyhead.dense import Dense
-from polyhead.errors import UserError, bounded, unknown
-from polyhead.presets import PRESETS
+from polyhead.errors import UserError, bounded
+from polyhead.presets import expanded
 from polyhead.ranges import Factor
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLING, POSITION, Choice, Registry
 
@@ -90,7 +90,7 @@ class ModelSection(Checked):
         None,
         gt=0,
         le=WIDEST,
-        description="width of an encoder's embeddings, which a linear map takes to d_model; d_model, without a map, if not given",
+        description="width of the embeddings of an encoder or a decoder, which a linear map takes to d_model; d_model, without a map, if not given",
     )
     n_layers: int = Field(6, gt=0, le=DEEPEST, description="blocks of the encoder")
     n_decoder_layers: int | None = Field(
@@ -177,14 +177,7 @@ class ModelSection(Checked):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, given: Any) -> Any:
-        """A preset is a shorthand: its sizes stand in the config, its name does not."""
-        if not isinstance(given, dict) or "preset" not in given:
-            return given
-        if given["preset"] is None:
-            return {key: value for key, value in given.items() if key != "preset"}
-        if not isinstance(given["preset"], str) or given["preset"] not in PRESETS:
-            raise unknown("preset", given["preset"], PRESETS)
-        return PRESETS[given["preset"]] | {key: value for key, value in given.items() if key != "preset"}
+        return expanded(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -246,9 +239,9 @@ class ModelSection(Checked):
         """The position scheme of the embeddings, as wide as they are, or of the layers that have none of their own."""
         shape = self.shape(causal)
         found = POSITION.build(self.position, shape)
-        if self.d_embedding is None or found.acts_on != "embeddings":
+        if found.acts_on != "embeddings" or self.summed_width == self.d_model:
             return found
-        return POSITION.build(self.position, shape._replace(d_model=self.d_embedding))
+        return POSITION.build(self.position, shape._replace(d_model=self.summed_width))
 
     def shape(self, causal: bool) -> Shape:
         """What the attention and positions of the encoder (or, causal, the decoder) are built from."""
@@ -260,6 +253,11 @@ class ModelSection(Checked):
     def embedding_width(self) -> int:
         """Numbers of a token's embedding, and of what the head over the vocabulary reads."""
         return self.d_embedding or self.d_model
+
+    @property
+    def summed_width(self) -> int:
+        """Numbers of what positions are added to: embeddings, which a decoder first takes to d_model."""
+        return self.d_model if self.kind == "decoder" else self.embedding_width
 
     @property
     def decoder_layers(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from polyhead.errors import unknown
+
 Fields = dict[str, Any]
 GELU = {"name": "gelu", "tanh": True}
 GPT: Fields = {
@@ -83,6 +85,16 @@ PRESETS: dict[str, Fields] = {
     "t5-3b": T5 | _sizes(24, 1024, 32, 128, 16384),
     "t5-11b": T5 | _sizes(24, 1024, 128, 128, 65536),
 }
+
+
+def expanded(given: Fields) -> Fields:
+    """A preset is a shorthand: its sizes stand in the config, its name does not."""
+    name, own = given.get("preset"), {key: value for key, value in given.items() if key != "preset"}
+    if name is None:
+        return own
+    if not isinstance(name, str) or name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name] | own
 
 
 VOCABULARY = 8000  # tokens of one that no paper counted

@@ -37,10 +37,10 @@ def try_together(config: ModelSection) -> None:
         )
     if config.generator and config.head:
         raise UserError("head=true scores tokens, which generator does in its place: leave one of them out")
-    if config.kind != "encoder" and config.d_embedding is not None:
+    if config.kind == "encoder-decoder" and config.d_embedding is not None:
         raise UserError(
-            f"d_embedding gives embeddings a width of their own, which only an encoder may have; this is kind={config.kind!r}: "
-            "leave it out"
+            "d_embedding gives embeddings a width of their own, which an encoder or a decoder may have; "
+            "this is kind='encoder-decoder': leave it out"
         )
     if config.kind != "encoder" and config.head_activation != "gelu":
         raise UserError(

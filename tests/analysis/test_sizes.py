@@ -115,6 +115,23 @@ def test_embeddings_with_a_width_of_their_own_have_their_formulas() -> None:
     }
 
 
+@pytest.mark.parametrize(("tying", "head", "formula"), [("all", 0, "HE"), ("none", 1200, "HE + VE")])
+def test_of_a_decoder_the_embeddings_alone_are_narrow(tying: str, head: int, formula: str) -> None:
+    H, E, V, T = 32, 12, 100, 20
+    config = ModelConfig(
+        kind="decoder", vocab_size=V, d_model=H, d_embedding=E, n_heads=4, n_layers=1, max_len=T, position="learned",
+        embedding_norm=True, tie_embeddings=tying,
+    )  # fmt: skip
+    found = {part.name: (part.total, part.formula) for part in parts(config) if part.name != "layer"}
+    assert found == {
+        "token embedding": (V * E, "VE"),
+        "position embedding": (T * H, "TH"),
+        "embedding norm": (2 * H, "2H"),
+        "embedding projection": (E * H, "EH"),
+        "head": (H * E + head, formula),
+    }
+
+
 def test_the_verb_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sizes", "bert-base"]) == 0
     assert "layer                     85,054,464        12 x 7,087,872  12H² + 13H" in capsys.readouterr().out

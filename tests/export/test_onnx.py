@@ -319,6 +319,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "kernel": {"attention": {"name": "kernel", "sim": "square"}, "norm": "none"},
     "batchnorm": {"norm": "batchnorm", "feed_forward": {"name": "conv1x1", "activation": "prelu"}},
     "shared": {"share_layers": True, "n_layers": 3, "position": "rope"},
+    "narrow embeddings": {"d_embedding": 10, "position": "learned"},
     "gemma": {"position": "rope", "norm": {"name": "rmsnorm", "around_one": True}, "norm_first": True,
               "sandwich_norm": True, "feed_forward": {"name": "geglu", "tanh": True}, "logit_softcap": 3.0},
     "gemma3": {"norm_first": True, "sandwich_norm": True, "position": "rope", "n_kv_heads": 1,

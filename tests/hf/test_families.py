@@ -163,6 +163,8 @@ CASES = {
         Case("OPTConfig", {**OPT, "hidden_size": 30, "num_attention_heads": 5, "do_layer_norm_before": False,
                            "tie_word_embeddings": False, "word_embed_proj_dim": 30}),
         Case("OPTConfig", {**OPT, "enable_bias": False, "activation_function": "gelu", "num_hidden_layers": 3}),
+        Case("OPTConfig", {**OPT, "word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+        Case("OPTConfig", {**OPT, "word_embed_proj_dim": 40, "tie_word_embeddings": False}),
     ],
     "bloom": [
         Case("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),

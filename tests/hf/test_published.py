@@ -97,6 +97,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0",
         "use_cache": True, "vocab_size": 50400,
     },
+    "facebook/opt-350m": {
+        "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
+        "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": False,
+        "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 4096, "hidden_size": 1024, "init_std": 0.02, "layerdrop": 0.0,
+        "max_position_embeddings": 2048, "model_type": "opt", "num_attention_heads": 16, "num_hidden_layers": 24,
+        "pad_token_id": 1, "prefix": "</s>", "torch_dtype": "float16", "transformers_version": "4.20.0.dev0",
+        "use_cache": True, "vocab_size": 50272, "word_embed_proj_dim": 512,
+    },
     "microsoft/phi-2": {
         "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0,
         "eos_token_id": 50256, "hidden_act": "gelu_new", "hidden_size": 2560, "initializer_range": 0.02,
@@ -138,6 +146,7 @@ PARAMETERS = {
     "google/gemma-2b": 2_506_172_416,
     "bigcode/starcoder2-3b": 3_030_371_328,
     "EleutherAI/gpt-j-6b": 6_050_882_784,
+    "facebook/opt-350m": 331_196_416,
     "microsoft/phi-2": 2_779_683_840,
     "tiiuae/falcon-7b": 6_921_720_704,
     "tiiuae/falcon-40b": 41_303_293_952,
@@ -154,6 +163,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "google/gemma-2b": SIZES | {"head_dim": 16},
     "bigcode/starcoder2-3b": FEW | {"sliding_window": 4},
     "EleutherAI/gpt-j-6b": {"n_embd": 40, "n_layer": 3, "n_head": 2, "rotary_dim": 6},
+    "facebook/opt-350m": {
+        "hidden_size": 32,
+        "ffn_dim": 20,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "word_embed_proj_dim": 12,
+    },
     "microsoft/phi-2": FEW | {"num_key_value_heads": 4, "hidden_size": 40},
     "tiiuae/falcon-7b": {"hidden_size": 42, "num_attention_heads": 7, "num_hidden_layers": 3},
     "tiiuae/falcon-40b": {
@@ -195,7 +211,7 @@ SCALED = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
         *(
             pytest.param(name, SCALED, id=f"{name}-scaled")
             for name in CONFIGS
-            if name != "EleutherAI/gpt-j-6b"
+            if name not in ("EleutherAI/gpt-j-6b", "facebook/opt-350m")  # without what could be scaled
         ),
     ],
 )

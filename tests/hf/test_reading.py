@@ -350,7 +350,6 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (PHI, {"rope_parameters": None, "rope_scaling": {"type": "su"}}, "rope_scaling asks for longrope, which is not built"),
         (PHI, {"rope_parameters": {"partial_rotary_factor": 0.4}}, "fraction 0.4 of head_dim 8 is 3 features"),
         (NEOX, {"attention_bias": False}, ": the weights do not fit config.json; unused: gpt_neox.layers.0.attention.dense.bias"),
-        (OPT, {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16, wanted 32, all that is built"),
         (OPT, {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, wanted false, all that is built"),
         (OPT, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false, wanted true"),
         (BLOOM, {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm is true, wanted"),

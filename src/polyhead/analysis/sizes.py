@@ -15,8 +15,12 @@ from polyhead.nn.feed_forward.mixture import Experts
 from polyhead.presets import PUBLISHED
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
-HEADS = ("head", "transform", "transform_norm", "classifier", "detector", "detector_transform")
-NAMED = {"norm": "norm", "proj": "projection"}  # parts of an embedding that are none themselves
+HEADS = ("head", "out_proj", "transform", "transform_norm", "classifier", "detector", "detector_transform")
+NAMED = {
+    "norm": "norm",
+    "proj": "projection",
+    "token_proj": "projection",
+}  # parts of an embedding that are none themselves
 FIRST = ("embedding", "layer", "final_norm", "pooler", "head")
 
 
@@ -94,6 +98,7 @@ def published(name: str) -> ModelConfig:
 def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
     H, V, T = config.d_model, config.vocab_size, config.max_len
     E, e = config.embedding_width, "H" if config.d_embedding is None else "E"
+    S, s = config.summed_width, "H" if config.kind == "decoder" else e
     F = config.d_ff or 4 * H
     shape = config.shape(causal=True)
     A, G = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
@@ -110,15 +115,15 @@ def _forms(config: ModelConfig, name: str) -> list[tuple[str, int]]:
     square, offset = "H²" if config.d_embedding is None else "HE", config.position.options.get("offset", 0)
     return {
         "token": [(f"V{e}", V * E)],
-        "position": [(f"T{e}", T * E), (f"(T + {offset}){e}", (T + offset) * E),
+        "position": [(f"T{s}", T * S), (f"(T + {offset}){s}", (T + offset) * S),
                      ("buckets x n_heads", config.position.options.get("buckets", 0) * config.n_heads)],
-        "segment": [(f"{config.segments}{e}", config.segments * E)],
-        "norm": [(f"2{e}", 2 * E), (e, E)],
-        "projection": [("EH + H", E * H + H)],
+        "segment": [(f"{config.segments}{s}", config.segments * S)],
+        "norm": [(f"2{s}", 2 * S), (s, S)],
+        "projection": [("EH + H", E * H + H), ("EH", E * H)],
         "final_norm": [("2H", 2 * H), ("H", H)],
         "pooler": [("H² + H", H * H + H)],
         "head": [("V", V), (f"{square} + {e} + 2{e} + V", H * E + 3 * E + V), (f"{square} + {e} + 2{e}", H * E + 3 * E),
-                 (f"V{e}", V * E), ("H² + 2H + 1", H * H + 2 * H + 1)],
+                 (f"V{e}", V * E), ("HE", H * E), ("HE + VE", H * E + V * E), ("H² + 2H + 1", H * H + 2 * H + 1)],
     }.get(name.removesuffix(" embedding").split(" ")[-1].split(".")[-1], [])  # fmt: skip
 
 

@@ -18,12 +18,13 @@ def read(given: Given) -> dict[str, Any]:
     given.only("_remove_final_layer_norm", False)
     given.only("layer_norm_elementwise_affine", True)
     d_model, bias = given.size("hidden_size", 768), given.flag("enable_bias", True)
-    given.only("word_embed_proj_dim", d_model)
+    width = given.size("word_embed_proj_dim", d_model)
     activation = PLAIN[given.word("activation_function", "relu", PLAIN)]
     return {
         "kind": "decoder",
         "vocab_size": given.size("vocab_size", 50272),
         "d_model": d_model,
+        "d_embedding": None if width == d_model else width,
         "n_layers": given.size("num_hidden_layers", 12),
         "n_heads": given.size("num_attention_heads", 12),
         "d_ff": given.size("ffn_dim", 3072),
@@ -45,7 +46,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
-        "word_embed_proj_dim": config.d_model,
+        "word_embed_proj_dim": config.embedding_width,
         "num_hidden_layers": config.n_layers,
         "num_attention_heads": config.n_heads,
         "ffn_dim": config.d_ff,
@@ -62,6 +63,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 BLOCK = "model.decoder.layers.{n}"
 TABLE = (
     *one("model.decoder.embed_tokens.weight", EMBEDDING),
+    *one("model.decoder.project_in.weight", "embedding.token_proj.weight"),
     *one("model.decoder.embed_positions.weight", "embedding.position.weight"),
     *both(f"{BLOCK}.self_attn_layer_norm", f"{LAYER}.attn_residual.norm"),
     *both(f"{BLOCK}.self_attn.q_proj", f"{LAYER}.attn.q_proj"),
@@ -72,6 +74,7 @@ TABLE = (
     *both(f"{BLOCK}.fc1", f"{LAYER}.ffn.up_proj"),
     *both(f"{BLOCK}.fc2", f"{LAYER}.ffn.down_proj"),
     *both("model.decoder.final_layer_norm", FINAL_NORM),
+    *one("model.decoder.project_out.weight", "out_proj.weight"),
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "model.decoder.embed_tokens.weight"}

@@ -146,7 +146,11 @@ def _headless(family: Family, config: ModelConfig, given: Mapping[str, Any], fou
     own = {HEAD: config.tie_embeddings == "none", "head.bias": config.head_bias}
     wanted = {row.theirs for row in family.table if own.get(row.ours[0])}
     whole = {*family.architectures.values()}
-    said = config.kind == "decoder" and not whole & {*(given.get("architectures") or whole)}
+    said = (
+        config.kind == "decoder"
+        and config.d_embedding is None
+        and not whole & {*(given.get("architectures") or whole)}
+    )
     return said and bool(wanted) and not wanted & set(found)
 
 

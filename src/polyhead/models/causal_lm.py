@@ -24,10 +24,12 @@ class CausalLM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        token = nn.Embedding(config.vocab_size, config.d_model)
+        token = nn.Embedding(config.vocab_size, config.embedding_width)
         position = config.common_position(causal=True)
         self.embedding = Embedding.of(config, token, position)
         self.stack = build_stack(config, position, config.n_layers, causal=True, cross=False)
+        narrow = config.d_embedding is not None
+        self.out_proj = nn.Linear(config.d_model, config.embedding_width, bias=False) if narrow else None
         self.head = Head.of(config, token)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
@@ -36,8 +38,8 @@ class CausalLM(nn.Module):
         return logits
 
     def features(self, tokens: Tensor, pos: Tensor | None = None) -> Tensor:
-        """What the head reads: (B, T) -> (B, T, C)."""
-        return self.encoder(tokens, pos)
+        """What the head reads, as wide as the embeddings: (B, T) -> (B, T, E)."""
+        return self._narrowed(self.encoder(tokens, pos))
 
     def encoder(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """As that of an encoder, but each vector knows of what stands before it alone: (B, T) -> (B, T, C)."""
@@ -54,9 +56,11 @@ class CausalLM(nn.Module):
     def read(
         self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[Memory] | None = None
     ) -> Tensor:
-        """As ``decode``, but what the head reads, (N, T, C): for tokens whose successors are known."""
-        out: Tensor = self.stack(self.embedding(tokens, pos), pos, cache)
-        return out
+        """As ``decode``, but what the head reads, (N, T, E): for tokens whose successors are known."""
+        return self._narrowed(self.stack(self.embedding(tokens, pos), pos, cache))
+
+    def _narrowed(self, x: Tensor) -> Tensor:
+        return x if self.out_proj is None else self.out_proj(x)
 
     @property
     def vocab_size(self) -> int:

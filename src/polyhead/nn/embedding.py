@@ -15,8 +15,9 @@ from polyhead.registry import NORM
 class Embedding(nn.Module):
     """Tokens to vectors, scaled, with positions and dropout (Vaswani et al., 2017, sec. 3.4).
 
-    Where the config says so, with a vector for the segment of each token (Devlin et al., 2018, figure 2) and a norm, all of
-    E numbers, and a linear map to those of the model (Lan et al., 2019, sec. 3.1).
+    Where the config says so, with a vector for the segment of each token (Devlin et al., 2018, figure 2) and a norm.
+    Embeddings of E numbers are taken to those of the model by a linear map: that of a decoder behind the tokens alone
+    (Zhang et al., 2022, OPT of 350 M), that of an encoder behind all of these (Lan et al., 2019, sec. 3.1).
     """
 
     def __init__(
@@ -27,25 +28,31 @@ class Embedding(nn.Module):
         dropout: float,
         segment: nn.Embedding | None = None,
         norm: nn.Module | None = None,
+        token_proj: nn.Linear | None = None,
         proj: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.token, self.position, self.scale, self.dropout = token, position, scale, Dropout(dropout)
-        self.segment, self.norm, self.proj = segment, norm, proj
+        self.token_proj, self.segment, self.norm, self.proj = token_proj, segment, norm, proj
 
     @classmethod
     def of(cls, config: ModelSection, token: nn.Embedding, position: Position) -> Embedding:
         """As the config says."""
-        width = config.embedding_width
-        segment = nn.Embedding(config.segments, width) if config.segments else None
-        norm = NORM.build(config.norm, width) if config.embedding_norm else None
+        width, summed = config.embedding_width, config.summed_width
+        segment = nn.Embedding(config.segments, summed) if config.segments else None
+        norm = NORM.build(config.norm, summed) if config.embedding_norm else None
         scale = factor_of(config.scale_embedding, width**0.5)
-        proj = None if config.d_embedding is None else nn.Linear(width, config.d_model)
-        return cls(token, position, scale, config.dropout, segment, norm, proj)
+        token_proj = proj = None
+        if config.d_embedding is not None and config.kind == "decoder":
+            token_proj = nn.Linear(width, summed, bias=False)
+        elif config.d_embedding is not None:
+            proj = nn.Linear(summed, config.d_model)
+        return cls(token, position, scale, config.dropout, segment, norm, token_proj, proj)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, C); segments (B, T) count from 0, and None stands for the first alone."""
         x = self.token(tokens) * self.scale
+        x = x if self.token_proj is None else self.token_proj(x)
         if self.segment is not None:
             x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
         elif segments is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ def test_of_a_classifier(pooling: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [6, 16, 20])
-@pytest.mark.parametrize("top", [{}, {"head": False}, {"labels": ("a", "b")}], ids=str)
+@pytest.mark.parametrize("top", [{}, {"head": False}, {"labels": ("a", "b")}, {"kind": "decoder"}], ids=str)
 def test_of_embeddings_with_a_width_of_their_own(top: dict[str, Any], width: int) -> None:
     config, load = config_of("encoder", {"d_embedding": width, **top}), Load(3, 13)
     model = build(config, 1).eval()
@@ -123,7 +124,9 @@ def test_of_embeddings_with_a_width_of_their_own(top: dict[str, Any], width: int
     works = {work.name: work for work in forward(config, load)}
     assert sum(work.total for work in works.values()) == wanted == counted(config, load)
     assert works["embeddings"] == ("embeddings", 1, 2 * 3 * 13 * width * 16, "2BSEH", 0)
-    assert top or works["head"] == ("head", 1, 2 * 3 * 13 * width * 50, "2BSEV", 0)
+    scores = not {"head", "labels"} & set(top)
+    assert not scores or works["transform"] == ("transform", 1, 2 * 3 * 13 * width * 16, "2BSHE", 0)
+    assert not scores or works["head"] == ("head", 1, 2 * 3 * 13 * width * 50, "2BSEV", 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,8 +185,14 @@ def test_a_causal_row_hides_almost_half_of_its_pairs() -> None:
     assert work.each - work.unseen == work.each * (64 + 1) / (2 * 64)
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-@pytest.mark.parametrize("changes", PARTS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *itertools.product(["decoder", "encoder-decoder"], PARTS),
+        ("decoder", {"d_embedding": 6, "position": "learned"}),
+    ],
+    ids=str,
+)
 def test_a_decoded_token_costs_what_torch_counts(kind: str, changes: dict[str, Any]) -> None:
     config, source = config_of(kind, changes), 9 if kind == "encoder-decoder" else 0
     model = build(config, 1).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -41,8 +42,14 @@ def config_of(kind: str, changes: dict[str, Any]) -> ModelConfig:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("changes", CHANGES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *itertools.product(KINDS, CHANGES),
+        *(("decoder", {"d_embedding": width, "position": "learned"}) for width in (6, 20)),
+    ],
+    ids=str,
+)
 def test_activations_are_what_autograd_keeps(kind: str, changes: dict[str, Any], precision: Any) -> None:
     config, load = config_of(kind, changes), KINDS[kind]
     model = build(config, 1).train()

@@ -35,7 +35,7 @@ def token(config: ModelConfig, context: int, source: int = 0) -> list[Work]:
     own, across = Reach(1, 1, context, 1), Reach(1, 1, source, 0) if crossing else None
     depth = config.decoder_layers if crossing else config.n_layers
     works = [work for i in range(depth) for work in layer(config, i, own, across, "")]
-    works += _ends(config, Load(1, 1))
+    works = [*_begins(config, Load(1, 1)), *works, *_ends(config, Load(1, 1))]
     return merged(work for work in works if work.each)
 
 
@@ -243,7 +243,7 @@ def _ends(config: ModelConfig, load: Load) -> list[Work]:
         return [Work("pooler and classes", 1, each, f"{'2BH² + ' if mapped else ''}2BH x {classes}")]
     said = "2BS{}" if load.asked is None else "2{} a label"
     head = Work("head", 1, 2 * load.labels * E * V, said.format(f"{e}V"))
-    if config.kind != "encoder":
+    if config.kind != "encoder" and config.d_embedding is None:
         return [head]
     square = said.format("H²" if config.d_embedding is None else "HE")
     return [Work("transform", 1, 2 * load.labels * C * E, square), head]
