@@ -11,8 +11,10 @@ import torch
 import transformers
 from tests.hf.test_published import read
 
+from polyhead.dense import Dense
 from polyhead.hf.family import FAMILY
 from polyhead.hf.table import joined
+from polyhead.models import Embedder
 from polyhead.models.build import model_class
 from polyhead.nn.weights import weights
 
@@ -89,6 +91,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283,
         "position_embedding_type": "absolute", "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
         "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
+    },
+    "google/embeddinggemma-300m": {
+        "_sliding_window_pattern": 6, "architectures": ["Gemma3TextModel"], "attention_bias": False, "attention_dropout": 0.0,
+        "attn_logit_softcapping": None, "bos_token_id": 2, "dtype": "float32", "eos_token_id": 1, "final_logit_softcapping": None,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": 1152, "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 4,
+        "max_position_embeddings": 2048, "model_type": "gemma3_text", "num_attention_heads": 3, "num_hidden_layers": 24,
+        "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512,
+        "transformers_version": "4.57.0.dev0", "use_bidirectional_attention": True, "use_cache": True, "vocab_size": 262144,
     },
     "google-t5/t5-small": LIKE_T5 | {
         "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "model_type": "t5", "n_positions": 512, "num_heads": 8,
@@ -170,9 +182,24 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
         own = getattr(transformers, CONFIGS[name]["architectures"][0])
         theirs = own(transformers.AutoConfig.from_pretrained(tmp_path))
     found = joined(family.rows(type(model).__name__), weights(model), config)
-    found = {key: tuple(tensor.shape) for key, tensor in found.items()}
+    bare = family.prefix if CONFIGS[name]["architectures"][0].endswith("TextModel") else ""
+    found = {key.removeprefix(bare): tuple(tensor.shape) for key, tensor in found.items()}
     learned = {key for key, tensor in theirs.named_parameters() if tensor.requires_grad}
     assert {family.tied.get(key, key) for key in learned} - set(found) == set()
     assert (
         found.items() - {(key, tuple(tensor.shape)) for key, tensor in theirs.state_dict().items()} == set()
     )
+
+
+def test_the_parts_of_embedding_gemma_are_those_of_its_report() -> None:
+    config = read(CONFIGS["google/embeddinggemma-300m"])
+    assert (config.kind, config.head, config.causal, config.max_len) == ("encoder", False, False, 2048)
+    assert (config.kv_heads, config.head_dim, config.attention.options["scale"]) == (1, 256, None)
+    windows = [parts.attention and parts.attention.options["window"] for parts in config.pattern]
+    thetas = [parts.position and parts.position.options["theta"] for parts in config.pattern]
+    assert (windows, thetas) == ([*[257] * 5, None], [*[10_000.0] * 5, None])
+    assert (config.attention.options["window"], config.position.options["theta"]) == (None, 1_000_000.0)
+    maps = (Dense(width=3072, activation="none", bias=False), Dense(width=768, activation="none", bias=False))
+    with torch.device("meta"):
+        model = Embedder(config.model_copy(update={"dense": maps}))
+    assert sum(tensor.numel() for tensor in model.parameters()) == 307_581_696

@@ -200,6 +200,7 @@ OWN = {"tie_word_embeddings": False}
 BARE = {
     "MistralConfig": {**SPEAKERS["Qwen3Config"], **OWN, "num_key_value_heads": 1, "sliding_window": 5},
     "GPT2Config": {**SPEAKERS["GPT2Config"], **OWN},
+    "Gemma3TextConfig": {**SPEAKERS["Qwen3Config"], **OWN, "sliding_window": 4},
     "PhiConfig": {**SPEAKERS["Qwen3Config"], "num_hidden_layers": 3},  # whose head has a bias, tied or not
 }
 

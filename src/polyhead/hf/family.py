@@ -39,8 +39,8 @@ class Family(NamedTuple):
     computed: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
 
     def rows(self, model: str) -> tuple[Row, ...]:
-        """The table of one of our models; of a language model's encoder alone, where the family has none, that without a head."""
-        if model == "Embedder" and model not in self.architectures:
+        """The table of one of our models; of a language model's encoder alone that without a head."""
+        if model == "Embedder" and "CausalLM" in self.architectures:
             inner = [row for row in self.table if row.ours[0].split(".")[0] != "head"]
             return tuple(row._replace(ours=tuple(f"encoder.{name}" for name in row.ours)) for row in inner)
         return self.table + self.own.get(model, ())

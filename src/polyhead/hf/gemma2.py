@@ -15,6 +15,7 @@ from polyhead.hf.table import both, one
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Without a word on the layers every second one has a window, the first too."""
     given.passed("sliding_window_size")  # the reference reads another in its place
+    given.only("use_bidirectional_attention", False)
     fields = common(given, kv_heads=4, head_dim=256, max_len=8192)
     options = scores(given, fields) | {"softcap": bound(given, "attn_logit_softcapping", 50.0)}
     kinds = kinds_of(given, fields["n_layers"], lambda layer: layer % 2 == 0)
@@ -38,7 +39,6 @@ def scores(given: Given, fields: dict[str, Any]) -> dict[str, Any]:
 def around(given: Given, fields: dict[str, Any], softcap: float | None) -> dict[str, Any]:
     """What Gemma 2 and 3 have around attention, beside these fields."""
     given.passed("cache_implementation", "hidden_act")  # of activations the reference reads another key
-    given.only("use_bidirectional_attention", False)
     return divided(given, fields) | {
         "norm": fields["norm"] | {"around_one": True},
         "sandwich_norm": True,

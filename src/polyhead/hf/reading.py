@@ -145,12 +145,9 @@ def _headless(family: Family, config: ModelConfig, given: Mapping[str, Any], fou
     """Whether the files hold a language model without a head, and say so."""
     own = {HEAD: config.tie_embeddings == "none", "head.bias": config.head_bias}
     wanted = {row.theirs for row in family.table if own.get(row.ours[0])}
-    whole = {*family.architectures.values()}
-    said = (
-        config.kind == "decoder"
-        and config.d_embedding is None
-        and not whole & {*(given.get("architectures") or whole)}
-    )
+    whole = {family.architectures.get("CausalLM")}
+    bare = not whole & {*(given.get("architectures") or whole)}
+    said = config.kind == "decoder" and config.d_embedding is None and bare
     return said and bool(wanted) and not wanted & set(found)
 
 

@@ -149,10 +149,9 @@ def speaking(config: ModelConfig) -> ModelConfig:
 def described(config: ModelConfig, family: str) -> dict[str, Any]:
     """config.json of a family for a config of ours; a UserError where the family has no such model at all."""
     if config.causal:
-        whole = described(speaking(config), family)
-        return whole | {
-            "architectures": [re.sub("ForCausalLM|LMHeadModel", "Model", whole["architectures"][0])]
-        }
+        whole, known = described(speaking(config), family), FAMILY.get(family).architectures
+        usual = re.sub("ForCausalLM|LMHeadModel", "Model", whole["architectures"][0])
+        return whole | {"architectures": [known.get("Embedder", usual)]}
     chosen, kind = FAMILY.get(family), model_class(config).__name__
     if kind not in chosen.architectures:
         raise UserError(f"its model is {kind}, there {' or '.join(chosen.architectures)}")
