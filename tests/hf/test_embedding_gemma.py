@@ -12,6 +12,8 @@ import transformers
 from safetensors.torch import load_file
 from tests.hf.conftest import TEXTS, VOCABULARY, make
 from tests.hf.test_sentences import wanted, with_dense, with_steps
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Rules
 from torch import Tensor
 
 import polyhead as ph
@@ -119,6 +121,14 @@ def test_what_is_imported_and_exported_is_the_same_again(
         assert torch.equal(hidden(again, tokens), hidden(theirs, tokens))
 
 
+def added(directory: Path, token: str, special: bool) -> None:
+    """One more token than the model has rows, as tokenizers of Gemma 3 have one for pictures."""
+    inner = Rules.from_file(str(directory / "tokenizer.json"))
+    assert inner.get_vocab_size() == VOCABULARY
+    inner.add_tokens([AddedToken(token, special=special, normalized=False)])
+    inner.save(str(directory / "tokenizer.json"))
+
+
 DENSE = [(48, 192, False, "linear.Identity"), (192, 48, False, "linear.Identity")]
 
 
@@ -127,6 +137,7 @@ def folder(directory: Path) -> tuple[Any, list[torch.nn.Linear]]:
     model = small(directory, SIZES)
     tokenizer = Tokenizer.load(directory)
     tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id]).save(directory)
+    added(directory, "<image_soft_token>", special=True)
     old = (
         "cls_token",
         "mean_tokens",
@@ -183,6 +194,22 @@ def test_vectors_of_texts_are_made_as_the_folder_says(prompt: str, tmp_path: Pat
         transformers.AutoTokenizer.from_pretrained(tmp_path / place)(TEXTS)["input_ids"] for place in "ba"
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize("change", ["a word", "a role", "around texts"])
+def test_a_token_that_the_model_does_not_know_is_refused_if_it_can_be_met(
+    change: str, tmp_path: Path
+) -> None:
+    small(tmp_path, SIZES)
+    added(tmp_path, "<more>", special=change != "a word")
+    if change == "a role":
+        path = tmp_path / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token": "<more>"}))
+    elif change == "around texts":
+        tokenizer = Tokenizer.load(tmp_path)
+        tokenizer.framed([tokenizer.bos_id], [VOCABULARY]).save(tmp_path)
+    with pytest.raises(UserError, match="the tokenizer has 301 tokens, the model only 300"):
+        ph.load(tmp_path)
 
 
 def test_embed_takes_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

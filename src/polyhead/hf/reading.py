@@ -79,7 +79,7 @@ def open_checkpoint(directory: Path) -> Opened:
     config, generation = _config(directory), read_json(directory, "generation_config.json")
     where = directory / ("config.json" if generation is None else "generation_config.json")
     model = open_model(directory, adapter)
-    tokenizer = open_tokenizer(speaks, config, generation or {})
+    tokenizer = open_tokenizer(speaks, config, generation or {}, model.config.vocab_size)
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
         return Opened(model, tokenizer, searching(generation, tokenizer, where))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import tokenizers
 
 from polyhead.errors import UserError, show
 from polyhead.hf.family import FAMILY, Family, Made
@@ -17,8 +20,11 @@ from polyhead.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 
-def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str, Any]) -> Tokenizer:
-    """tokenizer.json as it is, or what the family has in its place, with the roles that other files give.
+def open_tokenizer(
+    directory: Path, config: dict[str, Any], generation: dict[str, Any], rows: int
+) -> Tokenizer:
+    """tokenizer.json as it is, or what the family has in its place, with the roles that other files give, for a model
+    that knows ``rows`` tokens.
 
     These are tokenizer_config.json, special_tokens_map.json, and the configs by ids. A role that no file gives stays
     without a token. Where padding is the end token it is no role of its own: positions say what is padding.
@@ -48,7 +54,20 @@ def open_tokenizer(directory: Path, config: dict[str, Any], generation: dict[str
         )
     if roles.get("pad_token") == roles.get("eos_token"):
         roles.pop("pad_token", None)
-    return made(roles)
+    found = made(roles)
+    return found if found.vocab_size <= rows or found.target is not found else _known(found, roles, rows)
+
+
+def _known(tokenizer: Tokenizer, roles: dict[str, str], rows: int) -> Tokenizer:
+    """The same without special tokens that the model does not know, as Gemma 3 of text alone has one for pictures.
+
+    A text that spells one is only text, so those that play no role and stand around no text are never met.
+    """
+    rules, met = json.loads(tokenizer.rules), {*tokenizer.ids.values(), *tokenizer.begin, *tokenizer.end}
+    rules["added_tokens"] = [
+        token for token in rules["added_tokens"] if token["id"] < rows or token["id"] in met or not token["special"]
+    ]  # fmt: skip
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
 
 
 def _made(directory: Path, family: Family) -> Made:
