@@ -184,6 +184,17 @@ CASES = {
         Case("GraniteConfig", {**LLAMA, "hidden_size": 64, "embedding_multiplier": 8.0, "attention_multiplier": 0.25,
                                "logits_scaling": 8}),
     ],
+    "granitemoe": [
+        Case("GraniteMoeConfig", {**LLAMA, "num_local_experts": 4, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625,
+                                  "residual_multiplier": 0.22, "logits_scaling": 6.0}),
+        Case("GraniteMoeConfig", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+                                  "num_hidden_layers": 3, "num_local_experts": 5, "num_experts_per_tok": 3,
+                                  "tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 1e-3,
+                                  "embedding_multiplier": 3, "attention_multiplier": 0.7, "residual_multiplier": 0.4,
+                                  "logits_scaling": 0.7, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        Case("GraniteMoeConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "num_local_experts": 3,
+                                  "num_experts_per_tok": 3}),
+    ],
     "gemma": [
         Case("GemmaConfig", {**LLAMA, "head_dim": 8}),
         Case("GemmaConfig", {**LLAMA, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tests.hf.conftest import TEXTS, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 import polyhead as ph
 from polyhead import Choice
@@ -68,6 +69,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
         "rope_scaling": None, "rope_theta": 5000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
         "transformers_version": "4.47.0.dev0", "use_cache": True, "vocab_size": 49155,
+    },
+    "ibm-granite/granite-3.0-1b-a400m-base": {
+        "architectures": ["GraniteMoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
+        "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+        "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 512, "logits_scaling": 6.0,
+        "max_position_embeddings": 4096, "model_type": "granitemoe", "num_attention_heads": 16, "num_experts_per_tok": 8,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False,
+        "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000,
+        "router_aux_loss_coef": 0.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers_version": "4.46.0.dev0", "use_cache": True, "vocab_size": 49155,
     },
     "google/gemma-2b": {
         "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
@@ -143,6 +154,7 @@ PARAMETERS = {
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
     "allenai/OLMo-2-0425-1B": 1_484_916_736,
     "ibm-granite/granite-3.1-2b-base": 2_533_531_648,
+    "ibm-granite/granite-3.0-1b-a400m-base": 1_334_628_352,
     "google/gemma-2b": 2_506_172_416,
     "bigcode/starcoder2-3b": 3_030_371_328,
     "EleutherAI/gpt-j-6b": 6_050_882_784,
@@ -160,6 +172,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "HuggingFaceTB/SmolLM3-3B": SIZES | {"num_hidden_layers": 36},
     "allenai/OLMo-2-0425-1B": SIZES,
     "ibm-granite/granite-3.1-2b-base": FEW,
+    "ibm-granite/granite-3.0-1b-a400m-base": FEW,
     "google/gemma-2b": SIZES | {"head_dim": 16},
     "bigcode/starcoder2-3b": FEW | {"sliding_window": 4},
     "EleutherAI/gpt-j-6b": {"n_embd": 40, "n_layer": 3, "n_head": 2, "rotary_dim": 6},
@@ -196,7 +209,7 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
         theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     table = FAMILY.get(CONFIGS[name]["model_type"]).rows("CausalLM")
     found = {key: tuple(tensor.shape) for key, tensor in joined(table, weights(model), config).items()}
-    named = dict(theirs.named_parameters())  # a tied one once
+    named = revert_weight_conversion(theirs, dict(theirs.named_parameters()))  # as in files, a tied one once
     assert found == {key: tuple(tensor.shape) for key, tensor in named.items()}
     assert sum(tensor.numel() for tensor in named.values()) == PARAMETERS[name]
 
@@ -227,9 +240,8 @@ def test_a_small_one_gives_the_logits_of_the_reference(
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    save_file(
-        {key: tensor.detach() for key, tensor in theirs.named_parameters()}, tmp_path / "model.safetensors"
-    )
+    named = revert_weight_conversion(theirs, dict(theirs.named_parameters()))
+    save_file({key: tensor.detach() for key, tensor in named.items()}, tmp_path / "model.safetensors")
     train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY).save(tmp_path)
     for file, ids in (
         ("generation_config.json", {"eos_token_id": [2]}),

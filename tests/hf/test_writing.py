@@ -46,6 +46,7 @@ LIKE_LLAMA = {
     "feed_forward": "swiglu",
     "attention": {"name": "softmax", "bias": False},
 }
+MIXED = {"name": "experts", "each": "swiglu", "n_experts": 3, "balance": False}
 NOPE = {"pattern": [{}, {"position": "none"}], "n_layers": 3}
 LIKE_OLMO = LIKE_LLAMA | {
     "sandwich_norm": "after",
@@ -78,6 +79,8 @@ FITTING = [
         "qwen3",
         LIKE_LLAMA | {"attention": {"name": "softmax", "bias": False, "qk_norm": True}, "head_dim": 10},
     ),
+    ("mixtral", LIKE_LLAMA | {"feed_forward": MIXED}),
+    ("granitemoe", LIKE_LLAMA | {"feed_forward": MIXED, "scale_residual": 0.5, "scale_output": 3.0}),
     ("phi3", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}, "n_kv_heads": 1}),
     (
         "gpt_neox",

@@ -13,6 +13,7 @@ from polyhead.hf.table import Row, one
 
 EACH = {name: gate.name for name, gate in GATED.items() if not gate.options.get("tanh")}
 NETWORKS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # of a family without experts
+AROUND = tuple(row for row in TABLE if not any(name in row.theirs for name in NETWORKS))
 
 
 def experts(given: Given, n_experts: str, *, normalize: bool) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def table(router: str, names: Sequence[str]) -> tuple[Row, ...]:
     """Llama's, with a router and the three matrices of each expert in the place of its feed-forward."""
     inside = zip(names, ("gate_proj", "up_proj", "down_proj"), strict=True)
     return (
-        *(row for row in TABLE if not any(name in row.theirs for name in NETWORKS)),
+        *AROUND,
         *one(f"{BLOCK}.{router}.gate.weight", f"{LAYER}.ffn.router.weight"),
         *(
             row

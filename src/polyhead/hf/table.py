@@ -38,11 +38,23 @@ def head_by_head(config: ModelConfig) -> Step:
     return Step(join, split)
 
 
+def expert_by_expert(config: ModelConfig) -> Step:
+    """All experts in one tensor: (experts, ..., ...)."""
+    count = config.feed_forward.options.get("n_experts", 1)
+    return Step(
+        lambda ours: torch.cat(list(ours)).unflatten(0, (count, -1)),
+        lambda theirs, rows: theirs.flatten(0, 1).split(rows),
+    )
+
+
 AnyStep = Step | Callable[[ModelConfig], Step]
 
 
 class Row(NamedTuple):
-    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer, ``{e}`` that of an expert."""
+    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer, ``{e}`` that of an expert.
+
+    With ``{e}`` in ours alone it holds those of the first expert, then those of the second, and so on.
+    """
 
     theirs: str
     ours: tuple[str, ...]
@@ -85,7 +97,10 @@ def rows(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) 
 def _numbered(names: tuple[str, ...], config: ModelConfig) -> Iterator[list[str]]:
     """The names with every number of a layer in the place of {n} and every number of an expert in that of {e}."""
     layers = range(max(config.n_layers, config.decoder_layers)) if "{n}" in names[0] else (0,)
-    experts = range(config.feed_forward.options.get("n_experts", 0)) if "{e}" in names[0] else (0,)
+    every, (theirs, *ours) = range(config.feed_forward.options.get("n_experts", 0)), names
+    if any("{e}" in name for name in ours) and "{e}" not in theirs:
+        names = (theirs, *(name.replace("{e}", str(e)) for e in every for name in ours))
+    experts = every if "{e}" in theirs else (0,)
     for n, e in itertools.product(layers, experts):
         yield [name.replace("{n}", str(n)).replace("{e}", str(e)) for name in names]
 
