@@ -42,13 +42,8 @@ IDS, MORE_IDS = (
     ("bos_token", "eos_token", "pad_token"),
     ("cls_token", "sep_token", "forced_bos_token"),
 )
-USUAL = (
-    "gpt_neox",
-    "llama",
-    "mixtral",
-    "roberta",
-    "t5",
-)  # of families that say the same those that most tools read
+# of families that say the same those that most tools read
+USUAL = ("gpt_neox", "llama", "mixtral", "roberta", "t5")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
