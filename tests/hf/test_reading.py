@@ -333,6 +333,7 @@ GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 GEMMA3 = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
 OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
+FALCON = ("FalconConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4})
 LOCAL_2, GLOBAL_9 = (
     {"rope_type": "default", "rope_theta": 2e4},
     {"rope_type": "linear", "rope_theta": 9e5, "factor": 8.0},
@@ -385,6 +386,7 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "wanted layers that see all, without"),
         (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
         (OLMO, {"rms_norm_eps": None}, "rms_norm_eps is null, wanted 1e-06, all that is built"),
+        (FALCON, {"alibi": True}, "alibi is true, wanted false, all that is built"),
         (OLMO, {"clip_qkv": 8.0}, "'clip_qkv' not known for this family"),
         (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, wanted a number above 0"),
     ],
