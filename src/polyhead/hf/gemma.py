@@ -19,6 +19,7 @@ def read(given: Given) -> dict[str, Any]:
     given.assume(hidden_act=TANH)
     if given.values["hidden_act"] == "gelu":
         given.values["hidden_act"] = TANH
+    given.assume(hidden_size=3072, num_hidden_layers=28, num_attention_heads=16)
     fields = common(given, kv_heads=16, head_dim=256, max_len=8192)
     return fields | attention(given, bias=given.flag("attention_bias", False)) | {
         "norm": fields["norm"] | {"around_one": True},

@@ -16,6 +16,7 @@ def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. Without a word on the layers every second one has a window, the first too."""
     given.passed("sliding_window_size")  # the reference reads another in its place
     given.only("use_bidirectional_attention", False)
+    given.assume(hidden_size=2304, num_hidden_layers=26, num_attention_heads=8)
     fields = common(given, kv_heads=4, head_dim=256, max_len=8192)
     options = scores(given, fields) | {"softcap": bound(given, "attn_logit_softcapping", 50.0)}
     kinds = kinds_of(given, fields["n_layers"], lambda layer: layer % 2 == 0)

@@ -23,6 +23,7 @@ from polyhead.text.tokenizer import Tokenizer
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. The first position is the one after that of padding's id."""
     fixed(given, pre=True, embedding_norm=False, static=True)
+    given.assume(attention_dropout=0.1)
     fields = common(given, activation="relu", scaled=True)
     offset = int(given.number("pad_token_id", 1)) + 1
     return fields | {

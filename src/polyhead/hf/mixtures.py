@@ -76,6 +76,7 @@ def read_qwen(given: Given) -> dict[str, Any]:
     for key, built in (("decoder_sparse_step", 1), ("mlp_only_layers", []), ("use_sliding_window", False)):
         given.only(key, built)
     given.passed("sliding_window", "max_window_layers")
+    given.assume(hidden_size=2048, num_hidden_layers=24)
     fields = common(given, kv_heads=4, max_len=32768)
     count = "num_experts" if given.has("num_experts") else "num_local_experts"
     return (

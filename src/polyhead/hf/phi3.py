@@ -33,6 +33,7 @@ def read(given: Given) -> dict[str, Any]:
         if scaling != "default":
             raise UserError(f"{given.where}: {key} asks for {scaling!r}, which this family does not have")
     window = given.size("sliding_window") if given.has("sliding_window") else None
+    given.assume(hidden_size=3072)
     fields = common(given, max_len=4096, eps=1e-5, fraction="partial_rotary_factor")
     return (
         fields | attention(given, bias=False, window=window) | {"dropout": given.number("resid_pdrop", 0.0)}

@@ -14,6 +14,7 @@ from polyhead.hf.pattern import MOST, WINDOW, kinds_of, part, turn, windows_said
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
     given.passed("max_window_layers")  # the reference reads others in its place
+    given.assume(hidden_size=2048, num_hidden_layers=36, num_attention_heads=16)
     fields = common(given, kv_heads=4, max_len=32768, theta=2_000_000.0)
     ropes, options = turning(given, fields["n_layers"]), {"bias": given.flag("attention_bias", False)}
     size = given.size("sliding_window") if given.has("sliding_window") else None

@@ -20,6 +20,7 @@ def read(given: Given) -> dict[str, Any]:
     given.passed("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
     given.only("mlp_type", "default")
     given.only("norm_type", "layer_norm")
+    given.assume(hidden_size=3072, num_hidden_layers=30, num_attention_heads=24)
     bias = given.flag("use_bias", True)
     plain = PLAIN[given.word("hidden_act", "gelu_pytorch_tanh", PLAIN)]
     window = given.size("sliding_window") if given.has("sliding_window") else None
