@@ -39,6 +39,8 @@ LLAMA = {
 NEOX = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
         "max_position_embeddings": 64}  # fmt: skip
 GPTJ = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64,
+       "attention_types": [[["global", "local"], 1]]}  # fmt: skip
 FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
 OPT = {
     "hidden_size": 32,
@@ -124,6 +126,14 @@ CASES = {
         Case("GPTNeoXConfig", {**NEOX, "num_hidden_layers": 1, "hidden_act": "gelu_fast",
                                "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0,
                                                    "partial_rotary_factor": 0.5}}),
+    ],
+    "gpt_neo": [
+        Case("GPTNeoConfig", {**NEO, "window_size": 4}),
+        Case("GPTNeoConfig", {**NEO, "hidden_size": 30, "num_heads": 5, "num_layers": 5, "intermediate_size": 20, "window_size": 3,
+                              "attention_types": [[["local", "global"], 1], [["local"], 3]], "activation_function": "relu",
+                              "layer_norm_epsilon": 1e-3}),
+        Case("GPTNeoConfig", {**NEO, "num_layers": 3, "attention_types": [[["global"], 3]], "tie_word_embeddings": False,
+                              "activation_function": "gelu"}),
     ],
     "gptj": [
         Case("GPTJConfig", GPTJ),
@@ -257,6 +267,59 @@ CASES = {
         Case("Olmo2Config", {**LLAMA, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "hidden_act": "gelu",
                              "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
     ],
+    "olmo3": [
+        Case("Olmo3Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_hidden_layers": 5, "sliding_window": 4}),
+        Case("Olmo3Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8,
+                             "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "attention_bias": True,
+                             "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                             "rope_parameters": {
+                                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                                 "full_attention": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                                                    "original_max_position_embeddings": 16}}}),
+        Case("Olmo3Config", {**LLAMA, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "hidden_act": "gelu",
+                             "layer_types": ["full_attention"] * 2}),
+        Case("Olmo3Config", {**LLAMA, "rms_norm_eps": 1e-6, "layer_types": ["sliding_attention"] * 2, "sliding_window": 5,
+                             "rope_theta": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    ],
+    "ernie4_5": [
+        Case("Ernie4_5Config", {**LLAMA, "head_dim": 8}),
+        Case("Ernie4_5Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12,
+                                "num_hidden_layers": 3, "use_bias": True, "tie_word_embeddings": False, "rms_norm_eps": 1e-3,
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("Ernie4_5Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 6, "hidden_act": "gelu",
+                                "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    ],
+    "glm": [
+        Case("GlmConfig", {**LLAMA, "head_dim": 8}),
+        Case("GlmConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12,
+                           "num_hidden_layers": 3, "attention_bias": False, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.7}}),
+        Case("GlmConfig", {**LLAMA, "num_key_value_heads": 4, "head_dim": 6, "hidden_act": "gelu", "partial_rotary_factor": 1.0}),
+    ],
+    "glm4": [
+        Case("Glm4Config", {**LLAMA, "head_dim": 8}),
+        Case("Glm4Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12,
+                            "num_hidden_layers": 3, "attention_bias": False, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.7}}),
+        Case("Glm4Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 6, "hidden_act": "gelu", "partial_rotary_factor": 1.0}),
+    ],
+    "cohere": [
+        Case("CohereConfig", LLAMA),
+        Case("CohereConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "num_hidden_layers": 3,
+                              "attention_bias": True, "tie_word_embeddings": False, "layer_norm_eps": 1e-3, "logit_scale": 0.8,
+                              "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("CohereConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "logit_scale": 1.0,
+                              "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    ],
+    "cohere2": [
+        Case("Cohere2Config", {**LLAMA, "num_hidden_layers": 5, "sliding_window": 4}),
+        Case("Cohere2Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1,
+                               "num_hidden_layers": 3, "sliding_window": 3, "attention_bias": True, "tie_word_embeddings": False,
+                               "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "logit_scale": 0.25,
+                               "layer_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("Cohere2Config", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "layer_types": ["full_attention"] * 2}),
+        Case("Cohere2Config", {**LLAMA, "layer_types": ["sliding_attention"] * 2, "sliding_window": 5}),
+    ],
 }  # fmt: skip
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 FIRST = [pytest.param(cases[1], id=name) for name, cases in CASES.items()]
@@ -389,8 +452,9 @@ def test_readers_of_the_older_keys_find_theta_and_its_scaling(case: Case, tmp_pa
     arguments = ["--to", "hf", "--family", config.model_type]
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
     found, given = json.loads((tmp_path / "b/config.json").read_text()), config.rope_parameters
-    if "full_attention" in given:  # Gemma 3 has one for each kind of layer, of which one is scaled
-        assert found["rope_local_base_freq"] == given["sliding_attention"]["rope_theta"]
+    if "full_attention" in given:  # one for each kind of layer, of which one is scaled
+        if config.model_type == "gemma3_text":
+            assert found["rope_local_base_freq"] == given["sliding_attention"]["rope_theta"]
         given = given["full_attention"]
     theta = "rotary_emb_base" if config.model_type == "gpt_neox" else "rope_theta"
     assert found[theta] == given["rope_theta"]

@@ -108,6 +108,59 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "transformers_version": "4.18.0.dev0",
         "use_cache": True, "vocab_size": 50400,
     },
+    "EleutherAI/gpt-neo-125m": {
+        "activation_function": "gelu_new", "architectures": ["GPTNeoForCausalLM"], "attention_dropout": 0,
+        "attention_layers": ["global", "local"] * 6, "attention_types": [[["global", "local"], 6]], "bos_token_id": 50256,
+        "embed_dropout": 0, "eos_token_id": 50256, "gradient_checkpointing": False, "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": None, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 2048, "model_type": "gpt_neo",
+        "num_heads": 12, "num_layers": 12, "resid_dropout": 0, "summary_activation": None, "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+        "transformers_version": "4.9.0.dev0", "use_cache": True, "vocab_size": 50257, "window_size": 256,
+    },
+    "allenai/Olmo-3-1025-7B": {
+        "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "eos_token_id": 100257,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+        "layer_types": [*[SLIDING] * 3, FULL] * 8, "max_position_embeddings": 65536, "model_type": "olmo3",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100277,
+        "rms_norm_eps": 1e-06, "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
+        "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+        "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": False, "vocab_size": 100278,
+    },
+    "THUDM/GLM-4-9B-0414": {
+        "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+        "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 32768, "model_type": "glm4",
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.52.0.dev0", "use_cache": True, "vocab_size": 151552,
+    },
+    "CohereForAI/aya-expanse-8b": {
+        "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
+        "eos_token_id": 255001, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14336, "layer_norm_eps": 1e-05, "logit_scale": 0.125, "max_position_embeddings": 8192,
+        "model_max_length": 8192, "model_type": "cohere", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "pad_token_id": 0, "pretraining_tp": 1, "rope_theta": 10000, "tie_word_embeddings": True,
+        "torch_dtype": "float16", "transformers_version": "4.44.0", "use_cache": True, "use_qk_norm": False, "vocab_size": 256000,
+    },
+    "CohereForAI/c4ai-command-r7b-12-2024": {
+        "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
+        "cache_implementation": "hybrid", "eos_token_id": 255001, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 0.25,
+        "max_position_embeddings": 132096, "model_type": "cohere2", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0,
+        "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "torch_dtype": "bfloat16", "transformers_version": "4.48.0.dev0",
+        "use_cache": True, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
+        "use_parallel_embedding": True, "vocab_size": 256000,
+    },
+    "baidu/ERNIE-4.5-0.3B-PT": {
+        "architectures": ["Ernie4_5ForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131072, "model_type": "ernie4_5",
+        "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+        "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers_version": "4.54.0.dev0", "use_bias": False, "use_cache": False, "vocab_size": 103424,
+    },
     "facebook/opt-350m": {
         "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
         "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": False,
@@ -158,6 +211,12 @@ PARAMETERS = {
     "google/gemma-2b": 2_506_172_416,
     "bigcode/starcoder2-3b": 3_030_371_328,
     "EleutherAI/gpt-j-6b": 6_050_882_784,
+    "EleutherAI/gpt-neo-125m": 125_198_592,
+    "allenai/Olmo-3-1025-7B": 7_298_011_136,
+    "THUDM/GLM-4-9B-0414": 9_400_279_040,
+    "CohereForAI/aya-expanse-8b": 8_028_033_024,
+    "CohereForAI/c4ai-command-r7b-12-2024": 8_028_033_024,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
     "facebook/opt-350m": 331_196_416,
     "microsoft/phi-2": 2_779_683_840,
     "tiiuae/falcon-7b": 6_921_720_704,
@@ -176,6 +235,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "google/gemma-2b": SIZES | {"head_dim": 16},
     "bigcode/starcoder2-3b": FEW | {"sliding_window": 4},
     "EleutherAI/gpt-j-6b": {"n_embd": 40, "n_layer": 3, "n_head": 2, "rotary_dim": 6},
+    "EleutherAI/gpt-neo-125m": {"hidden_size": 40, "num_heads": 4, "window_size": 5},
+    "allenai/Olmo-3-1025-7B": SIZES
+    | {"num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 4, "num_hidden_layers": 32},
+    "THUDM/GLM-4-9B-0414": FEW | {"head_dim": 12},
+    "CohereForAI/aya-expanse-8b": FEW,
+    "CohereForAI/c4ai-command-r7b-12-2024": FEW | {"head_dim": 8, "sliding_window": 4},
+    "baidu/ERNIE-4.5-0.3B-PT": FEW | {"head_dim": 12},
     "facebook/opt-350m": {
         "hidden_size": 32,
         "ffn_dim": 20,
@@ -224,7 +290,12 @@ SCALED = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
         *(
             pytest.param(name, SCALED, id=f"{name}-scaled")
             for name in CONFIGS
-            if name not in ("EleutherAI/gpt-j-6b", "facebook/opt-350m")  # without what could be scaled
+            if name
+            not in (
+                "EleutherAI/gpt-j-6b",
+                "EleutherAI/gpt-neo-125m",
+                "facebook/opt-350m",
+            )  # without what could be scaled
         ),
     ],
 )

@@ -333,6 +333,11 @@ GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 GEMMA3 = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
 OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
+NEO = (
+    "GPTNeoConfig",
+    {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+)
+COMMAND = ("CohereConfig", LLAMA)
 FALCON = ("FalconConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4})
 LOCAL_2, GLOBAL_9 = (
     {"rope_type": "default", "rope_theta": 2e4},
@@ -387,6 +392,11 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
         (OLMO, {"rms_norm_eps": None}, "rms_norm_eps is null, wanted 1e-06, all that is built"),
         (FALCON, {"alibi": True}, "alibi is true, wanted false, all that is built"),
+        *((NEO, {"attention_types": types}, "wanted local or global for each of 2 layers")
+          for types in ([[["global"], 1]], [[["global"], 10**12]], [[[], 10**12]], [[["near"], 2]], [[["local"], "2"]], [[1, 2]],
+                        [["local", "global"]], "local", 3)),
+        (COMMAND, {"use_qk_norm": True}, "use_qk_norm is true, wanted false, all that is built"),
+        (COMMAND, {"logit_scale": 0}, "logit_scale is 0, wanted a number above 0"),
         (OLMO, {"clip_qkv": 8.0}, "'clip_qkv' not known for this family"),
         (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, wanted a number above 0"),
     ],

@@ -14,11 +14,16 @@ from polyhead.hf.table import one
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    fields = common(given, max_len=2048, eps=1e-5)
-    if fields["norm"]["eps"] != 1e-6:  # that of qk_norm
+    return fields(given, 2048)
+
+
+def fields(given: Given, max_len: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What all of this family say, with the usual keys of rope unless the ``position`` is given."""
+    found = common(given, max_len=max_len, eps=1e-5, position=position)
+    if found["norm"]["eps"] != 1e-6:  # that of qk_norm
         raise given.wrong("rms_norm_eps", "1e-06, all that is built")
     options = {"bias": given.flag("attention_bias", False), "qk_norm": "whole"}
-    return fields | attention(given, **options) | {"sandwich_norm": "after"}
+    return found | attention(given, **options) | {"sandwich_norm": "after"}
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -15,8 +15,8 @@ Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are one: keys and values, queries and keys, or all three."""
 
 
-Bias = bool | Literal["qkv"]
-"""Which projections have one: all four, none, or all but that of the output."""
+Bias = bool | Literal["qkv", "o"]
+"""Which projections have one: all four, none, all but that of the output, or that of the output alone."""
 
 
 QKNorm = bool | Literal["around_one", "whole"]
@@ -49,10 +49,11 @@ def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linea
         raise UserError(f"tie={tie} wants as many key heads as query heads: n_kv_heads={shape.n_heads}")
     if tie in ("kv", "qkv") and k_width != v_width:
         raise UserError(f"tie={tie} wants values as wide as keys: v_head_dim={shape.head_dim}")
-    q = nn.Linear(shape.d_model, q_width, bias=bool(bias))
-    k = q if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=bool(bias))
-    v = k if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=bool(bias))
-    return q, k, v, nn.Linear(shape.n_heads * shape.v_head_dim, shape.d_model, bias=bias is True)
+    inner, outer = bias in (True, "qkv"), bias in (True, "o")
+    q = nn.Linear(shape.d_model, q_width, bias=inner)
+    k = q if tie in ("qk", "qkv") else nn.Linear(shape.d_model, k_width, bias=inner)
+    v = k if tie in ("kv", "qkv") else nn.Linear(shape.d_model, v_width, bias=inner)
+    return q, k, v, nn.Linear(shape.n_heads * shape.v_head_dim, shape.d_model, bias=outer)
 
 
 def keys_values(x: Tensor, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor]:
