@@ -410,6 +410,33 @@ def test_a_t5_of_before_scale_decoder_outputs_is_the_same(tmp_path: Path) -> Non
     assert (before.tie_embeddings, before.scale_output) == ("inputs", False)
 
 
+def test_null_for_scale_decoder_outputs_is_not_scaled(tmp_path: Path) -> None:
+    published(tmp_path, CASES["t5"][0])
+    changed(tmp_path, scale_decoder_outputs=None)
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    ours, (source, target) = open_model(tmp_path), (ids(2, 9), ids(2, 7))
+    assert not ours.config.scale_output
+    with torch.no_grad():
+        close(ours(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "marian", "pegasus", "m2m_100"])
+def test_of_a_decoder_nothing_follows_from_the_encoder(name: str, tmp_path: Path) -> None:
+    """A config that does not say the decoder's heads means 16, as in the reference, and not those of the encoder."""
+    case = CASES[name][0]
+    sizes = case.sizes | {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    published(tmp_path, Case(case.config, sizes))
+    changed(tmp_path, decoder_attention_heads="gone")
+    assert transformers.AutoConfig.from_pretrained(tmp_path).decoder_attention_heads == 16
+    with pytest.raises(UserError, match="decoder_attention_heads is 16, wanted 2, all that is built"):
+        open_model(tmp_path)
+    changed(tmp_path, encoder_attention_heads=16)
+    ours, (source, target) = open_model(tmp_path), (ids(2, 9), ids(2, 7))
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        close(ours(source, target), theirs(input_ids=source, decoder_input_ids=target).logits)
+
+
 def test_settings_of_before_generation_config_are_in_config_json(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

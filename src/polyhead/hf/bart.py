@@ -25,6 +25,8 @@ def common(given: Given, *, activation: str = "gelu", scaled: bool = False) -> d
         "num_hidden_layers",
     )
     given.only("tie_word_embeddings", True)
+    # of the decoder nothing follows from the encoder
+    given.assume(decoder_attention_heads=16, decoder_ffn_dim=4096)
     n_heads, d_ff = given.size("encoder_attention_heads", 16), given.size("encoder_ffn_dim", 4096)
     given.only("decoder_attention_heads", n_heads)
     given.only("decoder_ffn_dim", d_ff)

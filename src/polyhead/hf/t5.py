@@ -26,7 +26,7 @@ def read(given: Given) -> dict[str, Any]:
     """
     given.passed("initializer_factor", "classifier_dropout")
     tied = given.flag("tie_word_embeddings", True)
-    scaled = given.flag("scale_decoder_outputs", tied)
+    scaled = given.flag("scale_decoder_outputs", tied and not given.null("scale_decoder_outputs"))
     name = given.word("feed_forward_proj", "relu", FEED_FORWARDS)
     given.only("is_gated_act", name.startswith("gated-"))
     # where it says another, the reference takes that
