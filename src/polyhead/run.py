@@ -26,7 +26,7 @@ from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, about_vectors, frame
 from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
-from polyhead.generate.settings import changed, searched
+from polyhead.generate.settings import changed, sampled, searched
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, likeliest, likeliest_continuations
 from polyhead.models import Model
@@ -113,7 +113,7 @@ class Run:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
         model, most, stop = self._need("decoder"), self.config.max_len, stop_texts(stop)
         if "beam_size" not in changes:
-            config = changed(self.generation, changes, "drawn text")
+            config = sampled(self.generation, changes, n, "drawn text")
             read, guesses, seed = self._read(prompts), self._proposer(config.speculate), seed or 0
             rest: dict[str, Any] = {"max_len": most, "n": n, "seed": seed, "stop": stop, "proposer": guesses}
             return continuations(model, self.tokenizer, config, read, **rest)

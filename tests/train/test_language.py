@@ -248,6 +248,9 @@ def test_options_without_effect_are_refused(
         run.generate(["a"], beam_size=3, n_best=2)
     with pytest.raises(UserError, match=r"^n \(4\) is more than beam_size \(3\)"):
         run.generate(["a"], n=4, beam_size=3)
+    with pytest.raises(UserError, match=r"^n is 1,000,000,000, wanted 10,000 at most"):
+        run.generate(["a"], n=10**9)
+    assert main(["generate", str(learned[0]), "a", "--n", "1000000000"]) == 2
     with pytest.raises(UserError, match="unknown key; did you mean 'temperature'"):
         run.generate(["a"], temprature=3)
 

@@ -15,7 +15,7 @@ from polyhead.generate.frame import Frame
 from polyhead.generate.request import Request, Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, limit
-from polyhead.generate.settings import DRAWN, changed, sampling_of, searched
+from polyhead.generate.settings import DRAWN, sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generate.text import Said
 from polyhead.recipe import GenerationConfig
@@ -220,7 +220,7 @@ class TextEngine:
             raise UserError(
                 "the likeliest tokens of a place are told of drawn text of a language model alone"
             )
-        config = changed(self.config, changes, what) if drawn else searched(self.config, changes, n, what)
+        config = (sampled if drawn else searched)(self.config, changes, n, what)
         ids = self.tokens(text) if isinstance(text, str) else list(text)
         if any(isinstance(one, str) for one in ids):
             raise UserError("a request is one text, got several; submit each of them, and all run together")

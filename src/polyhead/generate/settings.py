@@ -27,6 +27,7 @@ EFFECTIVE = {
     "vectors of texts": POOLED,
 }
 """Keys of generation that have an effect on what is made."""
+MOST_DRAWN = 10_000  # sequences of one prompt, which go on together
 
 
 def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> GenerationConfig:
@@ -38,6 +39,15 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:
         raise explain(error, GenerationConfig) from None
+
+
+def sampled(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
+    """``changed``, where ``n`` sequences of one prompt shall be drawn: no more than can go on together."""
+    if n > MOST_DRAWN:
+        raise UserError(
+            f"n is {n:,}, wanted {MOST_DRAWN:,} at most; for more of them ask again with another seed"
+        )
+    return changed(config, changes, what)
 
 
 def searched(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
