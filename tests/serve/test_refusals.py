@@ -151,6 +151,17 @@ def test_a_misspelt_field_that_is_needed_is_answered_with_the_right_name(speaker
     )
 
 
+def test_another_name_of_a_field_that_is_needed_is_not_taken_for_a_third_one(speaker, canary):
+    for route, body, needed in (
+        ("/v1/score", {"text": "a dog"}, "input"),
+        ("/v1/completions", {"input": "a dog"}, "prompt"),
+    ):
+        error = refused(speaker.ask(route, body))
+        assert error["param"] == needed
+        (name,) = body
+        assert error["message"] == f"{needed}: missing; it has no default; field {name!r} is ignored"
+
+
 def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict(speaker, serving):
     body = {
         "prompt": "a",
@@ -176,7 +187,7 @@ def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict
 def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeypatch):
     """Counted are the names for which the nearest is sought, and the values that are shown."""
     sought, shown = [], []
-    monkeypatch.setattr(bodies, "nearest", lambda name, known: sought.append(name) or nearest(name, known))
+    monkeypatch.setattr(bodies, "nearest", lambda name, *known: sought.append(name) or nearest(name, *known))
     monkeypatch.setattr(fields, "show", lambda value: shown.append(value) or show(value))
     answer = speaker.ask(
         "/v1/completions", {"prompt": "a", "max_tokens": 1, **{f"promt{i}": i for i in range(50000)}}

@@ -26,10 +26,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([], None),
     "function_call": ("none", "auto", None),
     "modalities": (["text"], None),
-    "audio": (None,),
     "reasoning_effort": (None,),
     "web_search_options": (None,),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
+    **dict.fromkeys(("audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
 }
 """Fields of other services that would change an answer if they were kept, with the values that ask for nothing."""
 HARMLESS = {
@@ -256,8 +255,10 @@ def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]
             )
     told = []
     unknown = given.keys() - kind.model_fields.keys() - NEUTRAL.keys()
+    # where a field is missing, one that is only a little like another was meant for it
+    lacks = any(field.is_required() and key not in given for key, field in kind.model_fields.items())
     for name in nsmallest(TOLD, unknown - HARMLESS if strict else unknown):
-        hint = "" if name in HARMLESS else nearest(name, kind.model_fields)
+        hint = "" if name in HARMLESS else nearest(name, kind.model_fields, 0.75 if lacks else 0.5)
         if strict:
             raise Refusal(400, "unknown_parameter", f"unknown field {show(name)}{hint}", name[:64])
         told.append(f"field {show(name)} is ignored{hint}")
