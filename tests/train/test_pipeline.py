@@ -82,6 +82,25 @@ def test_ten_sentences_are_learned_by_heart_and_every_output_ends(
     assert any(line.startswith("valid bleu: 100.00 (nrefs:1|case:mixed") for line in notes.said)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, []),
+        ({"train": ["train.de", "train.de"]}, ["train"]),
+        ({"train": ["train.de", "./train.de"], "valid": ["valid.en", "valid.en"]}, ["train, valid"]),
+        ({"train": ["pairs.tsv"], "valid": ["pairs.tsv"], "source": 1, "target": 1}, ["train, valid"]),
+    ],
+)
+def test_one_text_on_both_sides_is_told(changes: dict[str, Any], told: list[str], corpus: Path) -> None:
+    sides = [(corpus / f"train.{side}").read_text().splitlines() for side in ("de", "en")]
+    (corpus / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in zip(*sides, strict=True)))
+    recipe = small_recipe(corpus, steps=1)
+    notes = Notes()
+    run_training(recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)}), report=notes)
+    said = [line for line in notes.said if "same text" in line]
+    assert said == [f"{which}: source and target are the same text, to be copied" for which in told]
+
+
 @pytest.mark.acceptance("A15")
 def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Path, ph.Run, Notes]) -> None:
     out, run, _ = learned

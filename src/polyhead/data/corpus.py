@@ -62,6 +62,13 @@ class Corpus:
         """The columns by what they are for."""
         return {"source": self.source, "target": self.target}
 
+    @property
+    def copies(self) -> bool:
+        """Whether every target is its source: one file on both sides, or one column."""
+        if self.format == "parallel":
+            return self.files[0].samefile(self.files[1])
+        return self.source == self.target
+
     def pairs(self, report: CorpusReport) -> Iterator[Pair]:
         """The usable pairs one by one; the rest is counted in the report. An error if none is left."""
         for place, line, row in _rows(self):

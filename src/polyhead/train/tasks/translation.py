@@ -101,6 +101,8 @@ class Translation:
         report.say(f"valid: {valid.report}")
         if recipe.data.test:
             report.say(f"test: {read_pairs(corpus_of(recipe, 'test'))[2]}")
+        if copied := [split for split in recipe.data.splits if corpus_of(recipe, split).copies]:
+            report.say(f"{', '.join(copied)}: source and target are the same text, to be copied")
         named = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
         title = f"A translator, {' to '.join(named) or 'source to target'}"
         measures = _measures(recipe, tokenizer)
