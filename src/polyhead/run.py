@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from polyhead.analysis.classes import Answers, Classified, Texts, classify
+from polyhead.analysis.classes import Answers, Classified, Texts, check_learned, classify
 from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
@@ -236,6 +236,7 @@ class Run:
     def classified(self, texts: Texts, batch_tokens: int = 4096) -> Answers:
         """As ``classify``, and how many of the texts were cut to how many tokens."""
         self._need("classifier")
+        check_learned(texts, len(self.recipe.data.text) if self.recipe else 0)
         return classify(self.members, texts, self.generation, batch_tokens)
 
     def fill_mask(self, texts: Sequence[str], top: int = 5) -> list[list[list[Fill]]]:

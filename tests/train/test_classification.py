@@ -143,6 +143,8 @@ def test_measures_are_those_of_one_text_after_another(learned: tuple[Path, Notes
         pytest.approx(row.exp().tolist(), rel=1e-4) for row in log_p
     ]
     assert run.classify([examples[0].texts[0]])[0].label == each[0].label
+    with pytest.raises(UserError, match=r"^pairs of texts; wanted a text or a list"):
+        run.classify([("a dull film", "some music")])
     assert isinstance(each[0], Classified)
 
 
@@ -176,6 +178,8 @@ def test_pairs_are_told_apart_by_segments(place: Path) -> None:
     assert [*forward.probabilities.values()] != pytest.approx(without, rel=1e-4)
     with pytest.raises(UserError, match="some texts are pairs and some are not"):
         run.classify([("a", "b"), "c"])
+    with pytest.raises(UserError, match=r"^single texts; wanted a list of pairs"):
+        run.classify(["a dull film"])
 
 
 def task_of(place: Path, tmp_path: Path, **options: Any) -> tuple[Classification, Tokenizer]:

@@ -67,6 +67,16 @@ def classify(judges: Judges, texts: Texts, config: GenerationConfig, batch_token
     return Answers(found, cut, most)
 
 
+def check_learned(texts: Texts, learned: int) -> None:
+    """A UserError where texts are single and the classifier ``learned`` from pairs (2), or the other way round; 0 is not known."""
+    check_listed(texts, "classify")
+    came = 1 if isinstance(next(iter(texts), ""), str) else 2
+    if learned and texts and came != learned:
+        given = "pairs of texts" if came == 2 else "single texts"
+        wanted = "a text or a list of texts" if came == 2 else 'a list of pairs, ["a", "b"]'
+        raise UserError(f"{given}; wanted {wanted}, as the run learned from")
+
+
 def measure_classes(
     judges: Judges, examples: Sequence[Example], config: GenerationConfig, batch_tokens: int
 ) -> Measured:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from polyhead.analysis.classes import check_learned
 from polyhead.analysis.vectors import reach, read_as, width
 from polyhead.data.framed import Framed, framed_texts
+from polyhead.errors import UserError
 from polyhead.generate.frame import about_vectors
 from polyhead.generate.settings import changed
 from polyhead.serve.bodies import (
@@ -88,11 +90,10 @@ async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
         return _measured(body.input, rows, most, body.truncate)
 
     pairs = not isinstance(body.input[0], str)
-    learned = len(run.recipe.data.text) if run.recipe else 0
-    if learned and learned != 1 + pairs:
-        wanted = "a text or a list of texts" if pairs else 'a list of pairs, ["a", "b"]'
-        came = "pairs of texts" if pairs else "single texts"
-        raise Refusal(400, "invalid_value", f"{came}; wanted {wanted}, as the run learned from", "input")
+    try:
+        check_learned(body.input, len(run.recipe.data.text) if run.recipe else 0)
+    except UserError as error:
+        raise Refusal(400, "invalid_value", str(error), "input") from None
     items, found = await service.compute(("classify", pairs), measured, judge, body.input)
     data = [
         {"index": i, "label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
