@@ -161,6 +161,33 @@ def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
     assert (outcome.how, outcome.step) == ("done", 9)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "during", ["polyhead.cli.train.load_recipe", "polyhead.train.tasks.translation.Translation.open"]
+)
+def test_a_signal_before_the_first_step_ends_as_one_after_it(
+    number: signal.Signals,
+    during: str,
+    corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = small_recipe(corpus)
+    (corpus / "early.yaml").write_text(recipe.dump_yaml())
+    heard: list[int] = []
+    # without a handler it would end the tests
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(during, lambda *_: signal.raise_signal(number))
+            assert main(["train", str(corpus / "early.yaml")]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not heard
+    assert capsys.readouterr().err.splitlines()[-1] == "polyhead: interrupted"
+    assert not (recipe.out / "run.lock").exists()
+
+
 @pytest.mark.parametrize(("number", "patience"), [(signal.SIGTERM, None), (signal.SIGINT, 1)])
 def test_a_signal_in_the_final_evaluation_loses_nothing(
     number: signal.Signals,

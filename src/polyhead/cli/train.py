@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,6 +15,7 @@ from polyhead.cli.keys import keys
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.train import launch
+from polyhead.train.signals import end_on_signal
 
 
 def show_keys(wanted: bool) -> None:
@@ -53,17 +55,19 @@ def run(
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --resume
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --processes 4
     """
-    read = load_recipe(recipe, changes)
-    if resume and not any(change.startswith("out=") for change in changes or []):
-        check_beside(recipe, read.out)
-    if processes > 1:
-        typed = [str(recipe), *(changes or []), *(["--resume"] if resume else [])]
-        raise typer.Exit(launch.launch(typed, processes))
-    if launch.processes() > 1:
-        together(read, resume)
-    from polyhead.train.pipeline import run_training
+    # until the first step, from which on the training hears them itself; several processes have their launcher
+    with end_on_signal() if launch.processes() == 1 else nullcontext():
+        read = load_recipe(recipe, changes)
+        if resume and not any(change.startswith("out=") for change in changes or []):
+            check_beside(recipe, read.out)
+        if processes > 1:
+            typed = [str(recipe), *(changes or []), *(["--resume"] if resume else [])]
+            raise typer.Exit(launch.launch(typed, processes))
+        if launch.processes() > 1:
+            together(read, resume)
+        from polyhead.train.pipeline import run_training
 
-    _, outcome = run_training(read, resume=resume)
+        _, outcome = run_training(read, resume=resume)
     if outcome.how == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
