@@ -136,6 +136,9 @@ def test_the_words_of_others_are_understood():
     ]}).encode()) == [Message("system", "s"), Message("user", "a"), Message("assistant", "b")]  # fmt: skip
     assert parsed(None) == "overlong"
     assert parsed(b'{"messages": [' + b"[" * 100_000) == "broken"
+    answer = b'{"messages": [{"role": "assistant", "content": "yes"%s}]}'
+    assert parsed(answer % b"") == [Message("assistant", "yes")]
+    assert parsed(answer % b', "content": "no"') == "broken"
 
 
 def test_a_share_is_held_out_evenly(tmp_path, tokenizer):

@@ -130,6 +130,8 @@ def test_jsonl_lines_that_are_no_pair_are_broken(write: Write) -> None:
         "NaN",
         '{"s": ' + "9" * 5000 + "}",
         "[" * 100_000,
+        '{"s": "x", "t": "y", "s": "z"}',
+        '{"s": "x", "t": "y", "of": {"id": 1, "id": 2}}',
     ]
     sources, targets, report = read(
         open_corpus([write("a.jsonl", good * 20 + "\n".join(bad))], source="s", target="t")
@@ -137,6 +139,11 @@ def test_jsonl_lines_that_are_no_pair_are_broken(write: Write) -> None:
     assert (sources, targets) == (["one\nline"] * 20, ["eins\u2028"] * 20)
     assert report.broken == len(bad)
     assert report.examples["broken"] == [f"line {n}" for n in range(21, 26)]
+
+
+def test_a_mark_of_utf8_within_joined_files_is_no_part_of_a_line(write: Write) -> None:
+    line = '\ufeff{"s": "one", "t": "eins"}\n'
+    assert read(open_corpus([write("a.jsonl", line * 2)], source="s", target="t"))[0] == ["one"] * 2
 
 
 def test_a_bad_first_line_does_not_hide_the_columns(write: Write) -> None:

@@ -125,12 +125,26 @@ def _json_row(line: bytes | None, wanted: Wanted) -> Row:
     if not line.strip():
         return "blank"
     try:
-        row = json.loads(line) if is_text(line) else None
+        row = read_json(line) if is_text(line) else None
     except (ValueError, RecursionError):
         return "broken"
     values = tuple(_lookup(row, key) for key in wanted.values())
     whole = all(value is not None and (not isinstance(value, str) or _whole(value)) for value in values)
     return values if whole else "broken"
+
+
+def read_json(line: bytes) -> Any:
+    """What a line says; a key that an object has twice is a ValueError, for which of its values is meant nobody can tell."""
+    return _decode(line.decode().removeprefix("\ufeff"))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_once).decode
 
 
 def _lookup(row: Any, key: Column) -> Any:

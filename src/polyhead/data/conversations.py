@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyhead.data.columns import read_json
 from polyhead.data.files import check_file, is_text, lines
 from polyhead.data.reading import blank, count, of_share, placed, skipped
 from polyhead.errors import UserError
@@ -98,7 +98,7 @@ def parsed(raw: bytes | None) -> list[Message] | str:
     if not raw.strip():
         return "blank"
     try:
-        row = json.loads(raw) if is_text(raw) else None
+        row = read_json(raw) if is_text(raw) else None
     except (ValueError, RecursionError):
         return "broken"
     told = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else None
