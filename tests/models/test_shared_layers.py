@@ -180,6 +180,11 @@ def test_adapters_are_shared_and_all_layers_are_frozen_by_the_name_of_the_first(
         UserError, match=r"no part of the model is called 'stack.layers.1'; did you mean 'stack.layers.0'"
     ):
         freeze(shared, ["stack.layers.1"])
+    with pytest.raises(
+        UserError, match=r"no linear map of the model is called 'layers.1'; did you mean 'layers'"
+    ):
+        adapt(shared, AdaptSection(rank=2, parts=("layers.1",)), seed=1)
+    adapt(shared, AdaptSection(rank=2, parts=("layers.0",)), seed=1)
 
 
 def test_a_run_keeps_the_weights_once(tmp_path: Path) -> None:

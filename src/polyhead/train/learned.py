@@ -32,8 +32,11 @@ def adapt(model: nn.Module, section: AdaptSection, seed: int) -> None:
     every = model.named_modules(remove_duplicate=False)
     learned = whole(model, section)
     linears = {name: part for name, part in every if type(part) is nn.Linear and not _under(name, learned)}
+    # layers that share their weights have the name of the first, as for train.freeze
+    first = {name for name, _ in model.named_modules()}
+    known = [name for name in linears if name.rpartition(".")[0] in first]
     for part in section.parts:
-        if not any(_within(part, name) for name in linears):
+        if not any(_within(part, name) for name in known):
             named = sorted({word for name in linears for word in name.split(".") if not word.isdecimal()})
             hint = nearest(part, named) or f"; there are: {', '.join(named) or 'none'}"
             raise UserError(f"train.adapt.parts: no linear map of the model is called {part!r}{hint}")
