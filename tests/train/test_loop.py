@@ -216,6 +216,15 @@ def test_a_loss_that_was_never_finite_leaves_no_checkpoint(tmp_path: Path) -> No
 
 
 @pytest.mark.acceptance("A7")
+def test_a_short_run_whose_loss_was_never_finite_is_an_error_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not finite for 4 updates in a row, at step 4; there is no good"):
+        run(tmp_path, Sick(set(range(99))), config(steps=4, save_every=2, eval_every=2))
+    assert checkpoint.steps(tmp_path) == []
+    _, outcome, _ = run(tmp_path / "later", Sick({2, 3, 4}), config(steps=4))
+    assert (outcome.how, outcome.step) == ("done", 4)
+
+
+@pytest.mark.acceptance("A7")
 def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path: Path) -> None:
     settings = config(save_every=1, keep=1)
     training = toy_training(settings)

@@ -99,7 +99,7 @@ def train(
         batches = [task.batch(part[0]) if part else None for part in parts]
         if why := update(training, task, batches, config, ranks):
             report.say(f"step {progress.step}: {why}; skipped")
-            ranks.tell(lambda: _check_skips(progress, checkpoints))
+            ranks.tell(lambda: _check_skips(progress, checkpoints, steps))
         last = progress.step == steps
         if progress.step % config.log_every == 0 or last:
             rate = {"lr": training.schedule(progress.step) * config.lr, "epoch": progress.epoch}
@@ -220,10 +220,11 @@ def _count(progress: Progress, total: float, nll: float, norm: float, count: int
     progress.sums = Sums(s.total + total, s.nll + nll, s.norm + norm, s.count + count, s.updates + 1)
 
 
-def _check_skips(progress: Progress, checkpoints: Path) -> None:
-    """A loss that stays beyond all numbers ends the run."""
-    if progress.in_a_row >= MOST_SKIPPED:
-        raise _diverged(f"the loss was not finite for {MOST_SKIPPED} updates in a row", progress, checkpoints)
+def _check_skips(progress: Progress, checkpoints: Path, steps: int) -> None:
+    """A loss that stays beyond all numbers ends the run, and a short run in which it was never within them."""
+    times = progress.in_a_row
+    if times >= MOST_SKIPPED or (times and progress.step == steps and not progress.updated):
+        raise _diverged(f"the loss was not finite for {times} updates in a row", progress, checkpoints)
 
 
 def _diverged(what: str, progress: Progress, checkpoints: Path) -> UserError:
