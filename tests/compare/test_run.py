@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from polyhead.analysis.metrics import bleu, chrf
 from polyhead.cli import main
 from polyhead.compare import run
+from polyhead.compare.budget import Budget
 from polyhead.compare.process import Stop
 from polyhead.loading import load
 from polyhead.train.checkpoint import steps
@@ -74,6 +76,16 @@ def test_what_is_finished_is_not_run_again_and_rows_may_be_added(in_process: lis
         "training and validation text, once for all"
     )
     assert text["tokenizer"].startswith(str(OUT / "shared/tokenizer-"))
+
+
+def test_what_is_left_is_told_and_every_result_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(run, "settled", lambda cell: read.append(cell) or ({} if cell == "b" else None))
+    plan: Any = SimpleNamespace(budget=Budget("time", 60.0))
+    cells: Any = ["a", "b", "c", "d"]
+    told = [left.partition("about ")[2] for _, left in run.pending(cells, plan)]
+    assert told[0] == "2 min 00 s more for the rest" and told[-1] == ""
+    assert read == cells
 
 
 @pytest.mark.usefixtures("place", "in_process")

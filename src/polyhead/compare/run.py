@@ -85,9 +85,9 @@ def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
 def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
     """The cells with what is left after each, as a person would say it."""
     spent: list[float] = []
-    for i, cell in enumerate(cells):
-        rest = sum(settled(other) is None for other in cells[i + 1 :])
-        before, ran = time.monotonic(), settled(cell) is None
+    to_run = [settled(cell) is None for cell in cells]
+    for i, (cell, ran) in enumerate(zip(cells, to_run, strict=True)):
+        rest, before = sum(to_run[i + 1 :]), time.monotonic()
         mean = (
             sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
         )
