@@ -375,7 +375,7 @@ def test_every_part_of_a_translator(name: str, make: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "activation", ["relu", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
+    "activation", ["relu", "relu2", "leaky_relu", "prelu", "silu", "tanh", "glu", "reglu", "geglu"]
 )
 def test_every_feed_forward(activation: str, make: Make) -> None:
     reads_like_the_model(*make("--to", "onnx", kind="encoder", feed_forward=activation))

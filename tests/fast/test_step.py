@@ -29,6 +29,7 @@ GROUPS = {"n_kv_heads": 2, "norm": "rmsnorm", "norm_first": True}
 MODELS = {
     "base": {"kind": "encoder-decoder"},
     "gpt2": {"position": "learned", "norm_first": True, "feed_forward": {"name": "gelu", "tanh": True}},
+    "arcee": {**GROUPS, "position": "rope", "norm": "rmsnorm", "feed_forward": "relu2"},
     "llama": {**GROUPS, "position": "rope", "feed_forward": "swiglu"},
     "qwen3": {**GROUPS, "position": "rope", "attention": {"name": "softmax", "qk_norm": True, "bias": False}, "feed_forward": "glu"},
     "window": {"position": "rope", "attention": {"name": "softmax", "window": 3, "sink": 1, "scale": 0.3}, "feed_forward": "silu"},

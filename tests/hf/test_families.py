@@ -127,6 +127,15 @@ CASES = {
                                "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0,
                                                    "partial_rotary_factor": 0.5}}),
     ],
+    "arcee": [
+        Case("ArceeConfig", LLAMA),
+        Case("ArceeConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "num_hidden_layers": 3,
+                             "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-3,
+                             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("ArceeConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu",
+                             "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                                                 "original_max_position_embeddings": 16}}),
+    ],
     "gpt_neo": [
         Case("GPTNeoConfig", {**NEO, "window_size": 4}),
         Case("GPTNeoConfig", {**NEO, "hidden_size": 30, "num_heads": 5, "num_layers": 5, "intermediate_size": 20, "window_size": 3,

@@ -161,6 +161,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
         "transformers_version": "4.54.0.dev0", "use_bias": False, "use_cache": False, "vocab_size": 103424,
     },
+    "arcee-ai/AFM-4.5B": {
+        "architectures": ["ArceeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+        "eos_token_id": 128001, "head_dim": 128, "hidden_act": "relu2", "hidden_size": 2560, "initializer_range": 0.02,
+        "intermediate_size": 18432, "max_position_embeddings": 65536, "mlp_bias": False, "model_type": "arcee",
+        "num_attention_heads": 20, "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale": 1.0,
+                         "original_max_position_embeddings": 4096, "rope_type": "yarn", "type": "yarn"},
+        "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.53.0",
+        "use_cache": True, "vocab_size": 128004,
+    },
     "facebook/opt-350m": {
         "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
         "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2, "do_layer_norm_before": False,
@@ -217,6 +227,7 @@ PARAMETERS = {
     "CohereForAI/aya-expanse-8b": 8_028_033_024,
     "CohereForAI/c4ai-command-r7b-12-2024": 8_028_033_024,
     "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
+    "arcee-ai/AFM-4.5B": 4_619_184_640,
     "facebook/opt-350m": 331_196_416,
     "microsoft/phi-2": 2_779_683_840,
     "tiiuae/falcon-7b": 6_921_720_704,
@@ -242,6 +253,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "CohereForAI/aya-expanse-8b": FEW,
     "CohereForAI/c4ai-command-r7b-12-2024": FEW | {"head_dim": 8, "sliding_window": 4},
     "baidu/ERNIE-4.5-0.3B-PT": FEW | {"head_dim": 12},
+    "arcee-ai/AFM-4.5B": FEW | {"head_dim": 8},
     "facebook/opt-350m": {
         "hidden_size": 32,
         "ffn_dim": 20,

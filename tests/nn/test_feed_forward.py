@@ -16,6 +16,7 @@ from polyhead.registry import FEED_FORWARD, Choice
 
 ACTIVATIONS = {
     "relu": lambda x: max(0.0, x),
+    "relu2": lambda x: max(0.0, x) ** 2,
     "leaky_relu": lambda x: x if x > 0 else 0.01 * x,
     "prelu": lambda x: x if x > 0 else 0.25 * x,
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,

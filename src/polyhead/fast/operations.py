@@ -18,7 +18,7 @@ from polyhead.fast.native import POINTER, WHOLE
 from polyhead.nn.attention.projections import WholeNorm
 from polyhead.nn.block.parallel import Parallel
 from polyhead.nn.block.transformer import Block
-from polyhead.nn.feed_forward.layers import FeedForward, GatedFeedForward
+from polyhead.nn.feed_forward.layers import FeedForward, GatedFeedForward, squared
 from polyhead.nn.kv import Window
 from polyhead.nn.norm import LayerNorm, NoNorm, RMSNorm
 from polyhead.nn.position.base import Position
@@ -30,10 +30,12 @@ NORM, ROUND, ANGLES, HEADS, PRODUCT, ATTEND = range(6)
 LAYER, RMS = range(2)
 FP32, BF16, INT8 = range(3)
 ALONE, ADDED, MULTIPLIED = range(3)
-PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH = range(8)
+PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARED = range(9)
 NOWHERE = -1
 
-FUNCTIONS: dict[Any, int] = {torch.relu: RELU, F.silu: SILU, torch.sigmoid: SIGMOID, torch.tanh: TANH}
+FUNCTIONS: dict[Any, int] = {
+    torch.relu: RELU, F.silu: SILU, torch.sigmoid: SIGMOID, torch.tanh: TANH, squared: SQUARED,
+}  # fmt: skip
 WHOLES = "what in_ out with_ width inner way activation joins heads kv_heads dim v_dim layer source mask"
 
 Ready = tuple[nn.Module, int]  # a linear layer, and the rows that it shall read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import ModelConfig
@@ -24,17 +25,18 @@ def common(
     fraction: str | None = None,
     theta: float = 10000.0,
     position: dict[str, Any] | None = None,
+    activations: Mapping[str, Choice] = GATED,
 ) -> dict[str, Any]:
     """What all these families say alike; the numbers are what the family has where its config.json says nothing,
     ``fraction`` is the key of the part of features that turn, if there is one, and ``position`` stands in for the usual
-    keys of rope where a family has others."""
+    keys of rope where a family has others; ``activations`` are those by their published names."""
     d_model, n_heads = given.size("hidden_size", 4096), given.size("num_attention_heads", 32)
     n_kv_heads = given.size(
         "num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads
     )
     max_len = given.size("max_position_embeddings", max_len)
     given.only("rope_interleaved", False)
-    gate = GATED[given.word("hidden_act", "silu", GATED)]
+    activation = activations[given.word("hidden_act", "silu", activations)]
     return {
         "kind": "decoder",
         "vocab_size": given.size("vocab_size"),
@@ -48,7 +50,7 @@ def common(
         "position": position or rope(given, max_len, fraction=fraction, base=theta),
         "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", eps)},
         "norm_first": True,
-        "feed_forward": gate.written(),
+        "feed_forward": activation.written(),
         "dropout": 0.0,
         "tie_embeddings": "all" if given.flag("tie_word_embeddings", False) else "none",
         "scale_embedding": False,
@@ -96,6 +98,8 @@ def scaled(found: Given, options: dict[str, Any], max_len: int) -> dict[str, Any
         found.only("beta_fast", 32)
         found.only("beta_slow", 1)
         found.only("truncate", True)
+        if not found.has("mscale_all_dim"):
+            found.passed("mscale")  # the reference reads both or none
         gain = 0.1 * math.log(options["factor"]) + 1 if options["factor"] > 0 else 1.0
         if not math.isclose(found.number("attention_factor", gain), gain, rel_tol=1e-6):
             raise found.wrong("attention_factor", f"{gain:.6g}, all that is built for this factor")

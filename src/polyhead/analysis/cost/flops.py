@@ -259,6 +259,6 @@ BLOCKS = {
 GATHER = {"softmax": _softmax, "kernel": _kernel, "linear": _linear}
 POSITIONS = dict.fromkeys(("none", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "disentangled"))
 NORMS = dict.fromkeys(("layernorm", "rmsnorm", "batchnorm", "none"))
-PLAIN = ("relu", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1")
+PLAIN = ("relu", "relu2", "leaky_relu", "prelu", "gelu", "silu", "tanh", "conv1x1")
 GATED = ("glu", "reglu", "geglu", "swiglu")
 MATRICES = dict.fromkeys(PLAIN, 2) | dict.fromkeys(GATED, 3)

@@ -4,7 +4,7 @@
 
 namespace {
 
-enum Activation : int64_t { PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH };
+enum Activation : int64_t { PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARED };
 
 Floats size_of(Floats x) { return x < 0 ? -x : x; }
 
@@ -35,6 +35,7 @@ Floats activated(Floats x, int64_t which, float slope) {
         case SILU: return x * logistic(x);
         case SIGMOID: return logistic(x);
         case TANH: return tangent(x);
+        case SQUARED: return x < 0 ? Floats{} : x * x;
         default: return x;
     }
 }

@@ -59,6 +59,24 @@ def relu(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) ->
     return FeedForward(d_model, d_ff, torch.relu, bias, dropout)
 
 
+def squared(x: Tensor) -> Tensor:
+    """max(0, x)²."""
+    return torch.relu(x).square()
+
+
+@FEED_FORWARD.register("relu2")
+def relu2(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) -> FeedForward:
+    """The square of a ReLU: what is small counts less, and what is large more.
+
+    Found by a search for language models that learn faster, of whose changes it was one of the two that helped most.
+
+    Equation: g(x) = max(0, x)²
+    Paper: So et al., 2021, sec. 3 (Primer)
+    When: language models, in place of a gate, which costs a third matrix
+    """
+    return FeedForward(d_model, d_ff, squared, bias, dropout)
+
+
 @FEED_FORWARD.register("leaky_relu")
 def leaky_relu(
     d_model: int, d_ff: int, *, slope: float = 0.01, bias: bool = True, dropout: float = 0.0
