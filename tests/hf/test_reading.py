@@ -128,8 +128,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (edited("generation_config.json", eos_token_id=[900]), "{0}/generation_config.json: eos_token_id is 900, and the tokenizer"),
     (edited("generation_config.json", do_sample=True, top_p=7), "{0}/generation_config.json: top_p: 7 is out of range"),
     (edited("tokenizer_config.json", pad_token="<end>"), "tokenizer_config.json: pad_token is '<end>', which is not in the"),
-    (lambda d: (d / "tokenizer.json").unlink(), "{0} has no tokenizer.json (there: config.json, generation_config.json, "
-     "model.safetensors, tokenizer_config.json); AutoTokenizer of transformers writes one with save_pretrained"),
+    (lambda d: (d / "tokenizer.json").unlink(), "{0} has no tokenizer.json, nor vocab.json and merges.txt in its place"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""BART (Lewis et al., 2019) and mBART (Liu et al., 2020), and the table that Marian and M2M100 have as well."""
+"""BART (Lewis et al., 2019), and the table that mBART, Marian and M2M100 have as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row, Step, both, one
+from polyhead.hf.vocabularies import framed_bytes
 from polyhead.registry import Choice
+from polyhead.text.specials import ROLES
 
 BIAS = "final_logits_bias"
 ROW = Step(lambda ours: ours[0][None], lambda theirs, rows: [theirs[0]])  # (V,) as (1, V)
@@ -95,16 +97,6 @@ def read(given: Given) -> dict[str, Any]:
     }
 
 
-def read_mbart(given: Given) -> dict[str, Any]:
-    """config.json of mBART -> fields of ModelConfig."""
-    fixed(given, pre=True, embedding_norm=True, static=False)
-    return common(given) | {
-        "position": {"name": "learned", "offset": 2},
-        "embedding_norm": True,
-        "norm_first": True,
-    }
-
-
 def stack(side: str) -> list[Row]:
     """The rows of the encoder or of the decoder."""
     theirs, ours = f"model.{side}.layers.{{n}}", f"{side}.layers.{{n}}"
@@ -144,8 +136,15 @@ TABLE = (
 TIED = {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED}
 BUFFERS = r"model\.(en|de)coder\.version"  # of files before 2021
 BART = FAMILY.register("bart")(
-    Family({"Seq2Seq": "BartForConditionalGeneration"}, read, said, TABLE, "model.", BUFFERS, TIED)
-)
-MBART = FAMILY.register("mbart")(
-    Family({"Seq2Seq": "MBartForConditionalGeneration"}, read_mbart, said, TABLE, "model.", BUFFERS, TIED)
+    Family(
+        {"Seq2Seq": "BartForConditionalGeneration"},
+        read,
+        said,
+        TABLE,
+        "model.",
+        BUFFERS,
+        TIED,
+        specials=ROLES,
+        vocabulary=framed_bytes,
+    )
 )

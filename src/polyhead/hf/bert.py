@@ -10,6 +10,7 @@ from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, SPECIALS, labels_said, m
 from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of, head_activation
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row, both, one
+from polyhead.hf.vocabularies import word_pieces
 
 FIRST = {"name": "first", "activation": "tanh"}
 
@@ -110,5 +111,16 @@ TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 BERT = FAMILY.register("bert")(
-    Family(named("Bert"), read, said, TABLE, "bert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
+    Family(
+        named("Bert"),
+        read,
+        said,
+        TABLE,
+        "bert.",
+        BUFFERS,
+        TIED,
+        renamed=OLD,
+        specials=SPECIALS,
+        vocabulary=word_pieces,
+    )
 )

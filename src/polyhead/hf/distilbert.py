@@ -9,6 +9,7 @@ from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, SPECIALS, labels_said, m
 from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of, head_activation
 from polyhead.hf.given import Given
 from polyhead.hf.table import both, one
+from polyhead.hf.vocabularies import word_pieces
 
 
 def read(given: Given) -> dict[str, Any]:
@@ -83,6 +84,15 @@ BUFFERS = r"distilbert\.embeddings\.position_ids"
 TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
 DISTILBERT = FAMILY.register("distilbert")(
     Family(
-        named("DistilBert"), read, write, TABLE, "distilbert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS
+        named("DistilBert"),
+        read,
+        write,
+        TABLE,
+        "distilbert.",
+        BUFFERS,
+        TIED,
+        renamed=OLD,
+        specials=SPECIALS,
+        vocabulary=word_pieces,
     )
 )

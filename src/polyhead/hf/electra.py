@@ -15,6 +15,7 @@ from polyhead.hf.family import FAMILY, HEAD, Family
 from polyhead.hf.given import Given
 from polyhead.hf.roberta import own
 from polyhead.hf.table import both, one
+from polyhead.hf.vocabularies import word_pieces
 
 POOLED = {"name": "first", "activation": "gelu"}
 
@@ -48,5 +49,5 @@ OWN = {"Classifier": own("electra.")["Classifier"]}
 BUFFERS = r"electra\.embeddings\.(position|token_type)_ids|discriminator_predictions\..*"
 TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
 ELECTRA = FAMILY.register("electra")(
-    Family(named("Electra"), read, write, TABLE, "electra.", BUFFERS, TIED, OWN, OLD, SPECIALS)
+    Family(named("Electra"), read, write, TABLE, "electra.", BUFFERS, TIED, OWN, OLD, SPECIALS, word_pieces)
 )

@@ -8,6 +8,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, PLAIN, Family, activation_of
 from polyhead.hf.given import Given
 from polyhead.hf.table import FUSED, FUSED_TRANSPOSED, TRANSPOSED, both, one
+from polyhead.hf.vocabularies import byte_level
 
 
 def read(given: Given) -> dict[str, Any]:
@@ -88,5 +89,6 @@ GPT2 = FAMILY.register("gpt2")(
         "transformer.",
         r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
         {"lm_head.weight": "transformer.wte.weight"},
+        vocabulary=byte_level,
     )
 )

@@ -10,6 +10,7 @@ from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, PLAIN
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import MOST, part, turn
 from polyhead.hf.table import both, one
+from polyhead.hf.vocabularies import byte_level
 
 LOCAL, GLOBAL = "local", "global"
 
@@ -101,5 +102,14 @@ TABLE = (
 BUFFERS = r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)"
 TIED = {"lm_head.weight": "transformer.wte.weight"}
 GPT_NEO = FAMILY.register("gpt_neo")(
-    Family({"CausalLM": "GPTNeoForCausalLM"}, read, write, TABLE, "transformer.", BUFFERS, TIED)
+    Family(
+        {"CausalLM": "GPTNeoForCausalLM"},
+        read,
+        write,
+        TABLE,
+        "transformer.",
+        BUFFERS,
+        TIED,
+        vocabulary=byte_level,
+    )
 )

@@ -9,6 +9,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, PLAIN, Family, activation_of
 from polyhead.hf.given import Given
 from polyhead.hf.table import both, one
+from polyhead.hf.vocabularies import byte_level
 
 
 def read(given: Given) -> dict[str, Any]:
@@ -86,5 +87,14 @@ TABLE = (
 BUFFERS = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"
 TIED = {"lm_head.weight": "transformer.wte.weight"}
 GPTJ = FAMILY.register("gptj")(
-    Family({"CausalLM": "GPTJForCausalLM"}, read, write, TABLE, "transformer.", BUFFERS, TIED)
+    Family(
+        {"CausalLM": "GPTJForCausalLM"},
+        read,
+        write,
+        TABLE,
+        "transformer.",
+        BUFFERS,
+        TIED,
+        vocabulary=byte_level,
+    )
 )

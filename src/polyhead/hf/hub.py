@@ -14,6 +14,8 @@ FILES = [
     TEMPLATE,
     "*.spm",
     "sentencepiece.bpe.model",
+    "merges.txt",
+    "vocab.txt",
     "model.safetensors",
     "model-*.safetensors",
     "adapter_model.safetensors",

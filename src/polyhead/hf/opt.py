@@ -9,6 +9,7 @@ from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, PLAIN
 from polyhead.hf.given import Given
 from polyhead.hf.llama import attention
 from polyhead.hf.table import both, one
+from polyhead.hf.vocabularies import byte_level
 from polyhead.registry import Choice
 
 
@@ -78,4 +79,6 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
-OPT = FAMILY.register("opt")(Family({"CausalLM": "OPTForCausalLM"}, read, write, TABLE, "model.", tied=TIED))
+OPT = FAMILY.register("opt")(
+    Family({"CausalLM": "OPTForCausalLM"}, read, write, TABLE, "model.", tied=TIED, vocabulary=byte_level)
+)

@@ -6,16 +6,18 @@ with one of French.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.hf.bert import common, layers, said
 from polyhead.hf.encoders import OLD, model_of, named
-from polyhead.hf.family import FAMILY, HEAD, Family
+from polyhead.hf.family import FAMILY, HEAD, Family, Made
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row, both, one
-from polyhead.text.specials import ROLES
+from polyhead.hf.vocabularies import FRAMED, fairseq, framed_bytes
 
 
 def read(given: Given, stem: str) -> dict[str, Any]:
@@ -64,10 +66,9 @@ def tied(prefix: str) -> dict[str, str]:
 TABLE = (*layers("roberta."), *LM_HEAD)
 OWN, TIED = own("roberta."), tied("roberta.")
 BUFFERS = r"roberta\.embeddings\.(position|token_type)_ids|roberta\.pooler\.dense\..*"
-SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
 
 
-def family(stem: str) -> Family:
+def family(stem: str, vocabulary: Callable[[Path], Made] | None) -> Family:
     """Those whose classes have such names; their weights have the same."""
     return Family(
         named(stem),
@@ -79,10 +80,11 @@ def family(stem: str) -> Family:
         TIED,
         OWN,
         OLD,
-        SPECIALS,
+        FRAMED,
+        vocabulary,
     )
 
 
-ROBERTA = FAMILY.register("roberta")(family("Roberta"))
-XLM_ROBERTA = FAMILY.register("xlm-roberta")(family("XLMRoberta"))
-CAMEMBERT = FAMILY.register("camembert")(family("Camembert"))
+ROBERTA = FAMILY.register("roberta")(family("Roberta", framed_bytes))
+XLM_ROBERTA = FAMILY.register("xlm-roberta")(family("XLMRoberta", fairseq))
+CAMEMBERT = FAMILY.register("camembert")(family("Camembert", None))
