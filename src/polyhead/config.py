@@ -155,6 +155,9 @@ class ModelSection(Checked):
     head_activation: HeadActivation = Field(
         "gelu", description="activation of the map below an encoder's scores of the vocabulary"
     )
+    map_bias: bool | None = Field(
+        None, description="biases in that map and in that of pooling; as in the feed-forwards if not given"
+    )
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
     scale_residual: float = Field(1.0, gt=0, description="factor on what a sub-layer adds")
     scale_output: Factor = Field(False, description="divide the head's input by √ of its width, or so much")
@@ -261,8 +264,7 @@ class ModelSection(Checked):
 
     @property
     def decoder_layers(self) -> int:
-        assert self.n_decoder_layers is not None
-        return self.n_decoder_layers
+        return self.n_decoder_layers or self.n_layers
 
     @property
     def kv_heads(self) -> int:

@@ -46,6 +46,10 @@ def try_together(config: ModelSection) -> None:
         raise UserError(
             f"head_activation is of the map below an encoder's scores of the vocabulary; this is kind={config.kind!r}: leave it out"
         )
+    if config.kind != "encoder" and config.map_bias is not None:
+        raise UserError(
+            f"map_bias is of the maps between an encoder's layers and its scores; this is kind={config.kind!r}: leave it out"
+        )
     if config.kind != "encoder" and config.pooling is not None:
         raise UserError(
             f"pooling makes one vector of a text, which is an encoder's to do; this is kind={config.kind!r}: leave it out"

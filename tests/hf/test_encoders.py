@@ -137,10 +137,11 @@ CASES = {
                                        "decoder_bias": False, "tie_word_embeddings": False, "norm_eps": 1e-3,
                                        "rope_parameters": THETAS, "hidden_activation": "silu"}),
         Case("ModernBertConfig", CLASSES, {**MODERN, **NAMES, "classifier_pooling": "mean", "global_attn_every_n_layers": 2}),
-        Case("ModernBertConfig", CLASSES, {**MODERN, "classifier_pooling": "cls", "num_hidden_layers": 1}),
+        Case("ModernBertConfig", CLASSES, {**MODERN, "classifier_pooling": "cls", "num_hidden_layers": 1, "mlp_bias": True}),
         Case("ModernBertConfig", BARE, {**MODERN, "local_attention": 5, "rope_parameters": THETAS, "layer_types": [
             "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}),
         Case("ModernBertConfig", BARE, {**MODERN, "layer_types": ["sliding_attention"] * 4, "local_attention": 1}),
+        Case("ModernBertConfig", MLM, {**MODERN, "num_hidden_layers": 1, "classifier_bias": True}),
     ],
 }  # fmt: skip
 SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta")
@@ -715,7 +716,6 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("deberta-v2", 0, {"max_relative_positions": 5}, "max_distance of disentangled is 5; a span of 8 tells all distances up to 4"),
         ("deberta-v2", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
         ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
-        ("modernbert", 0, {"classifier_bias": True}, "classifier_bias is true, wanted false, as mlp_bias"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
         ("modernbert", 0, {"classifier_activation": "relu"}, "classifier_activation is 'relu', wanted one of gelu"),
         ("modernbert", 0, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn', wanted one of default"),
@@ -751,13 +751,13 @@ LIKE_MODERNBERT = {
 }  # fmt: skip
 OWN = [
     ("bert", MLM, LIKE_BERT),
-    ("bert", CLASSES, LIKE_BERT | {"labels": ("a", "b", "c"), "head_bias": False}),
+    ("bert", CLASSES, LIKE_BERT | {"labels": ("a", "b", "c"), "head_bias": False, "map_bias": True}),
     ("bert", BARE, LIKE_BERT | {"head": False, "pooling": "first"}),
     ("roberta", MLM, LIKE_BERT | {"position": {"name": "learned", "offset": 1}}),
     ("distilbert", MLM, LIKE_BERT | {"segments": 0, "norm": {"name": "layernorm", "eps": 1e-12}, "tie_embeddings": "none"}),
     ("electra", MLM, LIKE_BERT | {"d_embedding": 10}),
     ("electra", CLASSES, LIKE_BERT | {"d_embedding": 30, "labels": ("a", "b"), "pooling": {"name": "first", "activation": "gelu"}}),
-    ("electra", BARE, LIKE_BERT | {"head": False}),
+    ("electra", BARE, LIKE_BERT | {"head": False, "map_bias": False}),
     ("albert", MLM, LIKE_ALBERT),
     ("albert", CLASSES, LIKE_ALBERT | {"labels": ("a", "b"), "head_activation": "gelu"}),
     ("albert", BARE, LIKE_ALBERT | {"head": False, "pooling": "first"}),
@@ -769,6 +769,7 @@ OWN = [
     ("modernbert", MLM, LIKE_MODERNBERT),
     ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
                                                "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),
+    ("modernbert", MLM, LIKE_MODERNBERT | {"map_bias": True, "head_bias": True}),
 ]  # fmt: skip
 
 
@@ -826,6 +827,7 @@ def test_an_encoder_trained_here_is_opened_by_the_reference(
         ({"head_activation": "gelu_tanh"}, "head_activation is 'gelu_tanh', there 'gelu'"),
         ({"d_embedding": 24}, "d_embedding is 24, there null"),
         ({"embedding_norm": False}, "embedding_norm is false, there true"),
+        ({"map_bias": False}, "map_bias is false, there null"),
         ({"position": {"name": "learned", "offset": 1}}, "offset of position 'learned' is 1, there 0"),
         ({"labels": ("a", "b"), "pooling": "mean"}, "pooling is 'mean', there 'first'"),
         ({"head": False}, "pooling is null, there "),

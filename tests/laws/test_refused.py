@@ -77,6 +77,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "head_activation is of the map below an encoder's scores of the vocabulary; this is kind='decoder': leave it out",
     ),
     (
+        {"kind": "decoder", "map_bias": False},
+        "map_bias is of the maps between an encoder's layers and its scores; this is kind='decoder': leave it out",
+    ),
+    (
         {"sandwich_norm": True},
         "sandwich_norm adds a norm to those of norm_first: give norm_first=true as well",
     ),

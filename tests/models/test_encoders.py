@@ -79,6 +79,15 @@ def test_the_map_below_the_scores_has_any_activation(name, function):
     )
 
 
+@pytest.mark.parametrize(("own", "feed_forward", "wanted"), [
+    (None, "gelu", True), (None, "swiglu", False), (True, "swiglu", True), (False, "gelu", False),
+])  # fmt: skip
+def test_maps_behind_the_layers_have_biases_where_it_says_so_else_as_the_layers(own, feed_forward, wanted):
+    parts = {"map_bias": own, "feed_forward": feed_forward}
+    maps = made(**parts).transform, made(**parts, labels=["a", "b"]).pooler.proj
+    assert [one.bias is not None for one in maps] == [wanted, wanted]
+
+
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("width", [6, 8, 10])
 def test_embeddings_of_a_width_of_their_own_are_mapped_to_that_of_the_model(width, position):

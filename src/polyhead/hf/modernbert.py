@@ -10,6 +10,7 @@ from polyhead.hf.family import FAMILY, GATED, Family, activation_of
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import MOST, WHOLE, WINDOW, part, turn, windows_said
 from polyhead.hf.table import FUSED, both, one
+from polyhead.nn.pooling import biased
 from polyhead.registry import Choice
 
 
@@ -26,16 +27,13 @@ def read(given: Given) -> dict[str, Any]:
     given.passed("position_embedding_type", "classifier_dropout")
     model, bias = model_of(given, "ModernBert"), given.flag("mlp_bias", False)
     given.word("classifier_activation", "gelu", ["gelu"])
-    if given.flag("classifier_bias", False) != bias and model != "Embedder":
-        raise given.wrong(
-            "classifier_bias",
-            f"{str(bias).lower()}, as mlp_bias: the head has biases where the layers have them",
-        )
+    map_bias = given.flag("classifier_bias", False)
     pool = {"cls": "first", "mean": "mean"}[given.word("classifier_pooling", "cls", ["cls", "mean"])]
     fields = top(given, model, pooled={"name": pool, "activation": "gelu", "norm": True})
     decoder_bias = given.flag("decoder_bias", True)
     gate = GATED[given.word("hidden_activation", "gelu", GATED)]
     return fields | ({"head_bias": decoder_bias} if model == "MaskedLM" else {}) | layers(given) | {
+        "map_bias": None if map_bias == bias else map_bias,
         "kind": "encoder",
         "vocab_size": given.size("vocab_size", 50368),
         "d_model": given.size("hidden_size", 768),
@@ -123,7 +121,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "norm_bias": bool(config.norm.options.get("bias", True)),
         "attention_bias": config.attention.options.get("bias") is True,
         "mlp_bias": bias,
-        "classifier_bias": bias,
+        "classifier_bias": biased(config),
         "classifier_pooling": "mean" if pooling == "mean" else "cls",
         "classifier_activation": "gelu",
         "decoder_bias": config.head_bias,

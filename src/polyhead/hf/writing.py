@@ -18,6 +18,7 @@ from polyhead.hf.reading import read_config
 from polyhead.hf.sentences import dense_rows, modules, of_vectors, rating_said
 from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
+from polyhead.nn.pooling import biased
 from polyhead.nn.weights import weights
 from polyhead.recipe import GenerationConfig
 from polyhead.registry import CHAT, POOLING, POSITION, Choice
@@ -179,6 +180,8 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
             ours, theirs = (
                 given or getattr(one, CROSSING[field]) for given, one in ((ours, config), (theirs, back))
             )
+        if field == "map_bias" and ours != theirs:
+            ours, theirs = _biased(config), _biased(back)
         if field == "pooling" and config.labels:
             ours = ours or POOLING.check(Choice("first"))  # as the classifier itself
         if field in LAYERED:
@@ -190,6 +193,12 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
         else:
             found.append(f"{field} is {_named(getattr(config, field))}, there {_named(getattr(back, field))}")
     return found
+
+
+def _biased(config: ModelConfig) -> bool | None:
+    """Whether the maps behind an encoder's layers have biases; nothing where there are none."""
+    there = config.head or config.labels or config.pooling
+    return biased(config) if config.kind == "encoder" and there else None
 
 
 def _named(value: object) -> str:

@@ -9,7 +9,7 @@ from polyhead.nn.dropout import Dropout
 from polyhead.nn.embedding import Embedding
 from polyhead.nn.feed_forward.layers import ACTIVATIONS
 from polyhead.nn.head import Head
-from polyhead.nn.pooling import DenseMap
+from polyhead.nn.pooling import DenseMap, biased
 from polyhead.nn.stack import build_stack
 from polyhead.registry import NORM, POOLING, Choice
 
@@ -42,8 +42,7 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config, embedding)
-        bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
-        self.transform = nn.Linear(config.d_model, config.embedding_width, bias=bias)
+        self.transform = nn.Linear(config.d_model, config.embedding_width, bias=biased(config))
         self.activation = ACTIVATIONS[config.head_activation]()
         self.transform_norm = NORM.build(config.norm, config.embedding_width)
         self.head = Head.of(config, self.encoder.embedding.token)

@@ -31,6 +31,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 
+def biased(config: ModelSection) -> bool:
+    """Whether the maps between an encoder's layers and its scores have biases: as it says, else as the feed-forwards."""
+    return bool(config.feed_forward.options.get("bias", True)) if config.map_bias is None else config.map_bias
+
+
 class Pooler(nn.Module):
     """One vector of each row, and a map of it where there is an activation."""
 
@@ -40,9 +45,10 @@ class Pooler(nn.Module):
             raise UserError(
                 "norm of pooling follows the linear map, which pooling has with an activation alone"
             )
-        bias = bool(config.feed_forward.options.get("bias", True))  # as the model's other maps
         self.pool, self.activation = pool, ACTIVATIONS.get(activation)
-        self.proj = nn.Linear(config.d_model, config.d_model, bias=bias) if self.activation else None
+        self.proj = (
+            nn.Linear(config.d_model, config.d_model, bias=biased(config)) if self.activation else None
+        )
         self.norm = NORM.build(config.norm, config.d_model) if norm else None
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
