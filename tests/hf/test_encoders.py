@@ -58,6 +58,7 @@ MODERN = {
 DEBERTA = {**SIZES, "relative_attention": True, "share_att_key": True, "pos_att_type": "p2c|c2p", "position_buckets": 8,
            "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}  # as deberta-v3-base  # fmt: skip
 NAMES = {"id2label": {0: "sad", 1: "merry", 2: "neither"}, "label2id": {"sad": 0, "merry": 1, "neither": 2}}
+NEAR = {"rope_type": "default", "rope_theta": 50.0}
 THETAS = {"full_attention": {"rope_type": "default", "rope_theta": 500.0},
           "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}  # fmt: skip
 CASES = {
@@ -143,8 +144,18 @@ CASES = {
         Case("ModernBertConfig", BARE, {**MODERN, "layer_types": ["sliding_attention"] * 4, "local_attention": 1}),
         Case("ModernBertConfig", MLM, {**MODERN, "num_hidden_layers": 1, "classifier_bias": True}),
     ],
+    "nomic_bert": [
+        Case("NomicBertConfig", MLM, SIZES),
+        Case("NomicBertConfig", MLM, {**ODD, "type_vocab_size": 3, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3,
+                                      "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}}),
+        Case("NomicBertConfig", MLM, {**ONE, "head_dim": 10, "type_vocab_size": 1, "rope_parameters": NEAR}),
+        Case("NomicBertConfig", CLASSES, {**ODD, **NAMES, "hidden_act": "relu"}),
+        Case("NomicBertConfig", CLASSES, {**SIZES, "num_labels": 1, "rope_parameters": NEAR}),
+        Case("NomicBertConfig", BARE, {**SIZES, "rope_parameters": NEAR}),
+        Case("NomicBertConfig", BARE, {**ODD, "hidden_act": "gelu", "max_position_embeddings": 33}),
+    ],
 }  # fmt: skip
-SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta")
+SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta", "Nomic")
 COUNTED = ("Roberta", "XLMRoberta", "Camembert", "MPNet")  # positions from that of padding on
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
@@ -357,6 +368,7 @@ TEXT_CASES = [
     ("electra", 2),
     ("albert", 0),
     ("deberta-v2", 0),
+    ("nomic_bert", 0),
 ]
 
 
@@ -389,6 +401,7 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
         ("electra", 5),
         ("albert", 4),
         ("deberta-v2", 5),
+        ("nomic_bert", 5),
     ],
 )
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -413,6 +426,7 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
         ("electra", 3),
         ("albert", 2),
         ("deberta-v2", 3),
+        ("nomic_bert", 3),
     ],
 )
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -617,7 +631,7 @@ def test_a_classifier_that_begins_with_a_discriminator_is_one_of_electra(
     assert found == pytest.approx({theirs.config.id2label[i]: p for i, p in enumerate(wanted)}, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2"])
+@pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2", "nomic_bert"])
 def test_sizes_that_a_config_does_not_say_are_those_of_the_reference(name: str) -> None:
     theirs = transformers.AutoConfig.for_model(name)
     wanted = ("relative_attention", "share_att_key", "pos_att_type") if name == "deberta-v2" else ()
@@ -636,6 +650,8 @@ def test_sizes_that_a_config_does_not_say_are_those_of_the_reference(name: str) 
         theirs.max_position_embeddings,
         theirs.type_vocab_size,
     )
+    theta = (getattr(theirs, "rope_parameters", None) or {}).get("rope_theta")
+    assert ours.position.options.get("theta") == theta
 
 
 def test_a_bare_mpnet_may_say_that_it_fills_masks(tmp_path: Path) -> None:
@@ -667,6 +683,41 @@ def test_biases_beside_learned_positions_have_a_faster_form(case: Case, tmp_path
             found = ph.load(tmp_path, fast=fast).model(tokens, place.where(real, -1))
             there = real if case.auto != CLASSES else slice(None)
             torch.testing.assert_close(found[there], wanted[there], rtol=1e-4, atol=1e-4)
+
+
+FIRST_KEYS: dict[str, Any] = {
+    "activation_function": "swiglu", "attn_pdrop": 0.0, "auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"},
+    "causal": False, "dense_seq_output": True, "embd_pdrop": 0.0, "fused_bias_fc": True, "max_trained_positions": 2048,
+    "mlp_fc1_bias": False, "mlp_fc2_bias": False, "prenorm": False, "qkv_proj_bias": False, "resid_pdrop": 0.0,
+    "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+    "scale_attn_weights": True, "summary_type": "cls_index", "use_flash_attn": True, "use_rms_norm": False,
+}  # fmt: skip
+OF_TODAY = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+            "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "n_positions"}  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_keys_of_the_first_code_of_nomic_bert_say_the_same(beside: bool, tmp_path: Path) -> None:
+    """Alone, or beside those of today as the hub has them."""
+    case = Case("NomicBertConfig", BARE, {**ODD, "rope_parameters": NEAR, "layer_norm_eps": 1e-3})
+    theirs, tokens = published(case, tmp_path), torch.randint(5, VOCABULARY, (2, 19))
+    now, said = open_model(tmp_path).config, json.loads((tmp_path / "config.json").read_text())
+    old = FIRST_KEYS | {first: said[today] for today, first in OF_TODAY.items()} | {"rotary_emb_base": 50}
+    more = (
+        "hidden_act",
+        "rope_parameters",
+        "head_dim",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+    )
+    edited(tmp_path / "config.json", () if beside else (*OF_TODAY, *more), **old)
+    found = open_model(tmp_path)
+    assert found.config == now
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens), out(theirs, tokens), rtol=1e-5, atol=1e-5)
+    if not beside:
+        edited(tmp_path / "config.json", n_positions=64, max_position_embeddings=40)
+        assert open_model(tmp_path).config.max_len == 64
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 9])
@@ -716,6 +767,16 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("deberta-v2", 0, {"max_relative_positions": 5}, "max_distance of disentangled is 5; a span of 8 tells all distances up to 4"),
         ("deberta-v2", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
         ("roberta", 0, {"pad_token_id": 39}, "pad_token_id is 39, wanted the id of the padding token"),
+        ("nomic_bert", 0, {"tie_word_embeddings": False}, "tie_word_embeddings is false, wanted true"),
+        ("nomic_bert", 0, {"hidden_act": "tanh"}, "hidden_act is 'tanh', wanted one of"),
+        ("nomic_bert", 0, {"activation_function": "gelu"}, "activation_function is 'gelu', wanted 'swiglu'"),
+        ("nomic_bert", 0, {"rotary_emb_fraction": 0.0}, "rotary_emb_fraction is 0.0, wanted 1.0, all that is built"),
+        ("nomic_bert", 0, {"rotary_scaling_factor": 2}, "'rotary_scaling_factor' not known for this family"),
+        ("nomic_bert", 0, {"num_experts": 8, "moe_top_k": 2}, "'moe_top_k', 'num_experts' not known for this family"),
+        ("nomic_bert", 0, {"qkv_proj_bias": True}, "qkv_proj_bias is true, wanted false, all that is built"),
+        ("nomic_bert", 0, {"prenorm": True}, "prenorm is true, wanted false, all that is built"),
+        ("nomic_bert", 0, {"n_embd": "wide", "hidden_size": None}, "hidden_size is 'wide', wanted a whole number"),
+        ("nomic_bert", 0, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', wanted one of"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
         ("modernbert", 0, {"classifier_activation": "relu"}, "classifier_activation is 'relu', wanted one of gelu"),
         ("modernbert", 0, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn', wanted one of default"),
@@ -749,6 +810,10 @@ LIKE_MODERNBERT = {
     "attention": {"name": "softmax", "bias": False}, "embedding_norm": "first", "norm": {"name": "layernorm", "bias": False},
     "norm_first": True, "feed_forward": "geglu", "scale_embedding": False,
 }  # fmt: skip
+LIKE_NOMIC = LIKE_BERT | {
+    "position": {"name": "rope", "theta": 1000.0}, "attention": {"name": "softmax", "bias": False}, "feed_forward": "swiglu",
+    "head_activation": "silu", "map_bias": True,
+}  # fmt: skip
 OWN = [
     ("bert", MLM, LIKE_BERT),
     ("bert", CLASSES, LIKE_BERT | {"labels": ("a", "b", "c"), "head_bias": False, "map_bias": True}),
@@ -770,6 +835,9 @@ OWN = [
     ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
                                                "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),
     ("modernbert", MLM, LIKE_MODERNBERT | {"map_bias": True, "head_bias": True}),
+    ("nomic_bert", MLM, LIKE_NOMIC),
+    ("nomic_bert", CLASSES, LIKE_NOMIC | {"labels": ("a", "b"), "feed_forward": "geglu"}),
+    ("nomic_bert", BARE, LIKE_NOMIC | {"head": False, "head_dim": 6, "map_bias": None}),
 ]  # fmt: skip
 
 
@@ -855,6 +923,22 @@ def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) 
 def test_what_albert_has_not_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         fitting(own(**(LIKE_ALBERT | changes)), "albert")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"map_bias": None}, "map_bias is null, there true"),
+        ({"segments": 0}, "segments is 0, there 1"),
+        ({"head_activation": "gelu"}, "head_activation is 'gelu', there 'silu'"),
+        ({"attention": "softmax"}, "bias of attention 'softmax' is true, there false"),
+        ({"position": {"name": "rope", "fraction": 0.5}}, "fraction of position 'rope' is 0.5, there 1.0"),
+        ({"head": False, "pooling": "mean"}, "pooling is 'mean', there null"),
+    ],
+)
+def test_what_nomic_bert_has_not_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fitting(own(**(LIKE_NOMIC | changes)), "nomic_bert")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from tests.hf.test_published import read
+from transformers.core_model_loading import revert_weight_conversion
 
 from polyhead.dense import Dense
 from polyhead.hf.family import FAMILY
@@ -91,6 +92,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283,
         "position_embedding_type": "absolute", "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
         "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
+    },
+    "nomic-ai/nomic-embed-text-v1.5": {
+        "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0, "bos_token_id": None,
+        "auto_map": {
+            "AutoConfig": "nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert.NomicBertConfig",
+            "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel",
+        },
+        "causal": False, "dense_seq_output": True, "embd_pdrop": 0.0, "eos_token_id": None, "fused_bias_fc": True,
+        "fused_dropout_add_ln": True, "initializer_range": 0.02, "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048,
+        "mlp_fc1_bias": False, "mlp_fc2_bias": False, "model_type": "nomic_bert", "n_embd": 768, "n_head": 12, "n_inner": 3072,
+        "n_layer": 12, "n_positions": 8192, "pad_vocab_size_multiple": 64, "parallel_block": False,
+        "parallel_block_tied_norm": False, "prenorm": False, "qkv_proj_bias": False, "reorder_and_upcast_attn": False,
+        "resid_pdrop": 0.0, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.0, "summary_proj_to_labels": True,
+        "summary_type": "cls_index", "summary_use_proj": True, "torch_dtype": "float32", "transformers_version": "4.37.2",
+        "type_vocab_size": 2, "use_cache": True, "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True,
+        "vocab_size": 30528,
     },
     "google/embeddinggemma-300m": {
         "_sliding_window_pattern": 6, "architectures": ["Gemma3TextModel"], "attention_bias": False, "attention_dropout": 0.0,
@@ -182,13 +201,14 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
         own = getattr(transformers, CONFIGS[name]["architectures"][0])
         theirs = own(transformers.AutoConfig.from_pretrained(tmp_path))
     found = joined(family.rows(type(model).__name__), weights(model), config)
-    bare = family.prefix if CONFIGS[name]["architectures"][0].endswith("TextModel") else ""
+    bare = family.prefix if config.kind == "encoder" and not config.head else ""
     found = {key.removeprefix(bare): tuple(tensor.shape) for key, tensor in found.items()}
-    learned = {key for key, tensor in theirs.named_parameters() if tensor.requires_grad}
+    learned = {key: tensor for key, tensor in theirs.named_parameters() if tensor.requires_grad}
+    # as the reference writes them, which is not always what it calls them itself
+    learned = revert_weight_conversion(theirs, learned)
     assert {family.tied.get(key, key) for key in learned} - set(found) == set()
-    assert (
-        found.items() - {(key, tuple(tensor.shape)) for key, tensor in theirs.state_dict().items()} == set()
-    )
+    stored = revert_weight_conversion(theirs, theirs.state_dict())
+    assert found.items() - {(key, tuple(tensor.shape)) for key, tensor in stored.items()} == set()
 
 
 def test_the_parts_of_embedding_gemma_are_those_of_its_report() -> None:

@@ -1,0 +1,121 @@
+"""Nomic BERT (Nussbaum et al., 2024): BERT with rotary positions and a gated feed-forward, without biases in its layers.
+
+Files have the names of the first code of the family, which the reference reads and writes as well; a config.json may have
+the keys of that code (``n_embd``) or those of today.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyhead.config import ModelConfig
+from polyhead.hf.bert import common
+from polyhead.hf.bert import said as bert_said
+from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, model_of, named
+from polyhead.hf.family import FAMILY, GATED, HEAD, PLAIN, Family, activation_of, head_activation
+from polyhead.hf.given import Given
+from polyhead.hf.llama import rope, rope_said
+from polyhead.hf.table import FUSED, both, one
+
+# keys of the first code -> those of today
+KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+}
+# what that code has parts for, and the published models do without
+LEFT = (
+    "prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal", "qkv_proj_bias", "mlp_fc1_bias",
+    "mlp_fc2_bias", "rotary_emb_interleaved", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx",
+)  # fmt: skip
+ACTIVATIONS = {name: gate for name, gate in GATED.items() if name in PLAIN}
+
+
+def older(given: Given) -> None:
+    """The keys of the first code, of which those of today say the same."""
+    given.passed(
+        *KEYS,
+        "auto_map",
+        "dense_seq_output",
+        "embd_pdrop",
+        "fused_bias_fc",
+        "fused_dropout_add_ln",
+        "use_xentropy",
+    )
+    given.passed("last_layer_subset", "max_trained_positions", "pad_vocab_size_multiple", "use_flash_attn")
+    given.passed(
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+    )
+    given.only("activation_function", "swiglu")
+    given.only("rotary_emb_fraction", 1.0)
+    given.only("scale_attn_weights", True)
+    for key in LEFT:
+        given.only(key, False)
+    given.assume(**{today: given.values[key] for key, today in KEYS.items() if given.has(key)})
+
+
+def read(given: Given) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig. ``n_positions`` is the longer of two lengths in published files."""
+    older(given)
+    given.assume(hidden_act="silu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    activation = given.word("hidden_act", "silu", ACTIVATIONS)
+    fields = common(given, model_of(given, "NomicBert"), bare=None)
+    max_len = given.size("n_positions", given.size("max_position_embeddings", 2048))
+    return fields | {
+        "vocab_size": given.size("vocab_size", 30528),
+        "head_dim": given.size("head_dim", max(1, fields["d_model"] // fields["n_heads"])),
+        "max_len": max_len,
+        "attention": fields["attention"] | {"bias": False},
+        "position": rope(given, max_len, base=1000.0),
+        "feed_forward": GATED[activation].written(),
+        "head_activation": head_activation(PLAIN[activation]),
+        "map_bias": True,
+    }
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Fields of ModelConfig -> config.json, with the keys of today."""
+    return bert_said(config) | {
+        "head_dim": config.head_dim,
+        "hidden_act": activation_of(config.feed_forward, ACTIVATIONS),
+        **rope_said(config.position.options),
+    }
+
+
+BLOCK = "nomic_bert.encoder.layers.{n}"
+TABLE = (
+    *one("nomic_bert.embeddings.word_embeddings.weight", f"{EMBEDDING}.token.weight"),
+    *one("nomic_bert.embeddings.token_type_embeddings.weight", f"{EMBEDDING}.segment.weight"),
+    *both("nomic_bert.emb_ln", f"{EMBEDDING}.norm"),
+    *one(f"{BLOCK}.attn.Wqkv.weight", *(f"{LAYER}.attn.{part}_proj.weight" for part in "qkv"), step=FUSED),
+    *one(f"{BLOCK}.attn.out_proj.weight", f"{LAYER}.attn.o_proj.weight"),
+    *both(f"{BLOCK}.norm1", f"{LAYER}.attn_residual.norm"),
+    # the activation is that of the second
+    *one(f"{BLOCK}.mlp.fc11.weight", f"{LAYER}.ffn.up_proj.weight"),
+    *one(f"{BLOCK}.mlp.fc12.weight", f"{LAYER}.ffn.gate_proj.weight"),
+    *one(f"{BLOCK}.mlp.fc2.weight", f"{LAYER}.ffn.down_proj.weight"),
+    *both(f"{BLOCK}.norm2", f"{LAYER}.ffn_residual.norm"),
+    *both("nomic_bert.pooler.dense", "pooler.proj"),
+    *both("classifier", "classifier"),
+    *both("cls.predictions.transform.dense", "transform"),
+    *both("cls.predictions.transform.layer_norm", "transform_norm"),
+    *one("cls.predictions.bias", "head.bias"),
+    *one("cls.predictions.decoder.weight", HEAD),
+)
+BUFFERS = r"nomic_bert\.(embeddings\.(position|token_type)_ids|pooler\.dense\..*|encoder\.layers\.\d+\.attn\.rotary_emb\.inv_freq)"
+TIED = {
+    "cls.predictions.decoder.weight": "nomic_bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+NOMIC_BERT = FAMILY.register("nomic_bert")(
+    Family(named("NomicBert"), read, write, TABLE, "nomic_bert.", BUFFERS, TIED, specials=SPECIALS)
+)
