@@ -53,8 +53,17 @@ def matrix(linear, x):
     return [b + sum(a * w for a, w in zip(x, row, strict=True)) for row, b in zip(rows, bias, strict=True)]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("name", "options", "g"), VARIANTS)
+GATED = [variant for variant in VARIANTS if variant[0].endswith("glu")]
+
+
+@pytest.mark.parametrize(
+    ("bias", "name", "options", "g"),
+    [
+        (bias, *variant)
+        for bias, of in ((True, VARIANTS), (False, VARIANTS), ("down", GATED))
+        for variant in of
+    ],
+)
 def test_feed_forward_is_its_formula_with_the_bias_inside(name, options, g, bias):
     """g(x W1 + b1) W2 + b2, or (g(x Wg + bg) * (x Wu + bu)) Wd + bd, each position alone."""
     torch.manual_seed(0)
@@ -72,6 +81,15 @@ def test_feed_forward_is_its_formula_with_the_bias_inside(name, options, g, bias
             else:
                 inner = [g(u) for u in up]
             assert out[b, t].tolist() == pytest.approx(matrix(ffn.down_proj, inner), abs=1e-9)
+    inner = {
+        layer.bias is not None for name, layer in ffn.named_children() if name in ("gate_proj", "up_proj")
+    }
+    assert (inner, ffn.down_proj.bias is not None) == ({bias is True}, bool(bias))
+
+
+def test_the_way_back_of_a_plain_layer_has_no_bias_of_its_own():
+    with pytest.raises(UserError, match="bias of feed_forward 'gelu'"):
+        FEED_FORWARD.check(Choice("gelu", bias="down"))
 
 
 def test_every_registered_feed_forward_has_its_formula_here():

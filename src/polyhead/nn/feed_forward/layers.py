@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from polyhead.nn.dropout import Dropout
 from polyhead.registry import FEED_FORWARD
 
+GateBias = bool | Literal["down"]
+"""Which maps of a gated layer have one: all three, none, or that back to the width of the model alone."""
+
 
 class FeedForward(nn.Module):
     """g(x W1 + b1) W2 + b2: the bias is inside the activation (Vaswani et al., 2017, eq. 2)."""
@@ -34,12 +37,12 @@ class GatedFeedForward(nn.Module):
     """(g(x W_gate) * x W_up) W_down: one half decides what the other lets through (Shazeer, 2020, eq. 5)."""
 
     def __init__(
-        self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: bool, dropout: float
+        self, d_model: int, d_ff: int, activation: Callable[[Tensor], Tensor], bias: GateBias, dropout: float
     ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
-        self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
-        self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=bias is True)
+        self.up_proj = nn.Linear(d_model, d_ff, bias=bias is True)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=bool(bias))
         self.activation, self.dropout = activation, Dropout(dropout)
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
@@ -144,30 +147,34 @@ def tanh(d_model: int, d_ff: int, *, bias: bool = True, dropout: float = 0.0) ->
 
 
 @FEED_FORWARD.register("glu")
-def glu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
+def glu(d_model: int, d_ff: int, *, bias: GateBias = False, dropout: float = 0.0) -> GatedFeedForward:
     """Gated by a logistic: one half decides how much of the other passes.
 
     Equation: g(x) = σ(x)
     Paper: Dauphin et al., 2017
     When: to compare with the gates that came later
+    Options:
+      bias: biases in the three maps, or in that back to the model's width alone (down, as in GTE)
     """
     return GatedFeedForward(d_model, d_ff, torch.sigmoid, bias, dropout)
 
 
 @FEED_FORWARD.register("reglu")
-def reglu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
+def reglu(d_model: int, d_ff: int, *, bias: GateBias = False, dropout: float = 0.0) -> GatedFeedForward:
     """Gated by a ReLU.
 
     Equation: g(x) = max(0, x)
     Paper: Shazeer, 2020
     When: the cheapest gate
+    Options:
+      bias: biases in the three maps, or in that back to the model's width alone (down, as in GTE)
     """
     return GatedFeedForward(d_model, d_ff, torch.relu, bias, dropout)
 
 
 @FEED_FORWARD.register("geglu")
 def geglu(
-    d_model: int, d_ff: int, *, tanh: bool = False, bias: bool = False, dropout: float = 0.0
+    d_model: int, d_ff: int, *, tanh: bool = False, bias: GateBias = False, dropout: float = 0.0
 ) -> GatedFeedForward:
     """Gated by a GELU.
 
@@ -176,18 +183,21 @@ def geglu(
     When: quality for its parameters counts more than the time of a step, as in T5 1.1
     Options:
       tanh: use the tanh form of GELU instead of the exact one
+      bias: biases in the three maps, or in that back to the model's width alone (down, as in GTE)
     """
     return GatedFeedForward(d_model, d_ff, nn.GELU("tanh" if tanh else "none"), bias, dropout)
 
 
 @FEED_FORWARD.register("swiglu")
-def swiglu(d_model: int, d_ff: int, *, bias: bool = False, dropout: float = 0.0) -> GatedFeedForward:
+def swiglu(d_model: int, d_ff: int, *, bias: GateBias = False, dropout: float = 0.0) -> GatedFeedForward:
     """Gated by a SiLU, as in Llama.
 
     Equation: g(x) = x σ(x)
     Paper: Shazeer, 2020
     When: quality for its parameters counts more than the time of a step
     Recipe: model: {feed_forward: swiglu, d_model: 256, d_ff: 684}  # two thirds of 4 x 256, a multiple of 4
+    Options:
+      bias: biases in the three maps, or in that back to the model's width alone (down, as in GTE)
     """
     return GatedFeedForward(d_model, d_ff, F.silu, bias, dropout)
 
