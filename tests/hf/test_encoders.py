@@ -154,8 +154,18 @@ CASES = {
         Case("NomicBertConfig", BARE, {**SIZES, "rope_parameters": NEAR}),
         Case("NomicBertConfig", BARE, {**ODD, "hidden_act": "gelu", "max_position_embeddings": 33}),
     ],
+    "gte": [
+        Case("GteConfig", MLM, {**SIZES, "type_vocab_size": 1}),
+        Case("GteConfig", MLM, {**ODD, "type_vocab_size": 3, "hidden_act": "silu", "layer_norm_eps": 1e-3, "tie_word_embeddings": False,
+                                "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}}),
+        Case("GteConfig", MLM, {**ONE, "type_vocab_size": 0, "rope_parameters": NEAR}),
+        Case("GteConfig", CLASSES, {**ODD, **NAMES, "type_vocab_size": 0, "hidden_act": "sigmoid"}),
+        Case("GteConfig", CLASSES, {**SIZES, "type_vocab_size": 1, "num_labels": 1, "rope_parameters": NEAR}),
+        Case("GteConfig", BARE, {**SIZES, "type_vocab_size": 2, "rope_parameters": NEAR}),
+        Case("GteConfig", BARE, {**ODD, "type_vocab_size": 0, "hidden_act": "gelu_new", "max_position_embeddings": 33}),
+    ],
 }  # fmt: skip
-SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta", "Nomic")
+SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta", "Nomic", "Gte")
 COUNTED = ("Roberta", "XLMRoberta", "Camembert", "MPNet")  # positions from that of padding on
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
@@ -369,6 +379,7 @@ TEXT_CASES = [
     ("albert", 0),
     ("deberta-v2", 0),
     ("nomic_bert", 0),
+    ("gte", 1),
 ]
 
 
@@ -402,6 +413,7 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
         ("albert", 4),
         ("deberta-v2", 5),
         ("nomic_bert", 5),
+        ("gte", 6),
     ],
 )
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -427,6 +439,7 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
         ("albert", 2),
         ("deberta-v2", 3),
         ("nomic_bert", 3),
+        ("gte", 3),
     ],
 )
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -631,7 +644,7 @@ def test_a_classifier_that_begins_with_a_discriminator_is_one_of_electra(
     assert found == pytest.approx({theirs.config.id2label[i]: p for i, p in enumerate(wanted)}, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2", "nomic_bert"])
+@pytest.mark.parametrize("name", ["electra", "albert", "deberta-v2", "nomic_bert", "gte"])
 def test_sizes_that_a_config_does_not_say_are_those_of_the_reference(name: str) -> None:
     theirs = transformers.AutoConfig.for_model(name)
     wanted = ("relative_attention", "share_att_key", "pos_att_type") if name == "deberta-v2" else ()
@@ -777,6 +790,14 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("nomic_bert", 0, {"prenorm": True}, "prenorm is true, wanted false, all that is built"),
         ("nomic_bert", 0, {"n_embd": "wide", "hidden_size": None}, "hidden_size is 'wide', wanted a whole number"),
         ("nomic_bert", 0, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', wanted one of"),
+        ("gte", 0, {"hidden_act": "tanh"}, "hidden_act is 'tanh', wanted one of"),
+        ("gte", 0, {"type_vocab_size": -1}, "type_vocab_size is -1, wanted a whole number from 0 to 16777216"),
+        ("gte", 0, {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute', wanted 'rope'"),
+        ("gte", 0, {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm', wanted 'layer_norm', all that is built"),
+        ("gte", 0, {"logn_attention_scale": True}, "logn_attention_scale is true, wanted false, all that is built"),
+        ("gte", 0, {"pack_qkv": False}, "pack_qkv is false, wanted true, all that is built"),
+        ("gte", 0, {"head_dim": 12}, "'head_dim' not known for this family"),
+        ("gte", 0, {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling: type is 'ntk', wanted one of default"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
         ("modernbert", 0, {"classifier_activation": "relu"}, "classifier_activation is 'relu', wanted one of gelu"),
         ("modernbert", 0, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn', wanted one of default"),
@@ -814,6 +835,9 @@ LIKE_NOMIC = LIKE_BERT | {
     "position": {"name": "rope", "theta": 1000.0}, "attention": {"name": "softmax", "bias": False}, "feed_forward": "swiglu",
     "head_activation": "silu", "map_bias": True,
 }  # fmt: skip
+LIKE_GTE = LIKE_NOMIC | {
+    "attention": "softmax", "feed_forward": {"name": "geglu", "bias": "down"}, "head_activation": "gelu", "map_bias": None,
+}  # fmt: skip
 OWN = [
     ("bert", MLM, LIKE_BERT),
     ("bert", CLASSES, LIKE_BERT | {"labels": ("a", "b", "c"), "head_bias": False, "map_bias": True}),
@@ -835,6 +859,10 @@ OWN = [
     ("modernbert", CLASSES, LIKE_MODERNBERT | {"labels": ("a", "b"),
                                                "pooling": {"name": "mean", "activation": "gelu", "norm": True}}),
     ("modernbert", MLM, LIKE_MODERNBERT | {"map_bias": True, "head_bias": True}),
+    ("gte", MLM, LIKE_GTE | {"segments": 0}),
+    ("gte", MLM, LIKE_GTE | {"tie_embeddings": "none"}),
+    ("gte", CLASSES, LIKE_GTE | {"labels": ("a", "b"), "feed_forward": {"name": "swiglu", "bias": "down"}}),
+    ("gte", BARE, LIKE_GTE | {"head": False}),
     ("nomic_bert", MLM, LIKE_NOMIC),
     ("nomic_bert", CLASSES, LIKE_NOMIC | {"labels": ("a", "b"), "feed_forward": "geglu"}),
     ("nomic_bert", BARE, LIKE_NOMIC | {"head": False, "head_dim": 6, "map_bias": None}),
@@ -923,6 +951,51 @@ def test_what_stands_in_the_way_is_named(changes: dict[str, Any], message: str) 
 def test_what_albert_has_not_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         fitting(own(**(LIKE_ALBERT | changes)), "albert")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"map_bias": False}, "map_bias is false, there null"),
+        ({"feed_forward": "geglu"}, "bias of feed_forward 'geglu' is false, there 'down'"),
+        ({"feed_forward": {"name": "geglu", "bias": True}}, "bias of feed_forward 'geglu' is true, there 'down'"),
+        ({"head_dim": 6}, "head_dim is 6, there 8"),
+        ({"head_activation": "silu"}, "head_activation is 'silu', there 'gelu'"),
+        ({"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}}, "scaling of position 'rope' is 'ntk', there 'none'"),
+        ({"head": False, "pooling": "first"}, "pooling is 'first', there null"),
+    ],
+)  # fmt: skip
+def test_what_gte_has_not_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fitting(own(**(LIKE_GTE | changes)), "gte")
+
+
+@pytest.mark.parametrize("number", [1, 4, 6])
+def test_files_as_gte_was_published_are_the_same(number: int, tmp_path: Path) -> None:
+    """Their names begin with new, as those of the reference when it has read such; beside a bare one stand weights of tokens."""
+    case = of("gte", number)
+    theirs, tokens = published(case, tmp_path), torch.randint(5, VOCABULARY, (2, 19))
+    bare = (
+        {"classifier.weight": torch.ones(1, 30), "classifier.bias": torch.ones(1)}
+        if case.auto == BARE
+        else {}
+    )
+
+    def older(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            if not name.startswith(("lm_head.", "classifier.")):
+                tensors[f"new.{name.removeprefix('gte.')}"] = tensors.pop(name)
+        tensors.update(bare)
+
+    rewritten(tmp_path, older)
+    more = {"position_embedding_type": "rope", "pack_qkv": True, "logn_attention_scale": False, "unpad_inputs": False,
+            "layer_norm_type": "layer_norm", "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"}}  # fmt: skip
+    edited(tmp_path / "config.json", **more)
+    again, info = getattr(transformers, case.auto).from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    with torch.no_grad():
+        for wanted in (out(theirs, tokens), out(again.eval(), tokens)):
+            torch.testing.assert_close(open_model(tmp_path)(tokens), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "type_vocab_size": 2, "use_cache": True, "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True,
         "vocab_size": 30528,
     },
+    "alibaba-nlp-community/gte-multilingual-base": {
+        "architectures": ["GteModel"], "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0, "dtype": "float16",
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "id2label": {"0": "LABEL_0"},
+        "initializer_range": 0.02, "intermediate_size": 3072, "label2id": {"LABEL_0": 0}, "layer_norm_eps": 1e-12,
+        "layer_norm_type": "layer_norm", "logn_attention_clip1": False, "logn_attention_scale": False,
+        "max_position_embeddings": 8192, "model_type": "gte", "num_attention_heads": 12, "num_hidden_layers": 12,
+        "pack_qkv": True, "pad_token_id": 1, "position_embedding_type": "rope",
+        "rope_parameters": {"rope_theta": 160000.0, "rope_type": "default"}, "tie_word_embeddings": True,
+        "type_vocab_size": 1, "unpad_inputs": "true", "use_memory_efficient_attention": "true", "vocab_size": 250048,
+    },
     "google/embeddinggemma-300m": {
         "_sliding_window_pattern": 6, "architectures": ["Gemma3TextModel"], "attention_bias": False, "attention_dropout": 0.0,
         "attn_logit_softcapping": None, "bos_token_id": 2, "dtype": "float32", "eos_token_id": 1, "final_logit_softcapping": None,
@@ -209,6 +219,21 @@ def test_the_whole_model_has_the_tensors_of_the_reference(name: str, tmp_path: P
     assert {family.tied.get(key, key) for key in learned} - set(found) == set()
     stored = revert_weight_conversion(theirs, theirs.state_dict())
     assert found.items() - {(key, tuple(tensor.shape)) for key, tensor in stored.items()} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "numbers"),
+    [
+        ("nomic-ai/nomic-embed-text-v1.5", 112, 136_731_648),
+        ("alibaba-nlp-community/gte-multilingual-base", 136, 305_368_320),
+    ],
+)
+def test_encoders_for_vectors_are_as_large_as_published(name: str, tensors: int, numbers: int) -> None:
+    config, family = read(CONFIGS[name]), FAMILY.get(CONFIGS[name]["model_type"])
+    with torch.device("meta"):
+        found = joined(family.rows("Embedder"), weights(Embedder(config)), config)
+    assert (len(found), sum(tensor.numel() for tensor in found.values())) == (tensors, numbers)
+    assert config.max_len == 8192
 
 
 def test_the_parts_of_embedding_gemma_are_those_of_its_report() -> None:

@@ -28,8 +28,21 @@ def common(
     fields = top(given, model, pooled=pooled, bare=bare)
     if fields.get("tie_embeddings") == "none":
         given.only("tie_word_embeddings", True)
+    return (
+        fields
+        | body(given)
+        | {
+            "position": "learned",
+            "segments": given.size("type_vocab_size", 2),
+            "feed_forward": PLAIN[given.word("hidden_act", "gelu", PLAIN)].written(),
+        }
+    )
+
+
+def body(given: Given) -> dict[str, Any]:
+    """The sizes of embeddings and layers, and the parts that are the same wherever norms stand behind."""
     d_model = given.size("hidden_size", 768)
-    return fields | {
+    return {
         "kind": "encoder",
         "d_model": d_model,
         "n_layers": given.size("num_hidden_layers", 12),
@@ -37,12 +50,9 @@ def common(
         "d_ff": given.size("intermediate_size", 4 * d_model),
         "max_len": given.size("max_position_embeddings", 512),
         "attention": {"name": "softmax", "dropout": given.number("attention_probs_dropout_prob", 0.1)},
-        "position": "learned",
-        "segments": given.size("type_vocab_size", 2),
         "embedding_norm": True,
         "norm": {"name": "layernorm", "eps": given.number("layer_norm_eps", 1e-12)},
         "norm_first": False,
-        "feed_forward": PLAIN[given.word("hidden_act", "gelu", PLAIN)].written(),
         "dropout": given.number("hidden_dropout_prob", 0.1),
         "scale_embedding": False,
         "init": "normal",

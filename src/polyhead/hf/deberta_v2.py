@@ -8,7 +8,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.bert import said
 from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, model_of, named, top
 from polyhead.hf.family import FAMILY, PLAIN, Family, head_activation
-from polyhead.hf.given import MAX_SIZE, Given
+from polyhead.hf.given import Given
 from polyhead.hf.pattern import part
 from polyhead.hf.table import both, one
 
@@ -46,7 +46,7 @@ def read(given: Given) -> dict[str, Any]:
         "attention": {"name": "softmax", "dropout": given.number("attention_probs_dropout_prob", 0.1)},
         "position": "learned" if learned else vectors,
         "pattern": [{"position": vectors}] if learned else [],
-        "segments": size(given, "type_vocab_size", 0, least=0),
+        "segments": given.size("type_vocab_size", 0, least=0),
         "embedding_norm": True,
         "norm": {"name": "layernorm", "eps": eps},
         "norm_first": False,
@@ -72,8 +72,8 @@ def distances(given: Given, max_len: int, eps: float) -> dict[str, Any]:
     )
     if terms is None:
         raise given.wrong("pos_att_type", "'p2c|c2p' or one of the two")
-    farthest = size(given, "max_relative_positions", -1, least=-1)
-    farthest, buckets = farthest if farthest > 0 else max_len, size(given, "position_buckets", -1, least=-1)
+    farthest = given.size("max_relative_positions", -1, least=-1)
+    farthest, buckets = farthest if farthest > 0 else max_len, given.size("position_buckets", -1, least=-1)
     normed = given.word("norm_rel_ebd", "none", ["none", "layer_norm"]) == "layer_norm"
     return {
         "name": "disentangled",
@@ -82,15 +82,6 @@ def distances(given: Given, max_len: int, eps: float) -> dict[str, Any]:
         "terms": terms,
         "norm_eps": eps if normed else None,
     }
-
-
-def size(given: Given, key: str, default: int, least: int) -> int:
-    """A whole number, which may say with 0 or -1 that there is none."""
-    value = given.values.get(key, default)
-    given.passed(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
-        raise given.wrong(key, f"a whole number from {least} to {MAX_SIZE}")
-    return value
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Family(NamedTuple):
     vocabulary: Callable[[Path], Made] | None = None  # its tokenizer from files other than tokenizer.json
     # what files hold beside what is learned
     computed: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
+    older: str = ""  # what names in old files begin with in the place of ``prefix``
 
     def rows(self, model: str) -> tuple[Row, ...]:
         """The table of one of our models; of a language model's encoder alone that without a head."""

@@ -55,11 +55,11 @@ class Given:
         """Whether the files hold a tensor of that name, which some configs do not say; ``default`` without files."""
         return default if self.tensors is None else tensor in self.tensors
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number above 0, or from ``least`` where 0 or -1 says that there is none."""
         value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
-            raise self.wrong(key, f"a whole number from 1 to {MAX_SIZE}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
+            raise self.wrong(key, f"a whole number from {least} to {MAX_SIZE}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

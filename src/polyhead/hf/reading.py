@@ -229,6 +229,7 @@ def _named(family: Family, found: Mapping[str, T]) -> dict[str, T]:
     """What was found by the names that the whole model has today."""
     table = [row for model in family.architectures for row in family.rows(model)]
     outside = {row.theirs for row in table if not row.theirs.startswith(family.prefix)}
+    found = {name.removeprefix(family.older): entry for name, entry in found.items()}
     bare = not any(name.startswith(family.prefix) for name in found)
     named = {}
     for stored, entry in found.items():
