@@ -28,6 +28,12 @@ KEYS = {
     "resid_pdrop": "hidden_dropout_prob",
     "attn_pdrop": "attention_probs_dropout_prob",
 }
+# what says nothing of a model that is used as it was published
+UNREAD = """
+    auto_map dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset max_trained_positions
+    pad_vocab_size_multiple summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    use_flash_attn use_xentropy
+""".split()  # noqa: SIM905
 # what that code has parts for, and the published models do without
 LEFT = (
     "prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal", "qkv_proj_bias", "mlp_fc1_bias",
@@ -38,23 +44,7 @@ ACTIVATIONS = {name: gate for name, gate in GATED.items() if name in PLAIN}
 
 def older(given: Given) -> None:
     """The keys of the first code, of which those of today say the same."""
-    given.passed(
-        *KEYS,
-        "auto_map",
-        "dense_seq_output",
-        "embd_pdrop",
-        "fused_bias_fc",
-        "fused_dropout_add_ln",
-        "use_xentropy",
-    )
-    given.passed("last_layer_subset", "max_trained_positions", "pad_vocab_size_multiple", "use_flash_attn")
-    given.passed(
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-    )
+    given.passed(*KEYS, *UNREAD)
     given.only("activation_function", "swiglu")
     given.only("rotary_emb_fraction", 1.0)
     given.only("scale_attn_weights", True)
