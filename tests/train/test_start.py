@@ -233,6 +233,17 @@ def test_a_map_of_the_embeddings_is_not_drawn_anew() -> None:
     with pytest.raises(UserError, match=r"=6 .*encoder.embedding.token.weight \[9, 8\], wanted \[9, 6\]"):
         begin(narrow, Origin())  # type: ignore[arg-type]
 
+    decoders = [
+        build(ph.ModelConfig(**sizes | {"kind": "decoder"}, d_embedding=width), seed=1) for width in (None, 8)
+    ]
+
+    class Decoder:
+        model, config = decoders[0], decoders[0].config
+
+    said = r"model.d_embedding=8 \(the run has None\): embedding.token_proj.weight is not there"
+    with pytest.raises(UserError, match=said):
+        begin(decoders[1], Decoder())  # type: ignore[arg-type]
+
     class Narrow:
         model, config = narrow, narrow.config
 

@@ -26,7 +26,7 @@ FREE = (
 )  # no weight in common depends on it  # fmt: skip
 SHOWN = 3  # weights that are named where many do not fit
 # what may not be new in a model that was begun with
-INSIDE = re.compile(r"(?!generator\.).*(embedding\.(token|position|proj)|\.layers\.\d+)\..*")
+INSIDE = re.compile(r"(?!generator\.).*(embedding\.(token|token_proj|position|proj)|\.layers\.\d+)\..*")
 
 
 def open_start(recipe: Recipe, begun: bool = False) -> Run | None:
