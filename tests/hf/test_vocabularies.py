@@ -261,6 +261,12 @@ def llama(directory: Path) -> None:
     model(directory, "LlamaConfig", "AutoModelForCausalLM", VOCABULARY, **sizes)
 
 
+def named(directory: Path, tokenizer: str) -> None:
+    """config.json says of which class the tokenizer is, as files did before there was one of its own."""
+    config = json.loads((directory / "config.json").read_text())
+    said(directory, "config.json", **config, tokenizer_class=tokenizer)
+
+
 MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], Any], str]] = [
     (llama, lambda d: None, "{0} has no tokenizer.json (there: config.json, generation_config.json, model.safetensors); AutoTokenizer of"),
     (gpt2, lambda d: (d / "merges.txt").unlink(), "{0} has no tokenizer.json, nor vocab.json and merges.txt in its place"),
@@ -272,6 +278,9 @@ MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], Any], str]] = [
     (gpt_j, lambda d: said(d, "added_tokens.json", new=VOCABULARY + 7), "{0}/added_tokens.json numbers 'new' 307, where it is token 300"),
     (gpt_j, lambda d: said(d, "added_tokens.json", new="1"), "{0}/added_tokens.json must give the id of each token"),
     (gpt_j, lambda d: said(d, "tokenizer_config.json", add_prefix_space="no"), "tokenizer_config.json: add_prefix_space is 'no', wanted true"),
+    (bert, lambda d: said(d, "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer"), "{0}: tokenizer_class is 'BertJapaneseTokenizer', and without a tokenizer.json one of BertTokenizer, "),
+    (roberta, lambda d: named(d, "CodeGenTokenizer"), "{0}: tokenizer_class is 'CodeGenTokenizer', and without a tokenizer.json one of RobertaTokenizer, "),
+    (gpt2, lambda d: named(d, "Qwen2TokenizerFast"), "{0}: tokenizer_class is 'Qwen2Tokenizer', and without a tokenizer.json one of GPT2Tokenizer, "),
     (bert, lambda d: (d / "vocab.txt").unlink(), "{0} has neither tokenizer.json nor vocab.txt"),
     (bert, lambda d: (d / "vocab.txt").write_text("[PAD]\nthe\n"), "{0}/vocab.txt has no token [UNK], a line of its own"),
     (bert, lambda d: said(d, "tokenizer_config.json", strip_accents="all"), "tokenizer_config.json: strip_accents is 'all', wanted true or"),

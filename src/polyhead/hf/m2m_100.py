@@ -16,6 +16,7 @@ from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
 from polyhead.hf.given import Given
 from polyhead.hf.spm import cutting, read_numbers, read_pieces
+from polyhead.hf.vocabularies import of_class
 from polyhead.text.specials import ROLES, SPECIALS
 from polyhead.text.tokenizer import Tokenizer
 
@@ -51,6 +52,7 @@ LANGUAGES = {
 
 def vocabulary(directory: Path) -> Made:
     """Pieces, their numbers in vocab.json, and behind these a token for each language, ``__de__``, which begins a text."""
+    of_class(directory, "M2M100Tokenizer")
     where, ids = directory / "tokenizer_config.json", read_numbers(directory)
     config = read_json(directory, where.name) or {}
     codes = config.get("language_codes", "m2m100")

@@ -10,7 +10,7 @@ from polyhead.hf.bart import BUFFERS, TABLE, TIED, common, fixed, said
 from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
 from polyhead.hf.given import Given
-from polyhead.hf.vocabularies import fairseq
+from polyhead.hf.vocabularies import class_of, fairseq
 from polyhead.text.specials import ROLES
 
 
@@ -87,8 +87,7 @@ def vocabulary(directory: Path) -> Made:
     """A text ends with the token of its language, and begins with it in the second edition, which the files name."""
     where = directory / "tokenizer_config.json"
     config = read_json(directory, where.name) or {}
-    name = config.get("tokenizer_class") or (read_json(directory, "config.json") or {}).get("tokenizer_class")
-    second = str(name).startswith("MBart50")
+    second = class_of(directory) == "MBart50Tokenizer"
     languages, source = [*LANGUAGES, *(MORE if second else [])], config.get("src_lang") or "en_XX"
     if source not in languages:
         raise UserError(f"{where}: src_lang is {show(source)}, wanted one of {' '.join(languages)}")

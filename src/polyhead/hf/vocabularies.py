@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, show
 from polyhead.hf.encoders import SPECIALS
 from polyhead.hf.family import Made
 from polyhead.hf.files import inside, read_json
@@ -22,10 +22,29 @@ from polyhead.text.tokenizer import Tokenizer
 FRAMED = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
 END = "<|endoftext|>"  # of GPT-2
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # its first tokens, whatever those of the pieces are
+# tokenizers of the reference that cut and frame alike; another one in a file means other ids for the same texts
+BYTE_LEVEL = ("GPT2Tokenizer", "CodeGenTokenizer")
+FRAMED_BYTES = (
+    "RobertaTokenizer",
+    "BartTokenizer",
+    "LEDTokenizer",
+    "LongformerTokenizer",
+    "MvpTokenizer",
+)
+WORD_PIECES = (
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+)
 
 
 def byte_level(directory: Path) -> Made:
     """BPE of bytes as GPT-2 has it: vocab.json numbers its tokens, and merges.txt says of which they are made."""
+    of_class(directory, *BYTE_LEVEL)
     made, config = _byte_level(directory)
     silent = {role: END for role in ("bos_token", "eos_token") if made.token_to_id(END) is not None}
     roles = _roles(directory) or silent
@@ -40,6 +59,7 @@ def byte_level(directory: Path) -> Made:
 
 def framed_bytes(directory: Path) -> Made:
     """The same as RoBERTa and BART have it, with <s> before a text and </s> behind it, two of them between texts."""
+    of_class(directory, *FRAMED_BYTES)
     made, config = _byte_level(directory)
     roles = FRAMED | _roles(directory)
     _add(made, directory, roles)
@@ -51,6 +71,7 @@ def framed_bytes(directory: Path) -> Made:
 
 def word_pieces(directory: Path) -> Made:
     """WordPiece as BERT has it: vocab.txt has a token a line, and [CLS] and [SEP] stand around texts."""
+    of_class(directory, *WORD_PIECES)
     config, lines = _config(directory), _lines(directory, "vocab.txt")
     if lines is None:
         raise UserError(f"{directory} has neither tokenizer.json nor vocab.txt")
@@ -80,6 +101,7 @@ def fairseq(directory: Path, languages: Sequence[str] = (), before: str = "<s>",
 
     ``before`` and ``after`` stand around a text, tokens apart by blanks.
     """
+    of_class(directory, *(("MBartTokenizer", "MBart50Tokenizer") if languages else ("XLMRobertaTokenizer",)))
     pieces = read_pieces(directory, "sentencepiece.bpe.model")
     tokens = [*FAIRSEQ, *pieces.scores, *languages, "<mask>"]
     made = cutting(pieces, {token: i for i, token in enumerate(tokens)}, [*FAIRSEQ, *languages, "<mask>"])
@@ -133,6 +155,24 @@ def _numbered(made: tokenizers.Tokenizer, *tokens: str) -> list[tuple[str, int]]
     """Tokens that there are, each once, with their ids."""
     ids = {token: made.token_to_id(token) for token in tokens}
     return [(token, i) for token, i in ids.items() if i is not None]
+
+
+def class_of(directory: Path) -> str | None:
+    """The tokenizer of the reference that the files name, by its name of today; None where they name none."""
+    for name in ("tokenizer_config.json", "config.json"):
+        if (said := (read_json(directory, name) or {}).get("tokenizer_class")) is not None:
+            return str(said).removesuffix("Fast")
+    return None
+
+
+def of_class(directory: Path, *known: str) -> None:
+    """Refuse files that name another tokenizer than these, as some of BERT cut Japanese into words of a dictionary."""
+    name = class_of(directory)
+    if name not in (None, *known):
+        raise UserError(
+            f"{directory}: tokenizer_class is {show(name)}, and without a tokenizer.json one of "
+            f"{', '.join(known)} is made"
+        )
 
 
 def _config(directory: Path) -> Given:
