@@ -56,9 +56,9 @@ def bytes_of(directory: Path, specials: list[str]) -> None:
     trained.save_model(str(directory))
 
 
-def gpt2(directory: Path) -> None:
+def gpt2(directory: Path, more: int = 0) -> None:
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "eos_token_id": 0, "bos_token_id": 0}
-    model(directory, "GPT2Config", "AutoModelForCausalLM", VOCABULARY, **sizes)
+    model(directory, "GPT2Config", "AutoModelForCausalLM", VOCABULARY + more, **sizes)
     bytes_of(directory, ["<|endoftext|>"])
     said(directory, "generation_config.json", eos_token_id=0, bos_token_id=0)
 
@@ -99,6 +99,23 @@ def opt(directory: Path) -> None:
     )
 
 
+def opt_ended(directory: Path) -> None:
+    opt(directory)
+    said(directory, "tokenizer_config.json", add_bos_token=True, add_eos_token=True)
+
+
+def gpt2_more(directory: Path) -> None:
+    """Tokens with all that a file of today says of them, which counts before one of older days."""
+    gpt2(directory, more=1)
+    theirs = {"lstrip": True, "rstrip": False, "normalized": False, "single_word": False, "special": False}
+    more = {
+        str(VOCABULARY): {"content": "blanks", **theirs},
+        "0": {"content": "<|endoftext|>", "special": True},
+    }
+    said(directory, "tokenizer_config.json", added_tokens_decoder=more)
+    said(directory, "added_tokens.json", never=7)
+
+
 def roberta(directory: Path) -> None:
     model(directory, "RobertaConfig", "AutoModelForMaskedLM", VOCABULARY, **FRAMED)
     bytes_of(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
@@ -113,10 +130,9 @@ def bart(directory: Path) -> None:
     bytes_of(directory, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
 
 
-def pieces(directory: Path, config: str, sizes: dict[str, Any], **keys: Any) -> None:
-    model(
-        directory, config, "AutoModelForMaskedLM", VOCABULARY, **sizes, bos_token_id=None, eos_token_id=None
-    )
+def pieces(directory: Path, config: str, sizes: dict[str, Any], more: int = 0, **keys: Any) -> None:
+    none = {"bos_token_id": None, "eos_token_id": None}
+    model(directory, config, "AutoModelForMaskedLM", VOCABULARY + more, **sizes, **none)
     trained = BertWordPieceTokenizer(lowercase=keys.get("do_lower_case", True))
     trained.train_from_iterator(ENGLISH, vocab_size=VOCABULARY)
     trained.save_model(str(directory))
@@ -135,6 +151,12 @@ def bert_accents(directory: Path) -> None:
     pieces(directory, "BertConfig", ENCODER, strip_accents=False)
 
 
+def bert_more(directory: Path) -> None:
+    """A token that is not special is met in what the normalizer has left of a text."""
+    pieces(directory, "BertConfig", ENCODER, more=1)
+    said(directory, "added_tokens.json", Blanks=VOCABULARY)
+
+
 def distilbert(directory: Path) -> None:
     sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 20, "max_position_embeddings": 64}
     pieces(directory, "DistilBertConfig", sizes)
@@ -144,8 +166,8 @@ def electra(directory: Path) -> None:
     pieces(directory, "ElectraConfig", ENCODER | {"embedding_size": 8})
 
 
-BY_BYTES = [gpt2, gpt_j, opt, roberta, bart]
-BY_PIECES = [bert, bert_cased, bert_accents, distilbert, electra]
+BY_BYTES = [gpt2, gpt2_more, gpt_j, opt, opt_ended, roberta, bart]
+BY_PIECES = [bert, bert_cased, bert_accents, bert_more, distilbert, electra]
 
 
 @pytest.mark.acceptance("F6")
@@ -277,6 +299,7 @@ MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], Any], str]] = [
     (gpt2, lambda d: (d / "merges.txt").write_bytes(b"\xff"), "{0}/merges.txt is not UTF-8 text (byte 0)"),
     (gpt_j, lambda d: said(d, "added_tokens.json", new=VOCABULARY + 7), "{0}/added_tokens.json numbers 'new' 307, where it is token 300"),
     (gpt_j, lambda d: said(d, "added_tokens.json", new="1"), "{0}/added_tokens.json must give the id of each token"),
+    (gpt_j, lambda d: said(d, "tokenizer_config.json", added_tokens_decoder={"300": "new"}), "{0}/tokenizer_config.json: added_tokens_decoder must give each token by its id"),
     (gpt_j, lambda d: said(d, "tokenizer_config.json", add_prefix_space="no"), "tokenizer_config.json: add_prefix_space is 'no', wanted true"),
     (bert, lambda d: said(d, "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer"), "{0}: tokenizer_class is 'BertJapaneseTokenizer', and without a tokenizer.json one of BertTokenizer, "),
     (roberta, lambda d: named(d, "CodeGenTokenizer"), "{0}: tokenizer_class is 'CodeGenTokenizer', and without a tokenizer.json one of RobertaTokenizer, "),

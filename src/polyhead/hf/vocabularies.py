@@ -20,7 +20,7 @@ from polyhead.text.specials import ROLES
 from polyhead.text.tokenizer import Tokenizer
 
 FRAMED = ROLES | {"cls_token": "<s>", "sep_token": "</s>"}
-END = "<|endoftext|>"  # of GPT-2
+ENDS, END = ("bos_token", "eos_token"), "<|endoftext|>"  # of GPT-2, where nothing is said
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # its first tokens, whatever those of the pieces are
 # tokenizers of the reference that cut and frame alike; another one in a file means other ids for the same texts
 BYTE_LEVEL = ("GPT2Tokenizer", "CodeGenTokenizer")
@@ -46,13 +46,15 @@ def byte_level(directory: Path) -> Made:
     """BPE of bytes as GPT-2 has it: vocab.json numbers its tokens, and merges.txt says of which they are made."""
     of_class(directory, *BYTE_LEVEL)
     made, config = _byte_level(directory)
-    silent = {role: END for role in ("bos_token", "eos_token") if made.token_to_id(END) is not None}
+    silent = {role: END for role in ENDS if made.token_to_id(END) is not None}
     roles = _roles(directory) or silent
     _add(made, directory, roles)
-    if config.flag("add_bos_token", False) and "bos_token" in roles:
-        begin = roles["bos_token"]
+    around = {role: roles.get(role, "") if config.flag(f"add_{role}", False) else "" for role in ENDS}
+    begin, end = around.values()
+    if begin or end:
+        one, two = (f"{begin} ${text} {end}".strip() for text in "AB")
         made.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=_numbered(made, begin)
+            single=one, pair=f"{one} {two}", special_tokens=_numbered(made, *{begin, end} - {""})
         )
     return partial(Tokenizer, made)
 
@@ -133,22 +135,53 @@ def _byte_level(directory: Path) -> tuple[tokenizers.Tokenizer, Given]:
 
 def _add(made: tokenizers.Tokenizer, directory: Path, roles: Mapping[str, str]) -> None:
     """The tokens that stand beside the vocabulary, by their ids, and those that play a role as special ones."""
-    more, named = read_json(directory, "added_tokens.json", MAX_FILE) or {}, sorted({*roles.values()})
-    if any(type(i) is not int for i in more.values()):
-        raise UserError(f"{directory / 'added_tokens.json'} must give the id of each token")
-    for token in [*sorted(more, key=more.__getitem__), *named]:
-        if made.token_to_id(token) is None:
-            made.add_tokens([AddedToken(token, normalized=False)])
-    if wrong := [token for token in more if made.token_to_id(token) != more[token]]:
-        raise UserError(
-            f"{directory / 'added_tokens.json'} numbers {wrong[0]!r} {more[wrong[0]]!r}, where it is token "
-            f"{made.token_to_id(wrong[0])} behind those of the vocabulary"
-        )
+    where, more = _more(directory, roles)
     # a mask takes the blank before it, where words begin with one
     leads = roles.get("mask_token") if isinstance(made.model, models.BPE) else None
-    made.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True, lstrip=token == leads) for token in named]
-    )
+    named = {
+        token: AddedToken(token, normalized=False, special=True, lstrip=token == leads)
+        for token in sorted({*roles.values()} - {token.content for token in more.values()})
+    }
+    for token in more.values():
+        token.special = token.special or token.content in roles.values()
+    made.add_tokens([more[i] for i in sorted(more)])
+    made.add_special_tokens([*named.values()])
+    if wrong := [(i, more[i].content) for i in sorted(more) if made.token_to_id(more[i].content) != i]:
+        number, text = wrong[0]
+        raise UserError(
+            f"{where} numbers {text!r} {number!r}, where it is token {made.token_to_id(text)} behind those of the "
+            "vocabulary"
+        )
+
+
+def _more(directory: Path, roles: Mapping[str, str]) -> tuple[Path, dict[int, AddedToken]]:
+    """The tokens of tokenizer_config.json by their ids, or those of added_tokens.json, which say less of each; and whose
+    they are.
+
+    Texts are searched for tokens that are not special as they are after the normalizer.
+    """
+    config = read_json(directory, "tokenizer_config.json") or {}
+    if "added_tokens_decoder" in config:
+        where, found = directory / "tokenizer_config.json", config["added_tokens_decoder"]
+        try:
+            return where, {int(i): AddedToken(**token) for i, token in found.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise UserError(f"{where}: added_tokens_decoder must give each token by its id") from None
+    where, ids = directory / "added_tokens.json", read_json(directory, "added_tokens.json", MAX_FILE) or {}
+    if any(type(i) is not int for i in ids.values()):
+        raise UserError(f"{where} must give the id of each token")
+    lists = (read_json(directory, "special_tokens_map.json") or {}, config)
+    others = {
+        token
+        for said in lists
+        for token in said.get("additional_special_tokens") or []
+        if isinstance(token, str)
+    }
+    special = {*roles.values(), *others}
+    return where, {
+        i: AddedToken(token, normalized=token not in special, special=token in special)
+        for token, i in ids.items()
+    }
 
 
 def _numbered(made: tokenizers.Tokenizer, *tokens: str) -> list[tuple[str, int]]:
