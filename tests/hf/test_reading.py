@@ -391,7 +391,9 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
         (OLMO, {"rms_norm_eps": None}, "rms_norm_eps is null, wanted 1e-06, all that is built"),
         (FALCON, {"alibi": True}, "alibi is true, wanted false, all that is built"),
-        *((NEO, {"attention_types": types}, "wanted local or global for each of 2 layers")
+        *((NEO, {"attention_layers": layers}, f"attention_layers is {layers}, wanted local or global for each of 2 layers")
+          for layers in (["local"], ["local", "near"])),
+        *((NEO, {"attention_layers": None, "attention_types": types}, "wanted local or global for each of 2 layers")
           for types in ([[["global"], 1]], [[["global"], 10**12]], [[[], 10**12]], [[["near"], 2]], [[["local"], "2"]], [[1, 2]],
                         [["local", "global"]], "local", 3)),
         (COMMAND, {"use_qk_norm": True}, "use_qk_norm is true, wanted false, all that is built"),
@@ -409,6 +411,17 @@ def test_what_a_family_has_and_is_not_built_is_refused(
         ph.load(tmp_path)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_layers_of_gpt_neo_are_those_of_its_list_where_a_file_has_pairs_too(tmp_path: Path) -> None:
+    name, sizes = NEO
+    make(tmp_path, name, **sizes, window_size=3)
+    edited("config.json", attention_layers=["local", "local"])(tmp_path)
+    theirs, tokens = transformers.AutoModelForCausalLM.from_pretrained(tmp_path), torch.arange(9)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ph.load(tmp_path).model(tokens), theirs.eval()(tokens).logits, rtol=0, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ LOCAL, GLOBAL = "local", "global"
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. What is not given is as in GPT-Neo 1.3B."""
-    given.passed("embed_dropout", "attention_layers")  # the reference makes the latter of attention_types
+    given.passed("embed_dropout")
     given.passed("classifier_dropout")
     given.passed(
         *(f"summary_{key}" for key in ("type", "use_proj", "activation", "first_dropout", "proj_to_labels"))
@@ -50,8 +50,13 @@ def read(given: Given) -> dict[str, Any]:
 
 
 def kinds(given: Given, n_layers: int) -> list[str]:
-    """Of each layer whether it sees all or a window, from pairs of such words and how often they come in turn."""
+    """Of each layer whether it sees all or a window, in a list or else from pairs of such words and how often they come in
+    turn, as the reference, where a file has both."""
     given.passed("attention_types")
+    if found := given.names("attention_layers"):
+        if len(found) != n_layers or not {*found} <= {LOCAL, GLOBAL}:
+            raise given.wrong("attention_layers", f"{LOCAL} or {GLOBAL} for each of {n_layers} layers")
+        return found
     pairs = given.values.get("attention_types", [[[GLOBAL, LOCAL], 12]])
     try:
         words = (word for kinds, times in pairs if kinds for _ in range(times) for word in kinds)
