@@ -44,8 +44,8 @@ WORD_PIECES = (
 
 def byte_level(directory: Path) -> Made:
     """BPE of bytes as GPT-2 has it: vocab.json numbers its tokens, and merges.txt says of which they are made."""
-    of_class(directory, *BYTE_LEVEL)
     made, config = _byte_level(directory)
+    of_class(directory, *BYTE_LEVEL)
     silent = {role: END for role in ENDS if made.token_to_id(END) is not None}
     roles = _roles(directory) or silent
     _add(made, directory, roles)
@@ -61,8 +61,8 @@ def byte_level(directory: Path) -> Made:
 
 def framed_bytes(directory: Path) -> Made:
     """The same as RoBERTa and BART have it, with <s> before a text and </s> behind it, two of them between texts."""
-    of_class(directory, *FRAMED_BYTES)
     made, config = _byte_level(directory)
+    of_class(directory, *FRAMED_BYTES)
     roles = FRAMED | _roles(directory)
     _add(made, directory, roles)
     begin, end = _numbered(made, roles["cls_token"], roles["sep_token"])
