@@ -87,13 +87,13 @@ def fixed(given: Given, *, pre: bool, embedding_norm: bool, static: bool) -> Non
     given.passed("extra_pos_embeddings", "force_bos_token_to_be_generated", "save_step")
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json of BART -> fields of ModelConfig."""
-    fixed(given, pre=False, embedding_norm=True, static=False)
+def read(given: Given, pre: bool = False) -> dict[str, Any]:
+    """config.json -> fields of ModelConfig, with norms before the sub-layers (``pre``) or behind them."""
+    fixed(given, pre=pre, embedding_norm=True, static=False)
     return common(given) | {
         "position": {"name": "learned", "offset": 2},
         "embedding_norm": True,
-        "norm_first": False,
+        "norm_first": pre,
     }
 
 

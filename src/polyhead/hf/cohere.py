@@ -10,7 +10,7 @@ from polyhead.hf.given import Given
 from polyhead.hf.granite import above_0
 from polyhead.hf.llama import BUFFERS, TIED, attention, common, divided, rope_said, said
 from polyhead.hf.llama import TABLE as LLAMA
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, turn, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, turn, window_of, windows_said
 from polyhead.ranges import factor_of
 
 # what files say and the reference does not read
@@ -50,7 +50,7 @@ def read_2(given: Given) -> dict[str, Any]:
     kinds = kinds_of(given, found["n_layers"], lambda layer: (layer + 1) % every > 0)
     turns: dict[str, dict[str, Any]] = {WHOLE: {"position": "none"}}
     if WINDOW in kinds:
-        size = given.size("sliding_window", None if given.null("sliding_window") else 4096)
+        size = window_of(given)
         turns[WINDOW] = {"attention": found["attention"] | {"window": size}}
     return found | {"pattern": [turns[kind] for kind in turn(kinds)]}
 
@@ -66,12 +66,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def write_2(config: ModelConfig) -> dict[str, Any]:
     """As that, with the kinds of the layers."""
-    found, layers = windows_said(config), [part(config, "position", i) for i in range(config.n_layers)]
+    layers = [part(config, "position", i) for i in range(config.n_layers)]
     rope = next((position for position in layers if position.name != "none"), config.position)
-    # the reference makes masks of windows even where no layer has one
-    return write(config) | rope_said(rope.options) | found | {
-        "sliding_window": found["sliding_window"] or config.max_len
-    }  # fmt: skip
+    return write(config) | rope_said(rope.options) | windows_said(config, config.max_len)
 
 
 TABLE = tuple(row for row in LLAMA if "post_attention" not in row.theirs and "_norm." not in row.theirs)

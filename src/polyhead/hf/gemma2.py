@@ -57,7 +57,7 @@ def bound(given: Given, key: str, default: float | None) -> float | None:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
-    options, found = part(config, "attention", 0).options, windows_said(config)
+    options = part(config, "attention", 0).options
     scale = options.get("scale")
     return {key: value for key, value in said(config).items() if key != "hidden_act"} | {
         "hidden_activation": activation_of(config.feed_forward, GATED),
@@ -65,8 +65,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "query_pre_attn_scalar": config.head_dim if scale is None else round(scale**-2),
         "attn_logit_softcapping": options.get("softcap"),
         "final_logit_softcapping": config.logit_softcap,
-        **found,
-        "sliding_window": found["sliding_window"] or config.max_len,
+        **windows_said(config, config.max_len),
     }
 
 

@@ -13,7 +13,7 @@ from polyhead.hf.gemma2 import TABLE, around, bound, scores
 from polyhead.hf.gemma2 import write as write_2
 from polyhead.hf.given import Given
 from polyhead.hf.llama import BUFFERS, TIED, attention, common
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, window_of, windows_said
 from polyhead.hf.ropes import ropes, ropes_said
 
 THETAS = {WHOLE: ("rope_theta", 1_000_000.0), WINDOW: ("rope_local_base_freq", 10_000.0)}  # of older files
@@ -40,7 +40,7 @@ def read(given: Given) -> dict[str, Any]:
     kinds = kinds_of(given, fields["n_layers"], lambda layer: (layer + 1) % every > 0)
     turns: dict[str, dict[str, Any]] = {WHOLE: {}}
     if WINDOW in kinds:
-        size = given.size("sliding_window", None if given.null("sliding_window") else 4096)
+        size = window_of(given)
         window = size // 2 + 1 if encoder else size  # to one side, the token itself included
         turns[WINDOW] = attention(given, **options, window=window) | {"position": positions[WINDOW]}
     if encoder:

@@ -17,8 +17,7 @@ LOCAL, GLOBAL = "local", "global"
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. What is not given is as in GPT-Neo 1.3B."""
-    given.passed("embed_dropout")
-    given.passed("classifier_dropout")
+    given.passed("embed_dropout", "classifier_dropout")
     given.passed(
         *(f"summary_{key}" for key in ("type", "use_proj", "activation", "first_dropout", "proj_to_labels"))
     )

@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from polyhead.errors import UserError, show
-from polyhead.hf.bart import BUFFERS, TABLE, TIED, common, fixed, said
+from polyhead.hf.bart import BUFFERS, TABLE, TIED, read, said
 from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
-from polyhead.hf.given import Given
 from polyhead.hf.vocabularies import class_of, fairseq
 from polyhead.text.specials import ROLES
 
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    fixed(given, pre=True, embedding_norm=True, static=False)
-    return common(given) | {
-        "position": {"name": "learned", "offset": 2},
-        "embedding_norm": True,
-        "norm_first": True,
-    }
-
-
 # in the order of their ids; the second edition has those of the first before its own
-LANGUAGES = [
-    "ar_AR",
-    "cs_CZ",
-    "de_DE",
-    "en_XX",
-    "es_XX",
-    "et_EE",
-    "fi_FI",
-    "fr_XX",
-    "gu_IN",
-    "hi_IN",
-    "it_IT",
-    "ja_XX",
-    "kk_KZ",
-    "ko_KR",
-    "lt_LT",
-    "lv_LV",
-    "my_MM",
-    "ne_NP",
-    "nl_XX",
-    "ro_RO",
-    "ru_RU",
-    "si_LK",
-    "tr_TR",
-    "vi_VN",
-    "zh_CN",
-]
-MORE = [
-    "af_ZA",
-    "az_AZ",
-    "bn_IN",
-    "fa_IR",
-    "he_IL",
-    "hr_HR",
-    "id_ID",
-    "ka_GE",
-    "km_KH",
-    "mk_MK",
-    "ml_IN",
-    "mn_MN",
-    "mr_IN",
-    "pl_PL",
-    "ps_AF",
-    "pt_XX",
-    "sv_SE",
-    "sw_KE",
-    "ta_IN",
-    "te_IN",
-    "th_TH",
-    "tl_XX",
-    "uk_UA",
-    "ur_PK",
-    "xh_ZA",
-    "gl_ES",
-    "sl_SI",
-]
+LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX ro_RO "
+    "ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+MORE = (
+    "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN "
+    "th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
 
 
 def vocabulary(directory: Path) -> Made:
@@ -88,17 +28,17 @@ def vocabulary(directory: Path) -> Made:
     where = directory / "tokenizer_config.json"
     config = read_json(directory, where.name) or {}
     second = class_of(directory) == "MBart50Tokenizer"
-    languages, source = [*LANGUAGES, *(MORE if second else [])], config.get("src_lang") or "en_XX"
-    if source not in languages:
-        raise UserError(f"{where}: src_lang is {show(source)}, wanted one of {' '.join(languages)}")
+    known, source = f"{LANGUAGES} {MORE}" if second else LANGUAGES, config.get("src_lang") or "en_XX"
+    if source not in known.split():
+        raise UserError(f"{where}: src_lang is {show(source)}, wanted one of {known}")
     around = {"before": source, "after": "</s>"} if second else {"before": "", "after": f"</s> {source}"}
-    return fairseq(directory, languages, **around)
+    return fairseq(directory, known.split(), **around)
 
 
 MBART = FAMILY.register("mbart")(
     Family(
         {"Seq2Seq": "MBartForConditionalGeneration"},
-        read,
+        partial(read, pre=True),
         said,
         TABLE,
         "model.",

@@ -9,7 +9,7 @@ from polyhead.hf import olmo2
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.llama import BUFFERS, TIED
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, window_of, windows_said
 from polyhead.hf.ropes import ropes, ropes_said
 
 # the reference gives a theta of older files to the layers that see all
@@ -25,16 +25,14 @@ def read(given: Given) -> dict[str, Any]:
     kinds = kinds_of(given, fields["n_layers"], lambda layer: (layer + 1) % 4 > 0)
     turns: dict[str, dict[str, Any]] = {WHOLE: {}}
     if WINDOW in kinds:
-        size = given.size("sliding_window", None if given.null("sliding_window") else 4096)
+        size = window_of(given)
         turns[WINDOW] = {"attention": fields["attention"] | {"window": size}, "position": positions[WINDOW]}
     return fields | {"pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else []}
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
-    found = windows_said(config)
-    # the reference makes masks of windows even where no layer has one
-    windows = found | {"sliding_window": found["sliding_window"] or config.max_len}
+    windows = windows_said(config, config.max_len)
     return olmo2.write(config) | windows | ropes_said(config, THETAS, windows["layer_types"])
 
 

@@ -39,10 +39,16 @@ def part(config: ModelConfig, field: str, layer: int) -> Choice:
     return choice
 
 
-def windows_said(config: ModelConfig) -> dict[str, Any]:
-    """The way back of ``kinds_of``, and the size of the first window, if there is one."""
+def window_of(given: Given) -> int:
+    """The size of the windows, of a file in which some layer has one."""
+    return given.size("sliding_window", None if given.null("sliding_window") else 4096)
+
+
+def windows_said(config: ModelConfig, without: int | None = None) -> dict[str, Any]:
+    """The way back of ``kinds_of``, and the size of the first window; ``without`` any layer that has one that number, as the
+    reference makes masks of windows all the same."""
     sizes = [part(config, "attention", i).options.get("window") for i in range(config.n_layers)]
     return {
-        "sliding_window": next((size for size in sizes if size is not None), None),
+        "sliding_window": next((size for size in sizes if size is not None), without),
         "layer_types": [WHOLE if size is None else WINDOW for size in sizes],
     }

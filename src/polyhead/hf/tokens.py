@@ -12,8 +12,9 @@ import tokenizers
 
 from polyhead.errors import UserError, show
 from polyhead.hf.family import FAMILY, Family, Made
-from polyhead.hf.files import inside, read_json
-from polyhead.text.files import FILE, TARGET, roles_of
+from polyhead.hf.files import inside
+from polyhead.hf.vocabularies import roles_in
+from polyhead.text.files import FILE, TARGET
 from polyhead.text.specials import DECODERS
 from polyhead.text.tokenizer import Tokenizer
 
@@ -32,10 +33,7 @@ def open_tokenizer(
     """
     family: Family = FAMILY.get(config["model_type"])
     made = _made(directory, family)
-    roles: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        roles |= roles_of(read_json(directory, name) or {})
-    vocabulary = made({})
+    roles, vocabulary = roles_in(directory), made({})
     known = vocabulary.tokens(vocabulary.special_ids)
     roles = {role: token for role, token in family.specials.items() if token in known} | roles
     for role in ("bos_token", "eos_token", "pad_token"):

@@ -47,7 +47,7 @@ def byte_level(directory: Path) -> Made:
     made, config = _byte_level(directory)
     of_class(directory, *BYTE_LEVEL)
     silent = {role: END for role in ENDS if made.token_to_id(END) is not None}
-    roles = _roles(directory) or silent
+    roles = roles_in(directory) or silent
     _add(made, directory, roles)
     around = {role: roles.get(role, "") if config.flag(f"add_{role}", False) else "" for role in ENDS}
     begin, end = around.values()
@@ -63,7 +63,7 @@ def framed_bytes(directory: Path) -> Made:
     """The same as RoBERTa and BART have it, with <s> before a text and </s> behind it, two of them between texts."""
     made, config = _byte_level(directory)
     of_class(directory, *FRAMED_BYTES)
-    roles = FRAMED | _roles(directory)
+    roles = FRAMED | roles_in(directory)
     _add(made, directory, roles)
     begin, end = _numbered(made, roles["cls_token"], roles["sep_token"])
     blank = config.flag("add_prefix_space", False)
@@ -77,7 +77,7 @@ def word_pieces(directory: Path) -> Made:
     config, lines = _config(directory), _lines(directory, "vocab.txt")
     if lines is None:
         raise UserError(f"{directory} has neither tokenizer.json nor vocab.txt")
-    roles = SPECIALS | _roles(directory)
+    roles = SPECIALS | roles_in(directory)
     ids = {token: i for i, token in enumerate(lines)}
     if roles["unk_token"] not in ids:
         raise UserError(f"{directory / 'vocab.txt'} has no token {roles['unk_token']}, a line of its own")
@@ -213,8 +213,8 @@ def _config(directory: Path) -> Given:
     return Given(read_json(directory, where.name) or {}, where)
 
 
-def _roles(directory: Path) -> dict[str, str]:
-    """Which token plays which role, as the files beside the vocabulary say."""
+def roles_in(directory: Path) -> dict[str, str]:
+    """Which token plays which role, as the files beside a vocabulary say."""
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         found |= roles_of(read_json(directory, name) or {})
