@@ -21,7 +21,7 @@ Columns = Annotated[
 
 class DataConfig(Section):
     """Which text to learn from. Pairs are in parallel files ``[source, target]``, TSV or JSONL; labelled texts in TSV or
-    JSONL; plain text in any number of files; CSV and Parquet are read as JSONL. A name for a column of a TSV means that its first
+    JSONL; plain text in any number of files, or a column of a table; CSV and Parquet are read as JSONL. A name for a column of a TSV means that its first
     line is a header.
     """
 
@@ -47,7 +47,7 @@ class DataConfig(Section):
         ["text"],
         min_length=1,
         max_length=2,
-        description="column or key of labelled texts; two for pairs: [premise, hypothesis]",
+        description="column or key of labelled texts, or of documents; two for pairs: [premise, hypothesis]",
     )
     label: Column = Field("label", description="column or key of the label of a text")
     documents: Literal["file", "line", "blank"] = Field(

@@ -149,7 +149,8 @@ def test_the_verbs_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"carl\n\xff\nanna\n" + b"carl\n" * 8)
     assert (
-        answered(capsys, "eval", directory, bad)[2] == "polyhead: bad.txt: skipped 1 lines that are no text\n"
+        answered(capsys, "eval", directory, bad)[2]
+        == "polyhead: bad.txt: skipped 1 lines that are no text or too long\n"
     )
     code, out, _ = answered(capsys, "eval", directory, tmp_path / "names.txt")
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines()}

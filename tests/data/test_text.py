@@ -15,6 +15,8 @@ from polyhead.data.rows import collate_rows, plan_rows
 from polyhead.data.text import Text, TextReport, open_text, texts
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
+from polyhead.registry import Choice
+from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 
 Write = Callable[[str, bytes | str], Path]
@@ -66,7 +68,9 @@ def test_lines_that_are_no_text_are_skipped_and_counted(write: Write) -> None:
     found, report = documents(open_text([path], "line"))
     assert found == ["good", "fine", "last"]
     assert report.broken == 2
-    assert str(report) == "a: 3 documents, 3 lines, 15 characters; skipped 2 lines that are no text"
+    assert (
+        str(report) == "a: 3 documents, 3 lines, 15 characters; skipped 2 lines that are no text or too long"
+    )
     assert documents(open_text([path], "file"))[0] == ["good\nfine\nlast"]
 
 
@@ -226,7 +230,7 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
     tsv = write("labelled.tsv", "label\tsentence\n0\ta b\n1\tsecond one\n1\t \nbroken\n0\tthe end\n")
     jsonl = write(
         "labelled.jsonl",
-        '{"x": {"s": "a b"}}\n\n{"x": {"s": "second\\none"}}\n{"x": {"s": 3}}\n{"x": {"s": "the end"}}\n',
+        '{"x": {"s": "a b"}}\n\n{"x": {"s": "second one"}}\n{"x": {"s": 3}}\n{"x": {"s": "the end"}}\n',
     )
     wanted = open_text([plain], "line")
     for file, column, broken in ((tsv, "sentence", 1), (tsv, 1, 1), (jsonl, "x.s", 1)):
@@ -257,7 +261,7 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
     ]
     kept = write("kept.jsonl", json.dumps({"t": "a\u2028b\x85c\x0bd\r\ne\n\nf\n"}) + "\n")
     (piece,) = open_text([kept], "line", columns=["t"]).pieces(TextReport("x"))
-    assert piece.text == "a\u2028b\x85c\x0bd e  f"  # line ends alone are blanks
+    assert piece.text == "a\u2028b\x85c\x0bd\ne\n\nf\n"  # one document, as it was written
     named = write("table.data", "0\ta b\n")
     assert [
         p.text for p in open_text([named], "line", columns=[1], format="tsv").pieces(TextReport("x"))
@@ -267,6 +271,33 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
         UserError, match=r"unknown column of labelled.tsv 'sentense'; did you mean 'sentence'"
     ):
         open_text([tsv], "line", columns=["sentense"])
+
+
+def test_values_of_a_table_are_documents_with_their_line_ends(
+    write: Write, tmp_path: Path, monkeypatch
+) -> None:
+    code = "def f(x):\n    return x\n"
+    book = "word " * 400_000  # more bytes than a line of other files may have
+    table = write(
+        "code.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in (code, book, "\n", "end"))
+    )
+    csv = write("code.csv", f'id,text\n1,"{code}"\n2,end\n')
+    tokenizer = train_tokenizer([code, "word end"], Choice("byte"), 300)
+    report = TextReport("x")
+    assert [piece.text for piece in open_text([table], "file", columns=["text"]).pieces(report)] == [
+        code,
+        book,
+        "end",
+    ]
+    assert (report.documents, report.broken, report.lines) == (3, 0, code.count("\n") + 3)
+    store = TokenStore.open_or_build(
+        open_text([csv], "file", columns=["text"]), tokenizer, tmp_path / "cache"
+    )
+    begins = store.begins.tolist()
+    assert tokenizer.decode([store.ids[begins[0] + 1 : begins[1]].tolist()]) == [code]
+    monkeypatch.setattr("polyhead.data.text.LONGEST", 1 << 20)
+    kept = open_text([table], "file", columns=["text"]).pieces(report := TextReport("x"))
+    assert ([piece.text for piece in kept], report.broken) == ([code, "end"], 1)
 
 
 @pytest.mark.parametrize("kind", ["file", "line", "blank"])

@@ -32,7 +32,7 @@ class Perplexity(NamedTuple):
     tokens: int  # as many as were predicted
     words: int
     characters: int
-    broken: int = 0  # lines that are no text, left out
+    broken: int = 0  # lines that are no text or too long, left out
 
     @property
     def loss(self) -> float:

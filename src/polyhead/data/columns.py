@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyhead.data import comma, parquet
-from polyhead.data.files import is_text, lines
+from polyhead.data.files import MAX_LINE, is_text, lines
 from polyhead.errors import UserError, unknown
 
 Column = str | int
@@ -71,13 +71,15 @@ def check_columns(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -
         _check_keys(path, wanted)
 
 
-def rows(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> Iterator[tuple[int, Row]]:
+def rows(
+    path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted, longest: int = MAX_LINE
+) -> Iterator[tuple[int, Row]]:
     """The number of each line (from 1; a header is none of them) and its columns: text, from JSONL whatever is there."""
     if format == "jsonl":
-        yield from ((number, _json_row(line, wanted)) for number, line in enumerate(lines(path), 1))
+        yield from ((number, _json_row(line, wanted)) for number, line in enumerate(lines(path, longest), 1))
         return
     columns, headed = _numbers(path, wanted)
-    for number, line in enumerate(islice(lines(path), int(headed), None), 1 + headed):
+    for number, line in enumerate(islice(lines(path, longest), int(headed), None), 1 + headed):
         yield number, _tsv_row(line, columns)
 
 

@@ -49,8 +49,8 @@ def check_file(path: Path) -> Path:
     return path
 
 
-def lines(path: Path) -> Iterator[bytes | None]:
-    """The lines of a file without their "\\n"; None stands for a line longer than MAX_LINE.
+def lines(path: Path, longest: int = MAX_LINE) -> Iterator[bytes | None]:
+    """The lines of a file without their "\\n"; None stands for a line of more than ``longest`` bytes.
 
     Only "\\n" ends a line: "\\x0b", "\\x1c", U+0085, U+2028 and a "\\r" inside stay in it. A byte order mark at
     the start and the "\\r" of a "\\r\\n" are dropped.
@@ -58,11 +58,11 @@ def lines(path: Path) -> Iterator[bytes | None]:
     with opened(path) as file:
         read, done = file.readline, 0
         try:
-            while line := read(MAX_LINE + 1):
+            while line := read(longest + 1):
                 if not done and line.startswith(BOM):
                     line = line[len(BOM) :]
                 whole = line.endswith(b"\n")
-                if not whole and len(line) > MAX_LINE:
+                if not whole and len(line) > longest:
                     while (rest := read(MAX_LINE)) and not rest.endswith(b"\n"):
                         pass
                     yield None

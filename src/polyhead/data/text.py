@@ -16,6 +16,7 @@ from polyhead.text.learn import MAX_TRAINING_CHARACTERS
 Documents = Literal["file", "line", "blank"]
 Table = Literal["tsv", "jsonl"]
 PIECE = 1 << 16  # characters handed over together
+LONGEST = 1 << 24  # bytes of a line of a table, for a value may be a whole book
 
 
 class Piece(NamedTuple):
@@ -45,7 +46,7 @@ class TextReport:
 
     def __str__(self) -> str:
         """One line: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
-        skipped = f"; skipped {self.broken:,} lines that are no text" if self.broken else ""
+        skipped = f"; skipped {self.broken:,} lines that are no text or too long" if self.broken else ""
         many = "" if self.documents == 1 else "s"
         return (
             f"{self.where}: {self.documents:,} document{many}, {self.lines:,} lines, "
@@ -60,7 +61,7 @@ class Text:
     ``documents``: "file" (a file is one, whole), "line" (a line is one, without its end) or "blank" (lines up to a
     blank one, which belongs to none). ``share`` keeps that part of the characters, such as (0.9, 1.0), the last
     tenth: a file is cut at the very character, a line or paragraph belongs whole to the share it begins in.
-    Of a ``table``, TSV or JSONL, the ``columns`` are read in place of whole lines.
+    Of a ``table``, TSV or JSONL, each value of the ``columns`` is a document, with its line ends.
     """
 
     files: tuple[Path, ...]
@@ -108,15 +109,15 @@ class Text:
         }
 
     def _spans(self, path: Path) -> Iterator[str | None]:
-        """The text of a file, a line at a time, or its columns one by one as lines; None for what is not text."""
+        """The text of a file, a line at a time, or its columns, a value at a time; None for what is not text."""
         if self.table is None:
             yield from (span.decode() if is_text(span) else None for span in spans(path))
             return
-        for _, row in rows(path, self.table, self.wanted):
+        for _, row in rows(path, self.table, self.wanted, LONGEST):
             if isinstance(row, str):
                 yield from () if row == "blank" else (None,)
             else:
-                yield from (f"{_one_line(text)}\n" if isinstance(text, str) else None for text in row)
+                yield from (f"{_plain(text)}\n" if isinstance(text, str) else None for text in row)
 
 
 class _Document:
@@ -176,9 +177,9 @@ class _Document:
         self.held, self.size, self.open = [], 0, False
 
 
-def _one_line(text: str) -> str:
-    """A value of a table with blanks for its line ends; only "\\n" and "\\r\\n" are such, as in files."""
-    return text.replace("\r\n", "\n").rstrip("\n").replace("\n", " ")
+def _plain(text: str) -> str:
+    """A value of a table as it would be read from a file: without the "\\r" of a "\\r\\n"."""
+    return text.replace("\r\n", "\n")
 
 
 def open_text(

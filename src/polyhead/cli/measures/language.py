@@ -29,7 +29,10 @@ def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str]
     measured = run.measure(given)
     seconds = time.perf_counter() - start
     if measured.broken:
-        print(f"polyhead: {given.where}: skipped {measured.broken:,} lines that are no text", file=sys.stderr)
+        print(
+            f"polyhead: {given.where}: skipped {measured.broken:,} lines that are no text or too long",
+            file=sys.stderr,
+        )
     show("loss", measured.loss, f"nats of a token, {measured.tokens:,} tokens")
     show("perplexity", measured.per_token, "of a token, which depends on the tokenizer")
     show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")
