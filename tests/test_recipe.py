@@ -354,7 +354,7 @@ def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path / "r.yaml", "data: {train: a.tsv}\ntrain: {steps: 1}\n")
     assert (
         complaint(path)
-        == "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
+        == "data.valid is missing: name files to measure progress on, or give data.valid_share, e.g. 0.01, of the training text"
     )
 
 

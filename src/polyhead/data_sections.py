@@ -35,7 +35,7 @@ class DataConfig(Section):
         0.0,
         ge=0,
         lt=1,
-        description="without valid: a share of the training text, its end; of labelled texts, lines all over",
+        description="without valid: a share of the training text, its end; of labelled texts and of pairs, some from all over",
     )
     test: Files | None = Field(None, description="files to measure the finished model on")
     format: Literal["auto", "parallel", "tsv", "jsonl"] = Field("auto", description="auto: by the file names")

@@ -234,7 +234,7 @@ class Recipe(Section):
     def _agree(self) -> Self:
         if not self.data.valid and not self.data.valid_share:
             raise UserError(
-                "data.valid is missing: name files to measure progress on, or give data.valid_share of plain or labelled text"
+                "data.valid is missing: name files to measure progress on, or give data.valid_share, e.g. 0.01, of the training text"
             )
         if self.data.valid and self.data.valid_share:
             raise UserError(

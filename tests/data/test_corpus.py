@@ -168,6 +168,34 @@ def test_a_limit_stops_reading(write: Write) -> None:
     assert len(read_pairs(corpus, limit=10**30)[0]) == len(read_pairs(corpus)[0])
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_a_share_is_held_out_by_the_sources_and_no_source_is_on_both_sides(
+    share: float, write: Write
+) -> None:
+    rows = [(f"source {i % 700}", f"target {i}") for i in range(1000)]  # 300 sources have two translations
+    text = "".join(f"{a}\t{b}\n" for a, b in rows).replace("source 7\t", "source 7", 1)
+    path = write("pairs.tsv", text)
+    parts = [read(open_corpus([path], share=share, held=held)) for held in (False, True)]
+    kept, held = (list(zip(*part[:2], strict=True)) for part in parts)
+    whole = list(zip(*read(open_corpus([path]))[:2], strict=True))
+    assert sorted(kept + held) == sorted(whole)
+    assert [pair for pair in whole if pair in set(held)] == held  # in the order of the file
+    assert not {a for a, _ in kept} & {a for a, _ in held}
+    assert len(held) == pytest.approx(1000 * share, abs=3 * (1000 * share * 1.5) ** 0.5)
+    assert [part[2].broken for part in parts] == [1, 0]
+
+
+@pytest.mark.parametrize(("share", "held", "what"), [(1e-6, True, "none"), (0.999999, False, "all")])
+def test_a_share_that_leaves_one_side_empty_is_told(
+    share: float, held: bool, what: str, write: Write
+) -> None:
+    corpus = open_corpus([write("two.tsv", "1\ta\n2\tb\n")], share=share, held=held)
+    with pytest.raises(
+        UserError, match=rf"data.valid_share is .*: of the 2 pairs in two.tsv that is {what}; give"
+    ):
+        read_pairs(corpus)
+
+
 def test_both_sides_teach_the_tokenizer(write: Write) -> None:
     assert list(texts(parallel(write, "1\n\n3\n", "a\nb\nc\n"))) == ["1", "a", "3", "c"]
 

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,24 @@ def test_one_text_on_both_sides_is_told(changes: dict[str, Any], told: list[str]
     run_training(recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)}), report=notes)
     said = [line for line in notes.said if "same text" in line]
     assert said == [f"{which}: source and target are the same text, to be copied" for which in told]
+
+
+def test_validation_may_be_a_share_of_the_pairs(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [(corpus / f"train.{side}").read_text().splitlines() for side in ("de", "en")]
+    pairs = list(zip(*sides, strict=True))
+    (corpus / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    recipe = small_recipe(corpus, steps=2)
+    data = recipe.data.model_copy(update={"train": ["pairs.tsv"], "valid": None, "valid_share": 0.2})
+    run, _ = run_training(recipe.model_copy(update={"data": data}), report=(notes := Notes()))
+    held = [source for source, _ in pairs if zlib.crc32(source.encode()) < 0.2 * 2**32]
+    assert 0 < len(held) < len(pairs)
+    told = [line.split(": ")[2] for line in notes.said if line.startswith(("train: pairs", "valid: pairs"))]
+    counts = len(pairs) - len(held), len(held)
+    assert told == [f"{n:,} of {n:,} pairs" for n in counts]
+    assert main(["eval", str(recipe.out), "--split", "valid"]) == 0
+    assert f"pairs.tsv: {len(held):,} of {len(held):,} pairs" in capsys.readouterr().err
+    assert main(["eval", str(recipe.out)]) == 2
+    assert "names no test files" in capsys.readouterr().err
 
 
 @pytest.mark.acceptance("A15")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,12 +47,18 @@ class CorpusReport:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where pairs come from: the files, how to read them, and which column or key is which side."""
+    """Where pairs come from: the files, how to read them, and which column or key is which side.
+
+    A ``share`` of the pairs is held out. The source decides whether, so all translations of one are on the same side: a
+    corpus often has a sentence again with another translation, and what was learned is no measure.
+    """
 
     files: tuple[Path, ...]
     format: Literal["parallel", "tsv", "jsonl"]
     source: Column = 0
     target: Column = 1
+    share: float = 0.0
+    held: bool = False  # whether these are the pairs that were held out, or the others
 
     @property
     def where(self) -> str:
@@ -71,7 +78,11 @@ class Corpus:
 
     def pairs(self, report: CorpusReport) -> Iterator[Pair]:
         """The usable pairs one by one; the rest is counted in the report. An error if none is left."""
+        others = 0
         for place, line, row in _rows(self):
+            if self.share and self.held != _held(row, self.share):
+                others += 1
+                continue
             report.read += 1
             kind = row if isinstance(row, str) else "blank" if blank(row[0]) or blank(row[1]) else ""
             if kind:
@@ -79,6 +90,11 @@ class Corpus:
             else:
                 report.kept += 1
                 yield Pair(line, row[0], row[1], place)
+        if self.share and not report.read:
+            raise UserError(
+                f"data.valid_share is {self.share:g}: of the {others:,} pairs in {self.where} that is "
+                f"{'none' if self.held else 'all'}; give another one, or name files in data.valid"
+            )
         if not report.kept:
             raise UserError(f"no usable pair in {report}")
         if 2 * report.broken > report.read:
@@ -92,6 +108,8 @@ def open_corpus(
     format: Format = "auto",
     source: Column = 0,
     target: Column = 1,
+    share: float = 0.0,
+    held: bool = False,
 ) -> Corpus:
     """Find the files and tell their format; every mistake in the names is found here, before any work."""
     if not files:
@@ -103,7 +121,7 @@ def open_corpus(
             f"format 'parallel' wants a source and a target file, got {len(paths)}: "
             f"{', '.join(path.name for path in paths)}"
         )
-    corpus = Corpus(paths, chosen, source, target)
+    corpus = Corpus(paths, chosen, source, target, share, held)
     if chosen != "parallel":
         for path in paths:
             check_columns(path, chosen, corpus.wanted)
@@ -153,6 +171,11 @@ def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
     read = partial(rows, format=corpus.format, wanted=corpus.wanted)
     for place, line, row in placed(corpus.files, read):
         yield place, line, row if isinstance(row, str) else _texts(*row)
+
+
+def _held(row: Row, share: float) -> bool:
+    """Whether a pair is of those that a share holds out; what is no pair is of the others."""
+    return not isinstance(row, str) and zlib.crc32(row[0].encode()) < share * 2**32
 
 
 def _texts(a: Any, b: Any) -> Row:

@@ -78,6 +78,7 @@ class PairStore:
             "max_len": max_len,
             "format": corpus.format,
             "columns": [corpus.source, corpus.target],
+            **({"share": [corpus.share, corpus.held]} if corpus.share else {}),
         }
         directory = home(cache, "pairs", settings)
         write = partial(_write, corpus, tokenizer, max_len)

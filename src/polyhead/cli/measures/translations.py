@@ -15,6 +15,7 @@ from polyhead.data.corpus import open_corpus, read_pairs
 from polyhead.errors import UserError
 from polyhead.places import write_lines
 from polyhead.run import Run
+from polyhead.train.tasks.translation import corpus_of
 
 
 def measure(
@@ -76,17 +77,12 @@ def pairs(
         raise UserError(
             "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
         )
-    given: dict[str, Any] = {}
-    if run.recipe is not None:
-        data = run.recipe.data
-        given = {"format": data.format, "source": data.source, "target": data.target}
-        if not files:
-            files, given["root"] = getattr(data, split) or [], data.root
-        else:
-            given["format"] = format_like(files, data.train, data.format)
-    if not files:
+    if files:
+        corpus = open_corpus(files, **(_read_as(run, files) | columns))
+    elif run.recipe is not None and split in run.recipe.data.splits:
+        corpus = corpus_of(run.recipe, split)
+    else:
         raise no_files(split, "SOURCE TARGET", run)
-    corpus = open_corpus(files, **(given | columns))
     if columns and corpus.format == "parallel":
         raise UserError(
             f"{corpus.where} are a side each, without columns or keys: leave out --source and --target"
@@ -94,3 +90,12 @@ def pairs(
     sources, references, report = read_pairs(corpus, limit)
     print(report, file=sys.stderr)
     return sources, references
+
+
+def _read_as(run: Run, files: Sequence[str]) -> dict[str, Any]:
+    """How files are read like those that a run learned from."""
+    if run.recipe is None:
+        return {}
+    data = run.recipe.data
+    format = format_like(files, data.train, data.format)
+    return {"format": format, "source": data.source, "target": data.target}

@@ -177,11 +177,13 @@ class Translation:
 
 
 def corpus_of(recipe: Recipe, split: str) -> Corpus:
-    """The files of a split as the recipe says they are read."""
+    """The files of a split as the recipe says they are read; validation may be a share of the training text."""
     data = recipe.data
-    if split == "valid" and not data.valid:
-        raise UserError("data.valid: name the files to measure progress on")
-    return open_corpus(data.paths(split), format=data.format, source=data.source, target=data.target)
+    share = data.valid_share if split != "test" else 0.0
+    files = data.paths("train" if share else split)
+    return open_corpus(
+        files, format=data.format, source=data.source, target=data.target, share=share, held=split == "valid"
+    )
 
 
 def _halves(tokenizer: Tokenizer, share: float) -> tuple[Halves, Halves] | None:
