@@ -140,6 +140,33 @@ def test_limits_around_the_growth_of_the_cache_are_exact(table, limit):
     assert [len(h.tokens) for h in found] == [limit, limit]
 
 
+@pytest.mark.parametrize("beam_size", [1, 2, 364])
+def test_a_prefix_may_have_what_is_forbidden_elsewhere(table, beam_size):
+    model = table(11)
+    (plain,) = run(model, beam_size=364, n_best=364, early_stopping="never", prefix=[[2, 1]])
+    wanted = [h for h in plain if 2 not in h.tokens[2:]]
+    (found,) = run(model, beam_size=beam_size, early_stopping="never", prefix=[[2, 1]], forbidden=[2])
+    assert found[0].tokens[:2] == [2, 1] and 2 not in found[0].tokens[2:]
+    if beam_size == 364:
+        assert found[0].tokens == wanted[0].tokens and found[0].score == pytest.approx(wanted[0].score)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_where_nothing_may_follow_what_is_there_is_the_output(table, beam_size):
+    model = table(11)
+    options = {"beam_size": beam_size, "n_best": beam_size, "min_new_tokens": 14}
+    (found,) = run(model, limit=15, no_repeat_ngram_size=2, **options)
+    assert found
+    for h in found:
+        pairs = list(itertools.pairwise(h.tokens))
+        assert len(set(pairs)) == len(pairs)
+        assert {(h.tokens[-1], word) for word in (1, 2, 3)} <= set(pairs)
+        log_prob = sum(model.log_probs(SOURCE, h.tokens[:i])[word] for i, word in enumerate(h.tokens))
+        assert (h.log_prob, h.score) == pytest.approx((log_prob, log_prob / len(h.tokens)), abs=1e-4)
+    (none,) = run(model, beam_size=1, forbidden=[0, 1, 2, 3])
+    assert none == [([], 0.0, 0.0)]
+
+
 def test_the_end_of_sentence_counts_in_the_length(table):
     model = table(0, eos=100.0)
     [[best]] = run(model, beam_size=1, length_penalty=1.0, min_new_tokens=2)

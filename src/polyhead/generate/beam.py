@@ -48,8 +48,8 @@ class Beaming:
 
     |y| counts the end of the sentence. Each step extends the live hypotheses by one token and looks at the
     2 x beam_size best extensions: those among the first beam_size that end are finished, the best beam_size of the
-    rest live on. At its limit a hypothesis is finished as it is. A request is done when nothing lives, or when
-    beam_size hypotheses are finished and ``early_stopping`` is
+    rest live on. At its limit a hypothesis is finished as it is; where nothing may follow any
+    and none is finished, all of them are. A request is done when nothing lives, or when beam_size hypotheses are finished and ``early_stopping`` is
 
     - ``True``: at once;
     - ``False``: and the best live one, scored at its present length, is no better than the worst finished one;
@@ -154,6 +154,9 @@ class Beams:
             elif rank < size:
                 last = [] if token == self.rule.eos_id else [token]
                 self._finish(self.rows[origin] + last, score, length)
+        if not kept and not self.finished:  # nothing may follow
+            for row, log_prob in zip(self.rows, self.live, strict=True):
+                self._finish(row, log_prob, max(1, len(row)))
         if not kept or self._done(length, kept[0][0]):
             kept = []
         self.live = [score for score, _, _ in kept]

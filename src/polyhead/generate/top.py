@@ -41,14 +41,17 @@ def likeliest(
     x = logits.float()
     most, log_sum = log_sums(x)
     allowed = barred(x if shaped is None else shaped.float(), again)
-    values, ids = best(allowed if forced is None else _alone(x, allowed, forced), min(k, x.size(1)), banned)
+    if forced is not None:
+        allowed, banned = _alone(x, allowed, forced, banned), ()
+    values, ids = best(allowed, min(k, x.size(1)), banned)
     return values - most - log_sum, ids
 
 
-def _alone(logits: Tensor, allowed: Tensor, forced: Tensor) -> Tensor:
-    """Where a token is forced, nothing else can come."""
+def _alone(logits: Tensor, allowed: Tensor, forced: Tensor, banned: Sequence[int]) -> Tensor:
+    """Where a token is forced, nothing else can come; elsewhere none of those that are banned."""
     rows = (forced >= 0).nonzero()[:, 0]
-    tokens, alone = forced[rows], allowed.clone()
+    never = torch.tensor(list(banned), dtype=torch.int64, device=allowed.device)
+    tokens, alone = forced[rows], allowed.index_fill(1, never, float("-inf"))
     alone[rows] = float("-inf")
     alone[rows, tokens] = logits[rows, tokens]
     return alone
