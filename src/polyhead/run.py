@@ -28,7 +28,7 @@ from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, sampled, searched
 from polyhead.generate.speculative import Proposer
-from polyhead.generate.text import Said, continuations, likeliest, likeliest_continuations
+from polyhead.generate.text import Said, continuations, gathered, likeliest, likeliest_continuations
 from polyhead.models import Model
 from polyhead.models.build import check_able, kind_of
 from polyhead.recipe import GenerationConfig, Recipe
@@ -93,13 +93,11 @@ class Run:
 
         ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig,
         such as max_new_tokens=50, temperature=0.8 and top_p=0.95. With beam_size=5 nothing is drawn: these are the
-        likeliest texts that beam search finds, best first.
+        likeliest texts that beam search finds, best first, and fewer than ``n`` where a form allows no more.
         """
         pieces = self.stream(prompts, n=1 if n is None else n, **changes)
-        said = [""] * (1 if n is None else n) * len(prompts)
-        for new in pieces:
-            said[new.row] += new.text
-        return said if n is None else [said[i : i + n] for i in range(0, len(said), n)]
+        found = gathered(pieces, len(prompts), 1 if n is None else n)
+        return ["".join(own) for own in found] if n is None else found
 
     def stream(
         self,

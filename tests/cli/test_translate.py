@@ -78,6 +78,24 @@ def test_n_best_gives_as_many_lines_for_each_with_falling_scores(
         assert all(score < 0 for score in scores)
 
 
+@pytest.mark.parametrize("scores", [(), ("--scores",)])
+def test_fewer_translations_than_asked_for_leave_lines_in_their_place(
+    scores: tuple[str, ...],
+    tiny: Path,
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = polyhead.run.Run.hypotheses
+    monkeypatch.setattr(
+        polyhead.run.Run, "hypotheses", lambda *a, **k: [found[:2] for found in whole(*a, **k)]
+    )
+    got = translated(capsys, tiny, source, "--n-best", "3", "--beam-size", "4", *scores)
+    assert len(got) == 3 * len(LINES)
+    assert all(line == "" for line in got[2::3])
+    assert all(bool(got[3 * i]) == bool(line.strip()) for i, line in enumerate(LINES))
+
+
 def test_each_translation_begins_as_it_must(
     tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,6 +122,13 @@ def test_wide_beams_find_the_likeliest_of_all_texts(design: str) -> None:
     assert best == run.tokenizer.decode([row[:-1] for _, row in wanted[:2]])
 
 
+def test_there_are_no_more_texts_than_the_form_allows() -> None:
+    run, form = speaker(), {"name": "regex", "pattern": "do"}
+    (found,) = run.generate([PROMPT], n=40, form=form, beam_size=40)
+    assert 0 < len(found) < 40
+    assert set(found) == {"do"}
+
+
 def test_greedy_takes_the_likeliest_token_that_may_come() -> None:
     run = speaker()
     rows = [[*row, run.tokenizer.eos_id] for text in AMONG for row in ways(run, text)]

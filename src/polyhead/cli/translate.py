@@ -129,7 +129,7 @@ def run(
 def translations(
     run: Run, texts: list[str], n_best: int, changes: dict[str, Any]
 ) -> Iterator[tuple[float | None, str]]:
-    """(score, translation), ``n_best`` of them for each text; a blank text gives as many blanks without a score."""
+    """(score, translation), ``n_best`` of them for each text; blanks without a score for a blank text, and where fewer were found."""
     kept = [i for i, text in enumerate(texts) if text.strip()]
     if "prefix" in changes:
         changes = changes | {"prefix": [changes["prefix"][i] for i in kept]}
@@ -142,6 +142,7 @@ def translations(
         outputs = run.tokenizer.decode([hypothesis.tokens for hypothesis in answers[i]])
         for hypothesis, text in zip(answers[i], outputs, strict=True):
             yield hypothesis.score, one_line(text)
+        yield from [(None, "")] * (n_best - len(outputs))
 
 
 def refuse_long(rows: list[list[int]], most: int, first: int, what: str, way: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from polyhead.generate.decoder import Decoder, Hypothesis
@@ -69,6 +69,14 @@ def continuations(
         text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
         enough = {token.row} if stream.stopped and not token.last else None
         yield Said(token.row, text, token.last or stream.stopped)
+
+
+def gathered(pieces: Iterable[Said], prompts: int, n: int) -> list[list[str]]:
+    """The texts of each prompt, of ``n`` at most those that there are, from their pieces."""
+    said: dict[int, str] = {}
+    for new in pieces:
+        said[new.row] = said.get(new.row, "") + new.text
+    return [[said[row] for row in range(n * i, n * i + n) if row in said] for i in range(prompts)]
 
 
 def likeliest(
