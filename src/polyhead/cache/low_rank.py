@@ -108,7 +108,7 @@ class LowRankLayer:
 
     @property
     def nbytes(self) -> int:
-        return self.inner.nbytes + sum(x.nbytes for x in self.bases or ())
+        return self.inner.nbytes + sum(x.untyped_storage().nbytes() for x in self.bases or ())
 
     def update(self, kv: KV) -> KV:
         """(B, K, T, D) in, (B, K, S, D) out."""

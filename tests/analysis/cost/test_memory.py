@@ -152,6 +152,7 @@ def test_the_formula_of_the_literature_by_hand() -> None:
 MODELS = [
     {"position": "rope", "head_dim": 6, "v_head_dim": 4},
     {"attention": "linear"},
+    {"feed_forward": "experts"},
     {"n_layers": 5, "pattern": [{"attention": "linear"}, {}, {"block": "lstm"}]},
     {
         "position": "none",
@@ -182,6 +183,17 @@ def test_a_cache_holds_what_it_says(kind: str, name: str, changes: dict[str, Any
     if memory is not None:
         parts = [x for x in tree_leaves(memory) if x is not None]
         assert source_bytes(config, 9) * rows == sum(x.nbytes for x in parts)
+
+
+@pytest.mark.parametrize("rank", [3, 8, 99])
+def test_directions_that_are_the_whole_head_are_counted_as_they_are_held(rank: int) -> None:
+    config, choice, length = config_of("decoder", {}), Choice("low_rank", rank=rank), 40
+    said, model = held(choice, cache_shape(config), 1, length), build(config, 1).eval()
+    cache = make_cache(CACHE.check(choice), model.cache_shape, 1, length)
+    with torch.inference_mode():
+        cache.begin([0], torch.arange(length)[None])
+        model.decode(torch.zeros(1, length, dtype=torch.int64), torch.arange(length)[None], cache)
+    assert said.nbytes == cache.nbytes
 
 
 def test_heads_that_share_keys_save_in_proportion() -> None:

@@ -109,7 +109,8 @@ def source_bytes(config: ModelConfig, source: int) -> int:
     Keys and values; with linear attention to the source sums of a constant size, in a recurrent layer where it begins.
     """
     with weightless(), torch.inference_mode():
-        memory = model_class(config)(config).eval().encode(torch.zeros(1, source, dtype=torch.int64))  # type: ignore[operator]
+        decoder, read = model_class(config)(config).decoder, torch.zeros(1, source, config.d_model)
+        memory = [layer.remember(read, None) for layer in decoder.layers]  # type: ignore[union-attr]
         return sum(x.numel() for x in tree_leaves(memory) if isinstance(x, Tensor)) * 4
 
 
