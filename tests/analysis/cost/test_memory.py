@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
 }
 KINDS = {"decoder": Load(3, 13), "encoder": Load(3, 13), "encoder-decoder": Load(3, 13, 9)}
 CHANGES = [{}, {"attention": "linear", "dropout": 0.0}, {"position": "shaw", "feed_forward": "swiglu", "norm": "rmsnorm"},
-           {"attention": {"name": "softmax", "window": 3}}]  # fmt: skip
+           {"attention": {"name": "softmax", "window": 3}}, {"norm": "batchnorm", "feed_forward": "gelu"}]  # fmt: skip
 
 
 def config_of(kind: str, changes: dict[str, Any]) -> ModelConfig:

@@ -31,11 +31,11 @@ def weightless() -> Iterator[None]:
 
 
 class _Answers(TorchDispatchMode):
-    """Asked for its value, a tensor without numbers answers 1, or yes: rows are whole, and masks show something."""
+    """Asked for its value, a tensor without numbers answers 2, or yes: rows are whole, masks show something, and tokens have a spread."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            return True if args[0].dtype == torch.bool else 1
+            return True if args[0].dtype == torch.bool else 2
         return func(*args, **(kwargs or {}))
 
 
