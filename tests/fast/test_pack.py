@@ -15,7 +15,8 @@ from polyhead.models import build, preset
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.block.transformer import Block
 from polyhead.nn.norm import NoNorm
-from polyhead.registry import BLOCK, Choice
+from polyhead.nn.position.base import Position
+from polyhead.registry import BLOCK, POSITION, Choice
 
 CONFIG = preset("tiny", 97, n_layers=2, feed_forward="swiglu", n_kv_heads=2, max_len=32)
 SOURCE, TARGET = torch.randint(5, 97, (3, 9)), torch.randint(5, 97, (3, 7))
@@ -94,3 +95,22 @@ def test_a_hook_from_before_still_fires():
     model.decoder.register_forward_hook(lambda *given: seen.append(given))
     packed(model)(SOURCE, TARGET)
     assert len(seen) == 1
+
+
+def test_a_position_that_does_not_say_where_it_acts_is_not_passed_over(monkeypatch):
+    """The kernels would leave out a bias that they know nothing of."""
+
+    class Near(Position):
+        def bias(self, q, kv, pos, scale=None):
+            return kv.k.new_ones(q.shape[2], kv.k.shape[2]).tril(-2).mul(-3)[None, None]
+
+    class Turned(Position):
+        def rotate(self, x, pos):
+            return x.flip(-1)
+
+    assert (Near.acts_on, Turned.acts_on) == ("scores", "heads")
+    monkeypatch.setitem(POSITION._parts, "near", Near)
+    config = ModelConfig(kind="decoder", vocab_size=50, d_model=64, n_heads=4, n_layers=2, position="near")
+    model, tokens = build(config, seed=1).eval(), torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(model)(tokens), model(tokens), atol=1e-4, rtol=0)

@@ -15,6 +15,16 @@ from polyhead.registry import POSITION
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 """What attention makes of vectors as of tokens, queries and keys: (R, C) -> (H, R, D), (K, R, D)."""
 
+Place = Literal["nothing", "embeddings", "heads", "scores"]
+# whoever does several things is seen by the last of them, which no kernel does unasked
+_PLACES: dict[str, Place] = {
+    "embed": "embeddings",
+    "rotate": "heads",
+    "bias": "scores",
+    "scores": "scores",
+    "values": "scores",
+}
+
 
 @POSITION.register("none")
 class Position(nn.Module):
@@ -27,8 +37,16 @@ class Position(nn.Module):
     When: a baseline
     """
 
-    acts_on: Literal["nothing", "embeddings", "heads", "scores"] = "nothing"
+    acts_on: Place = "nothing"
     products = 1  # of which attention's score is the sum: more with vectors of the scheme's own
+
+    def __init_subclass__(cls) -> None:
+        """A scheme that does not say where it acts acts where it overrides: the kernels go by ``acts_on``."""
+        super().__init_subclass__()
+        if "acts_on" not in vars(cls):
+            for method, place in _PLACES.items():
+                if method in vars(cls):
+                    cls.acts_on = place
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
