@@ -94,6 +94,28 @@ def test_a_prompt_is_the_beginning_of_a_document_or_its_middle(
     assert frame(run.recipe, without).prompt([]) == [without.eos_id]
 
 
+@pytest.mark.parametrize(
+    ("files", "format", "always"),
+    [
+        ("talks.jsonl", "auto", True),
+        ("a.csv.gz", "auto", True),
+        ("a.txt", "tsv", True),
+        ("a.txt", "auto", False),
+    ],
+)
+def test_a_prompt_is_the_beginning_of_a_value_where_a_table_was_learned(
+    tmp_path: Path, files: str, format: str, always: bool
+) -> None:
+    run = polyhead.load(made(tmp_path, "file"))
+    assert run.recipe is not None
+    data = run.recipe.data.model_copy(update={"train": [files], "format": format})
+    about = frame(run.recipe.model_copy(update={"data": data}), run.tokenizer)
+    assert about.always == always
+    assert (about.begin, about.end) == ([run.tokenizer.eos_id],) * 2 or not always
+    chat = {"data": data, "task": Choice("chat")}  # whose lines are conversations
+    assert not frame(run.recipe.model_copy(update=chat), run.tokenizer).always
+
+
 @pytest.mark.parametrize("documents", ["line", "file"])
 def test_perplexity_is_that_of_rows_side_by_side_each_document_alone(tmp_path: Path, documents: str) -> None:
     run = polyhead.load(made(tmp_path, documents))

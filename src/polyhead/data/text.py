@@ -182,6 +182,11 @@ def _plain(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
+def table_of(files: Sequence[Path], format: str = "auto") -> Table | None:
+    """What kind of table files are, by that format or else by their names; None for plain text."""
+    return cast(Table, format) if format in ("tsv", "jsonl") else kind_of(files)
+
+
 def open_text(
     files: Sequence[Path],
     documents: Documents,
@@ -197,7 +202,7 @@ def open_text(
     if not files:
         raise UserError("no files: name a file of plain text")
     paths = tuple(check_file(path) for path in files)
-    table = kind_of(paths) if format not in ("tsv", "jsonl") else cast(Table, format)
+    table = table_of(paths, format)
     if not columns or table is None:
         return Text(paths, documents, share)
     text = Text(paths, "line", share, table, tuple(columns))

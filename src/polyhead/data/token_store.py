@@ -14,7 +14,7 @@ from polyhead.data.files import fingerprint
 from polyhead.data.text import Text, TextReport
 from polyhead.text.tokenizer import Tokenizer
 
-LAYOUT = 3  # of the files of a cache; another number makes another cache
+LAYOUT = 2  # of the files of a cache; another number makes another cache
 DTYPES: dict[str, type[np.generic]] = {"ids": np.int32, "begins": np.int64}
 
 
@@ -43,7 +43,7 @@ class TokenStore:
             tokenizer.sha256,
             text.documents,
             text.share,
-            *([text.columns] if text.columns else []),
+            *([text.columns, "as written"] if text.columns else []),
         ]
         directory = home(cache, "text", settings)
         write = partial(_write, text, tokenizer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from polyhead.config import ModelConfig
+from polyhead.data.text import table_of
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
 
@@ -22,7 +24,7 @@ class Frame(NamedTuple):
 
 
 def frame(recipe: Recipe | None, tokenizer: Tokenizer) -> Frame:
-    """Lines and paragraphs begin and end with the mark of a document.
+    """Lines, paragraphs and the values of a table begin and end with the mark of a document.
 
     In whole files, where documents are long and marks rare, a text begins after the end of a line. A published
     checkpoint, which has no recipe, says in its tokenizer's rules what stands before a text; where they say nothing,
@@ -31,11 +33,17 @@ def frame(recipe: Recipe | None, tokenizer: Tokenizer) -> Frame:
     mark = [tokenizer.eos_id]
     if recipe is None:
         return Frame(tokenizer.begin or mark, [], bool(tokenizer.begin))
-    if recipe.data.documents != "file":
+    if recipe.data.documents != "file" or _of_tables(recipe):
         return Frame(mark, mark, True)
     (line,) = tokenizer.encode(["\n"])
     known = line and tokenizer.decode([line]) == ["\n"]
     return Frame(line if known else mark, [], False)
+
+
+def _of_tables(recipe: Recipe) -> bool:
+    """Whether a language model has learned from columns of tables, of which each value is a document."""
+    files = [Path(name) for name in recipe.data.train]
+    return recipe.task.name == "language-model" and table_of(files, recipe.data.format) is not None
 
 
 def about_vectors(config: ModelConfig, recipe: Recipe | None, tokenizer: Tokenizer) -> Frame | None:
