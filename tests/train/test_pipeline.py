@@ -324,6 +324,16 @@ def test_a_resumed_recipe_with_other_keys_is_refused(
         run_training(small_recipe(corpus, **{"steps": 2, **change}), resume=True, report=Notes())
 
 
+def test_a_run_does_not_end_before_the_steps_that_it_has_done(corpus: Path) -> None:
+    begun(corpus, steps=3)
+    written = (corpus / "run/recipe.yaml").read_text()
+    with pytest.raises(
+        UserError, match=r"^--resume: the run has 3 steps done, and is to have 2 now; give at least 3"
+    ):
+        run_training(small_recipe(corpus, steps=2), resume=True, report=Notes())
+    assert (corpus / "run/recipe.yaml").read_text() == written
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [

@@ -91,7 +91,12 @@ def check_same(saved: checkpoint.Checkpoint, extra: dict[str, str], before: Reci
 
 
 def check_rates(config: TrainConfig, d_model: int, done: int, before: int, now: int) -> None:
-    """Another number of steps must leave the learning rates of the steps done as they were."""
+    """Another number of steps must leave those done as they were, and their learning rates."""
+    if now < done:
+        raise UserError(
+            f"--resume: the run has {done} steps done, and is to have {now} now; give at least {done}, "
+            "or start anew with out=..."
+        )
     old, new = (SCHEDULE.build(config.schedule, d_model, steps) for steps in (before, now))
     if any(old(step) != new(step) for step in range(1, done + 1)):
         raise UserError(
