@@ -12,6 +12,7 @@ import torch
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.foreign import FOUND
 from polyhead.models import build
 from polyhead.registry import FEED_FORWARD, NORM, Choice
 from polyhead.run_files import read_config
@@ -30,6 +31,16 @@ class Twice(nn.Module):
 class Loose(nn.Module):
     def __init__(self, d_model, factor=2.0):
         super().__init__()
+
+class Deaf(nn.Module):
+    state = None
+    def __init__(self, shape, position):
+        super().__init__()
+        self.linear = nn.Linear(shape.d_model, shape.d_model)
+    def remember(self, x, pos):
+        return x
+    def forward(self, x, pos=None, cache=None, memory=None):
+        return self.linear(x)
 
 class Broken(nn.Module):
     def __init__(self, d_model):
@@ -111,6 +122,27 @@ def test_a_run_says_what_it_needs_where_that_is_missing(
     message = "config.json: norm: norm 'my_parts.mine:Twice': there is no module 'my_parts' in the installed packages and "
     with pytest.raises(UserError, match=f"{message}.*elsewhere"):
         read_config(package / "run")
+
+
+def test_a_dot_in_place_of_the_colon_is_told(package: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"unknown norm 'my_parts.mine.Twice'; .*is written my_parts.mine:Twice$"
+    ):
+        NORM.get("my_parts.mine.Twice")
+    with pytest.raises(
+        UserError, match=r"^unknown norm 'layernrom'; did you mean 'layernorm'\?[^:]*: [^:]*$"
+    ):
+        NORM.get("layernrom")
+
+
+def test_attention_that_does_not_hold_its_position_is_named(package: Path) -> None:
+    sizes = {"vocab_size": 9, "d_model": 8, "n_heads": 2, "n_layers": 1, "kind": "decoder"}
+    own = Choice("my_parts.mine:Deaf")
+    ModelConfig(**sizes, attention=own, position="none")
+    assert "my_parts.mine:Deaf" in FOUND
+    message = "position 'rope' acts within attention, and attention 'my_parts.mine:Deaf' does not hold it"
+    with pytest.raises(UserError, match=message):
+        ModelConfig(**sizes, attention=own, position="rope")
 
 
 def test_installed_packages_come_first(here: Path, installed: Path) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 from polyhead.errors import UserError, nearest, show
 
+FOUND: set[str] = set()  # the names of those that are in use, for whoever asks whose a mistake may be
+
 
 def find(name: str, given: Sequence[str]) -> Any:
     """The class or function of that name; all that can be wrong is a UserError.
@@ -45,6 +47,7 @@ def find(name: str, given: Sequence[str]) -> Any:
             f"it takes ({', '.join(taken)}), but is given ({', '.join(given)}); options come after a *, as in "
             f"({', '.join([*given, '*', 'option=1'])})"
         )
+    FOUND.add(name)
     return part
 
 

@@ -90,7 +90,9 @@ class Registry(Generic[T]):
             return self._foreign(name)
         self._discover()
         if name not in self._parts:
-            raise unknown(self.kind, name, self._parts)
+            place, dot, part = name.rpartition(".")
+            own = f"; a part of a package of yours is written {place}:{part}" if dot else ""
+            raise UserError(f"{unknown(self.kind, name, self._parts)}{own}")
         return self._parts[name]
 
     def options(self, name: str) -> dict[str, tuple[Any, Any]]:

@@ -62,6 +62,7 @@ def try_layers(config: ModelSection) -> None:
 
     sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
     turns = config.pattern or (LayerParts(),)
+    deaf = False  # whether a layer attends without the common position
     used, read = False, all(parts.attention for parts in turns)
     blocks, there = dict[str, None](), dict[str, None]()
     idle = {
@@ -76,6 +77,7 @@ def try_layers(config: ModelSection) -> None:
                 acts = position.acts_on in ("nothing", "embeddings") or position in layer.modules()
                 if parts.position is None:
                     blocks[block], used = None, used or acts
+                    deaf = deaf or (hasattr(layer, "attn") and parts.attention is None)
                 elif position.acts_on == "embeddings":
                     raise UserError(
                         f"position {parts.position.name!r} in pattern acts on the embeddings, which no layer has alone"
@@ -100,6 +102,11 @@ def try_layers(config: ModelSection) -> None:
     if not read and ATTENTION.check(config.attention) != ATTENTION.check(default):
         raise UserError(
             f"no layer attends by attention {config.attention.name!r}, the blocks being {' and '.join(there)}: leave it out"
+        )
+    if blocks and not used and deaf:
+        raise UserError(
+            f"position {config.position.name!r} acts within attention, and attention {config.attention.name!r} does not hold it "
+            "(self.position = position): use none, or one that is added to the embeddings, such as sinusoidal or learned"
         )
     if blocks and not used:
         raise UserError(

@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import polyhead
-from polyhead.cli import main
+from polyhead.cli import guard, main
 from polyhead.cli.app import VERBS
 from polyhead.cli.guard import guarded
 from polyhead.errors import UserError
@@ -197,6 +197,7 @@ def test_an_error_becomes_a_line_and_a_code(
 def test_a_defect_is_said_to_be_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guard, "FOUND", set())
     assert verb_that_raises(KeyError("x")) == 1
     quiet = capsys.readouterr().err
     assert quiet.startswith("polyhead: unexpected KeyError: 'x' (guard.py:")
@@ -205,6 +206,16 @@ def test_a_defect_is_said_to_be_one(
     monkeypatch.setenv("POLYHEAD_DEBUG", "1")
     verb_that_raises(KeyError("x"))
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_where_parts_of_ones_own_are_in_use_a_mistake_may_be_theirs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "FOUND", {"my_pkg.mine:Norm"})
+    assert verb_that_raises(KeyError("x")) == 1
+    said = capsys.readouterr().err
+    assert "look first at what is not Polyhead's: my_pkg.mine:Norm; POLYHEAD_DEBUG=1" in said
+    assert "defect of Polyhead" not in said
 
 
 def test_python_m_polyhead_ends_with_the_verbs_exit_code(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from polyhead.errors import UserError
+from polyhead.foreign import FOUND
 
 DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 EXTRAS = {
@@ -84,9 +85,15 @@ def said(error: Exception) -> tuple[str, int]:
         return f"{error.filename}: {error.strerror}", MISTAKE if named else FAILED
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.strerror}", FAILED
+    what = f"unexpected {type(error).__name__}: {error or 'no message'} ({_place(error)})\n"
+    if FOUND:
+        return (
+            f"{what}look first at what is not Polyhead's: {', '.join(sorted(FOUND))}; "
+            "POLYHEAD_DEBUG=1 shows the traceback",
+            FAILED,
+        )
     return (
-        f"unexpected {type(error).__name__}: {error or 'no message'} ({_place(error)})\n"
-        "this is a defect of Polyhead: please report it with the output of 'polyhead env'; "
+        f"{what}this is a defect of Polyhead: please report it with the output of 'polyhead env'; "
         "POLYHEAD_DEBUG=1 shows the traceback",
         FAILED,
     )
