@@ -56,6 +56,24 @@ def test_normal_has_one_spread_everywhere_but_on_the_way_into_the_stream(tying):
         assert float(weight.detach().std()) == pytest.approx(0.05, rel=0.03), name
 
 
+@pytest.mark.parametrize(
+    ("changes", "depths"),
+    [
+        ({"n_layers": 8, "n_decoder_layers": 2}, {"encoder.": 8, "decoder.": 2}),
+        ({"kind": "encoder", "n_layers": 8, "generator": 2}, {"encoder.": 8, "generator.": 2}),
+        ({"kind": "decoder", "n_layers": 4, "share_layers": True}, {"stack.": 4}),
+    ],
+    ids=["decoder", "generator", "shared"],
+)
+def test_the_way_into_the_stream_is_as_narrow_as_its_own_stack_is_deep(changes, depths):
+    model = build(ModelConfig(**SIZES | changes, init={"name": "normal", "std": 0.05}), seed=0)
+    for start, depth in depths.items():
+        into = [w for n, w in model.named_parameters() if n.startswith(start) and n.endswith("o_proj.weight")]
+        assert into
+        for weight in into:
+            assert float(weight.detach().std()) == pytest.approx(0.05 / (2 * depth) ** 0.5, rel=0.03)
+
+
 def test_norms_begin_as_norms_alone():
     model = build(ModelConfig(**SIZES, norm_first=True), seed=0)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyhead.config import ModelConfig
 from polyhead.nn.head import Head
 from polyhead.nn.position.learned import Learned
+from polyhead.nn.stack import Stack
 from polyhead.ranges import Above0
 from polyhead.registry import INIT
 
@@ -37,8 +38,8 @@ def xavier(model: nn.Module, config: ModelConfig, *, gain: Above0 = 1.0) -> None
 def normal(model: nn.Module, config: ModelConfig, *, std: Above0 = 0.02) -> None:
     """Normal matrices and embeddings of one small spread; biases 0.
 
-    The projections that feed the residual stream (``o_proj``, ``down_proj``) are divided by √(2N) for N layers, so that
-    its variance does not grow with depth.
+    The projections that feed the residual stream (``o_proj``, ``down_proj``) are divided by √(2N) for a stack of N layers,
+    so that its variance does not grow with depth.
 
     Equation: W ~ N(0, std²)
     Paper: Radford et al., 2019
@@ -48,9 +49,10 @@ def normal(model: nn.Module, config: ModelConfig, *, std: Above0 = 0.02) -> None
       std: standard deviation
     """
     _fill(model, lambda w: nn.init.normal_(w, std=std), std)
-    for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight.data.div_((2 * config.n_layers) ** 0.5)
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        for name, weight in stack.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.data.div_((2 * len(stack.layers)) ** 0.5)
 
 
 def _fill_recurrent(module: nn.RNNBase, matrix: Callable[[Tensor], object]) -> None:
