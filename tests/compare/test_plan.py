@@ -157,6 +157,13 @@ def test_a_warm_up_that_fills_the_budget_is_told() -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_a_peak_given_to_a_schedule_that_wants_a_factor_is_told() -> None:
+    noam = ("train.schedule={name: noam, warmup: 4}", "train.lr=0.001")
+    assert plan(changes=noam, budget="8steps").rows[0].note.startswith("train.lr is 0.001, and schedule noam")
+    assert "; train.lr is" in plan(changes=noam, budget="6steps").rows[0].note
+
+
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("steps", [1, 2, 7, 15, 16, 29, 100, 4321, 100_000])
 def test_a_cell_is_evaluated_about_fifteen_times_and_right_after_a_tick_of_the_clock(steps: int) -> None:
     train = schedule_of(load_recipe("toy.yaml"), steps).train

@@ -155,6 +155,14 @@ def test_a_warm_up_that_is_longer_than_the_run_is_told(corpus: Path) -> None:
         assert [line for line in notes.said if "warm-up" in line] == lines
 
 
+def test_a_peak_given_to_a_schedule_that_wants_a_factor_is_told(corpus: Path) -> None:
+    noam = {"name": "noam", "warmup": 2}
+    for lr, told in ((0.001, ["train.lr is 0.001, and schedule noam takes it times 1/√d_model"]), (1.0, [])):
+        notes = Notes()
+        run_training(small_recipe(corpus, f"factor-{lr}", steps=4, lr=lr, schedule=noam), report=notes)
+        assert [line.split(":")[0] for line in notes.said if "schedule noam" in line] == told
+
+
 def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
     """The signal itself, between two steps of a run in this process."""
 

@@ -22,7 +22,7 @@ from polyhead.compare.budget import Budget
 from polyhead.errors import UserError, explain
 from polyhead.recipe import Recipe
 from polyhead.registry import CACHE, Choice
-from polyhead.train.schedule import late
+from polyhead.train.schedule import faint, late
 
 if TYPE_CHECKING:
     from polyhead.compare.tasks.base import Compared
@@ -190,7 +190,11 @@ def warning(recipe: Recipe, budget: Budget) -> str:
         if budget.kind == "recipe"
         else None
     )
-    return late(recipe.train.schedule, steps) if steps else ""
+    notes = [
+        late(recipe.train.schedule, steps) if steps else "",
+        faint(recipe.train.schedule, recipe.train.lr),
+    ]
+    return "; ".join(note for note in notes if note)
 
 
 def digest(value: Any) -> str:

@@ -42,7 +42,7 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
-from polyhead.train.schedule import late
+from polyhead.train.schedule import faint, late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, open_start, resolved
@@ -123,6 +123,8 @@ def run_training(
             told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
             if said := late(recipe.train.schedule, steps):
                 told.say(f"{said}: train.lr comes late or never; train.schedule.warmup sets it")
+            if said := faint(recipe.train.schedule, recipe.train.lr):
+                told.say(said)
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
                 if outcome.how != "interrupted":

@@ -113,3 +113,10 @@ def late(choice: Choice, steps: int) -> str:
     if not isinstance(warmup, int) or 2 * warmup <= steps:
         return ""
     return f"the warm-up ({warmup:,} steps) is more than half of the {steps:,} steps"
+
+
+def faint(choice: Choice, lr: float) -> str:
+    """What is to be said where a peak was given to a schedule that takes a factor; nothing of another."""
+    if choice.name != "noam" or lr >= 0.1:
+        return ""
+    return f"train.lr is {lr:g}, and schedule noam takes it times 1/√d_model: hardly anything is learned below 0.1; the paper has 1"
