@@ -105,7 +105,8 @@ def wordpiece(
 ) -> tokenizers.Tokenizer:
     """WordPiece: the longest piece first, ``##`` inside a word; a Han character is a word.
 
-    Spaces are kept as marks, so that text comes back with its own spacing.
+    Spaces are kept as marks, so that text comes back with its own spacing,
+    less one blank where a text begins with blanks.
 
     Paper: Schuster & Nakajima, 2012
     When: to compare with BERT-like models
@@ -152,7 +153,8 @@ def unigram(
 ) -> tokenizers.Tokenizer:
     """Unigram language model: of all ways to cut a text into pieces, the most probable one.
 
-    Characters that were not kept are unknown, or bytes with ``byte_fallback``.
+    Characters that were not kept are unknown, or bytes with ``byte_fallback``. Spacing comes back,
+    less one blank where a text begins with blanks.
 
     Equation: p(text) = max over cuts of Π p(piece)
     Paper: Kudo, 2018
