@@ -41,7 +41,7 @@ LAYERS = [
     {"data", "models"},
     {"hf", "generate", "analysis", "fast"},
     {"train", "serve", "run", "run_files", "loading", "together", "speculate"},
-    {"compare", "lab", "planning", "export"},
+    {"compare", "lab", "planning", "export", "starter"},
     {"cli", "demo"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -109,6 +109,19 @@ def write(tree: Tree) -> str:
     return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
+def write_value(value: Any) -> str:
+    """A value as it stands behind its key, on one line."""
+    flow = yaml.dump(
+        [value],
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+        default_flow_style=True,
+    )
+    return str(flow).strip()[1:-1]
+
+
 def read(path: Path) -> Tree:
     """The mapping in a YAML file."""
     if path.is_dir():

@@ -108,7 +108,7 @@ def test_validation_may_be_a_share_of_the_pairs(corpus: Path, capsys: pytest.Cap
     (corpus / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
     recipe = small_recipe(corpus, steps=2)
     data = recipe.data.model_copy(update={"train": ["pairs.tsv"], "valid": None, "valid_share": 0.2})
-    run, _ = run_training(recipe.model_copy(update={"data": data}), report=(notes := Notes()))
+    run_training(recipe.model_copy(update={"data": data}), report=(notes := Notes()))
     held = [source for source, _ in pairs if zlib.crc32(source.encode()) < 0.2 * 2**32]
     assert 0 < len(held) < len(pairs)
     told = [line.split(": ")[2] for line in notes.said if line.startswith(("train: pairs", "valid: pairs"))]

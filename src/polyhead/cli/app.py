@@ -17,6 +17,7 @@ from polyhead.errors import nearest
 # verb -> (its module in this package, what it does)
 VERBS = {
     "demo": ("demo", "Train a translator in minutes on text that comes along, and judge it."),
+    "recipe": ("recipe", "Write a recipe for your own text: what it holds is looked at."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
     "plan": ("plan", "Say what a design costs before it is trained: operations, memory, time."),
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),

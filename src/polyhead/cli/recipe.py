@@ -1,0 +1,66 @@
+"""``polyhead recipe``: from text files to a recipe that fits them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from polyhead import document
+from polyhead.errors import UserError, explain
+from polyhead.places import file_place, put
+from polyhead.recipe import Recipe
+
+
+def run(
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE... [KEY=VALUE]...",
+            help="the text to learn from, and keys of the recipe that are known already, e.g. data.text=review",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="file for the recipe", show_default="standard output")
+    ] = None,
+) -> None:
+    """Write a recipe for your own text: what it holds is looked at, what can be learned from it and how large a model fits.
+
+    Two files of as many lines become a translator, plain text a language model, a table with labels a classifier, one with
+    two texts a translator, one with a text a language model, conversations a model that answers. Columns are found by their
+    names or by what is in them; task=... and data.text=... say otherwise.
+
+    \b
+    polyhead recipe train.en train.de --output mine.yaml
+    polyhead recipe reviews.csv data.text=review data.label=stars > reviews.yaml
+    polyhead recipe articles.jsonl task=masked-lm
+    """
+    from polyhead.starter.look import look
+    from polyhead.starter.propose import propose, written
+
+    files = [one for one in given if "=" not in one or Path(one).exists()]
+    if not files:
+        raise UserError("name the files to learn from: polyhead recipe train.en train.de")
+    if output is not None and file_place(output, "--output", files).exists():
+        raise UserError(f"--output {output} is there already; name another file, or remove it first")
+    changes = document.parse_overrides([one for one in given if one not in files], Recipe)
+    known = {keys[1]: value for keys, value in changes if keys[0] == "data" and len(keys) == 2}
+    task = next((value for keys, value in changes if keys == ["task"]), None)
+    found = look(files, known, task)
+    tree = propose(found)
+    for keys, value in changes:
+        document.assign(tree, keys, value, Recipe)
+    try:
+        Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise explain(error, Recipe) from None
+    text = written(tree, found, str(output or "mine.yaml"))
+    if output is None:
+        print(text, end="")
+        return
+    put(output, text.encode())
+    print(text.partition("\n")[0].removeprefix("# "), file=sys.stderr)
+    print(f"{output}; train it: polyhead train {output}", file=sys.stderr)

@@ -1,0 +1,203 @@
+"""The columns of a table, and what each of them is for: told by their names, else by what stands in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from polyhead.data.columns import Column, read_json
+from polyhead.data.conversations import KEYS
+from polyhead.data.files import is_text, lines
+from polyhead.errors import UserError
+
+SAMPLE = 2000  # lines that are looked at
+SIDES = (
+    ("source", "src", "input", "question", "prompt"),
+    ("target", "tgt", "output", "answer", "completion"),
+)
+LABELS = ("label", "labels", "class", "category", "topic", "sentiment", "intent", "stars", "rating", "y")
+TEXTS = ("text", "sentence", "content", "review", "body", "document", "story", "article", "question", "title")
+PAIRS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a", "text_b"),
+         ("query", "passage"), ("question", "sentence"))  # fmt: skip
+KNOWN = {
+    *SIDES[0],
+    *SIDES[1],
+    *LABELS,
+    *TEXTS,
+    *(name for pair in PAIRS for name in pair),
+    "id",
+    "idx",
+    "index",
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The first values of every column of a table."""
+
+    name: str  # of the file
+    values: Mapping[Column, list[Any]]
+
+    @property
+    def labels(self) -> list[Column]:
+        """Those that may be labels: few different short values, each of them often."""
+        return [column for column, values in self.values.items() if _few(values)]
+
+    @property
+    def texts(self) -> list[Column]:
+        """Those that hold text, the one that names most texts first, then the longest."""
+        found = [column for column, values in self.values.items() if _prose(values)]
+        length = {column: sum(map(len, self.values[column])) for column in found}
+        return sorted(found, key=lambda column: (_rank(column, TEXTS), -length[column]))
+
+    def task(self, given: Mapping[str, Any]) -> str:
+        """What can be learned from them, those counted in that are ``given`` a role already."""
+        if any(column in KEYS for column in self.values):
+            return "chat"
+        if "label" in given:
+            return "classification"
+        if {"source", "target"} & set(given) or self._sides():
+            return "translation"
+        label = self._label()
+        texts = [column for column in self.texts if column != label]
+        if label is not None and (texts or "text" in given):
+            return "classification"
+        if len(texts) == 1 or "text" in given or (texts and _rank(texts[0], TEXTS) < len(TEXTS)):
+            return "language-model"
+        if len(texts) == 2:
+            return "translation"
+        raise UserError(
+            f"{self.name} has the columns {self._shown()}: which are meant cannot be told; name them, e.g. "
+            "data.text=... data.label=..., or data.source=... data.target=..., or data.text=... alone for a language model"
+        )
+
+    def roles(self, task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of the section ``data`` that say which column is what."""
+        if task == "chat":
+            return {}
+        if task == "translation":
+            sides = self._sides() or self.texts_in_order()
+            if len(sides) != 2 and not {"source", "target"} <= set(given):
+                raise UserError(
+                    f"{self.name} has the columns {self._shown()}: say which are the two sides, data.source=... data.target=..."
+                )
+            return dict(zip(("source", "target"), sides, strict=False))
+        if task == "classification":
+            label = given.get("label", self._label())
+            if label is None:
+                raise UserError(
+                    f"{self.name} has the columns {self._shown()}: none has few values that come often; say which is the label, data.label=..."
+                )
+            return {"text": given.get("text", self._about(label)), "label": label}
+        return {"text": given.get("text", self._one(self.texts))}
+
+    def texts_in_order(self) -> list[Column]:
+        """The columns of text as they stand in the table."""
+        return [column for column in self.values if column in self.texts]
+
+    def _sides(self) -> list[Column]:
+        """Two columns whose names say source and target."""
+        found = [next((column for column in self.values if _last(column) in names), None) for names in SIDES]
+        sides = [column for column in found if column is not None and column in self.texts]
+        return sides if len(sides) == 2 else []
+
+    def _label(self) -> Column | None:
+        """The column that is a label by its name, or the only one that can be."""
+        able = [column for column in self.labels if not str(column).endswith("id")]
+        named = sorted(
+            (column for column in able if _rank(column, LABELS) < len(LABELS)), key=lambda c: _rank(c, LABELS)
+        )
+        return named[0] if named else able[0] if len(able) == 1 else None
+
+    def _about(self, label: Column) -> Column | list[Column]:
+        """The column of the text that the label is about, or the two."""
+        for pair in PAIRS:
+            if all(name in self.values for name in pair):
+                return list(pair)
+        return self._one([column for column in self.texts if column != label])
+
+    def _one(self, texts: list[Column]) -> Column:
+        if not texts:
+            raise UserError(
+                f"{self.name} has the columns {self._shown()}: none holds text; say which does, data.text=..."
+            )
+        return texts[0]
+
+    def _shown(self) -> str:
+        return ", ".join(map(str, islice(self.values, 20)))
+
+
+def columns_of(path: Path, table: Literal["tsv", "jsonl"]) -> Columns:
+    """The first values of the columns of a file; a TSV has names where its first line holds some that are known."""
+    values: dict[Column, list[Any]] = {}
+    for row in _tsv(path) if table == "tsv" else _json(path):
+        for column, value in row.items():
+            if value is not None:
+                values.setdefault(column, []).append(value)
+    if not values:
+        raise UserError(f"{path.name}: none of its first lines is a row of a table")
+    return Columns(path.name, values)
+
+
+def _tsv(path: Path) -> Iterator[dict[Column, Any]]:
+    first = [line.decode().split("\t") for line in islice(lines(path), SAMPLE) if line and is_text(line)]
+    names = first[0] if first else []
+    headed = len(set(names)) == len(names) > 1 and any(_last(name) in KNOWN for name in names)
+    columns: list[Column] = [*names] if headed else [*range(max(map(len, first), default=0))]
+    for cells in first[headed:]:
+        yield dict(zip(columns, cells, strict=False))
+
+
+def _json(path: Path) -> Iterator[dict[Column, Any]]:
+    for line in islice(lines(path), SAMPLE):
+        try:
+            row = read_json(line) if line and is_text(line) else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            yield dict(_flat(row))
+        elif isinstance(row, list):
+            yield dict(enumerate(row))
+
+
+def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys of an object, and of objects in it as dotted paths."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{inner}", one) for inner, one in _flat(value))
+        else:
+            yield key, value
+
+
+def _last(column: Column) -> str:
+    return str(column).lower().rpartition(".")[2]
+
+
+def _rank(column: Column, names: tuple[str, ...]) -> int:
+    """The place of a column's name among those; behind them where it is none."""
+    last = _last(column)
+    return names.index(last) if last in names else len(names)
+
+
+def _few(values: list[Any]) -> bool:
+    named = [json.dumps(value) for value in values if isinstance(value, str | int)]
+    different = set(named)
+    return (
+        len(named) == len(values)
+        and 2 <= len(different) <= max(2, len(values) // 4)
+        and len(different) <= 200
+        and max(map(len, different)) <= 40
+    )
+
+
+def _prose(values: list[Any]) -> bool:
+    """Whether they are texts: strings, mostly different, of more than a word or of letters that stand without blanks."""
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < 0.9 * len(values) or 2 * len(set(texts)) < len(texts):
+        return False
+    blanks = sum(" " in text.strip() or not text.isascii() for text in texts)
+    return 2 * blanks > len(texts)

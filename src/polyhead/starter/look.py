@@ -1,0 +1,162 @@
+"""What text files hold, and what can be learned from them: told by their names, their columns and what stands in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyhead.data.conversations import ConversationReport, open_conversations
+from polyhead.data.corpus import CorpusReport, open_corpus
+from polyhead.data.files import check_file, lines
+from polyhead.data.labelled import LabelledReport, labels_of, open_labelled
+from polyhead.data.text import TextReport, open_text, table_of
+from polyhead.data_sections import DataConfig
+from polyhead.errors import UserError, unknown
+from polyhead.starter.columns import columns_of
+
+TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
+MOST = 1 << 28  # bytes of text that are read; of more the rest is taken to be alike
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
+SPLITS = {"valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
+
+
+@dataclass
+class Look:
+    """What was found: the task, the section ``data`` of a recipe as far as the files tell it, and how much text there is."""
+
+    task: str
+    data: dict[str, Any]
+    rows: int = 0  # pairs, texts, conversations or documents
+    size: int = 0  # bytes of text in them
+    lengths: list[int] = field(default_factory=list)  # bytes of each row, of its longer side
+    labels: int = 0
+    whole: bool = True  # whether everything was read
+
+    def long(self, share: float = 0.99) -> int:
+        """Bytes that such a share of the rows does not exceed."""
+        return int(np.quantile(self.lengths, share)) if self.lengths else 0
+
+
+def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None) -> Look:
+    """Read the files, as far as ``given``, keys of the section ``data``, does not say already how; a mistake is a UserError."""
+    data = {**given, "train": list(files)}
+    section = DataConfig.model_validate(data)
+    paths = [check_file(path) for path in section.paths("train")]
+    table = table_of(paths, section.format)
+    if task is not None and task not in TASKS:
+        raise unknown("task that recipes are written for", task, TASKS)
+    if table is None:
+        found = Look(task or _task_of_plain(paths), data)
+        if found.task in ("classification", "chat"):
+            raise UserError(
+                f"task {found.task} wants a table, TSV, CSV, JSONL or Parquet; {paths[0].name} is plain text by its name"
+            )
+    else:
+        columns = columns_of(paths[0], table)
+        found = Look(task or columns.task(given), data)
+        data |= {key: value for key, value in columns.roles(found.task, given).items() if key not in given}
+    if found.task == "translation":
+        data |= {
+            key: code for key, code in _languages(section, data, table is None).items() if key not in given
+        }
+    _measure(found, DataConfig.model_validate(data))
+    data |= {
+        key: value for key, value in _held_out(found).items() if not {"valid", "valid_share"} & set(given)
+    }
+    return found
+
+
+def _task_of_plain(paths: Sequence[Path]) -> str:
+    """Two files of as many lines, or of one name but for its end, are the sides of a translation."""
+    if len(paths) != 2:
+        return "language-model"
+    a, b = (path.name.removesuffix(".gz").split(".") for path in paths)
+    if a[:-1] == b[:-1] and all(LANGUAGE.fullmatch(parts[-1]) and parts[-1] != "txt" for parts in (a, b)):
+        return "translation"
+    counts = {sum(1 for _ in lines(path)) for path in paths}
+    return "translation" if len(counts) == 1 and counts.pop() > 1 else "language-model"
+
+
+def _languages(section: DataConfig, data: Mapping[str, Any], parallel: bool) -> dict[str, str]:
+    """The languages of the two sides, where the names of files or columns are codes of some."""
+    if parallel:
+        ends = [path.name.removesuffix(".gz").rpartition(".")[2] for path in section.paths("train")]
+    else:
+        ends = [str(data[side]).rpartition(".")[2] for side in ("source", "target")]
+    told = all(LANGUAGE.fullmatch(end) and end not in ("txt", "src", "tgt", "in", "out") for end in ends)
+    return dict(zip(("source_lang", "target_lang"), ends, strict=True)) if told else {}
+
+
+def _measure(found: Look, data: DataConfig) -> None:
+    """Read the rows and their lengths, as they will be read for training."""
+    paths = data.paths("train")
+    for size in _sizes(found, data, paths):
+        found.rows += 1
+        found.lengths.append(max(size))
+        found.size += sum(size)
+        if found.size > MOST:
+            found.whole = False
+            break
+    if not found.whole:
+        found.size = max(found.size, sum(path.stat().st_size for path in paths))
+
+
+def _sizes(found: Look, data: DataConfig, paths: Sequence[Path]) -> Iterator[tuple[int, ...]]:
+    """The bytes of every text of every row."""
+    if found.task == "translation":
+        corpus = open_corpus(paths, format=data.format, source=data.source, target=data.target)
+        for pair in corpus.pairs(CorpusReport(corpus.where)):
+            yield _bytes(pair.source, pair.target)
+    elif found.task == "classification":
+        labelled = open_labelled(paths, format=data.format, text=data.text, label=data.label)
+        found.labels = len(labels_of(labelled))
+        for example in labelled.examples(LabelledReport(labelled.where)):
+            yield _bytes(*example.texts)
+    elif found.task == "chat":
+        talks = open_conversations(paths)
+        for talk in talks.read(ConversationReport(talks.where)):
+            yield (sum(_bytes(*(message.content for message in talk.messages))),)
+    else:
+        text = open_text(paths, data.documents, columns=data.text, format=data.format)
+        held = 0
+        for piece in text.pieces(TextReport(text.where)):
+            held += len(piece.text.encode())
+            if piece.last:
+                yield (held,)
+                held = 0
+
+
+def _bytes(*texts: str) -> tuple[int, ...]:
+    return tuple(len(text.encode()) for text in texts)
+
+
+def _held_out(found: Look) -> dict[str, Any]:
+    """What to measure on: files beside those of training that are called so, else a share of the training text."""
+    names: list[str] = found.data["train"]
+    beside: dict[str, Any] = {}
+    for split, words in SPLITS.items():
+        for word in words:
+            others = [re.sub(r"train(?=[^/]*$)", word, name) for name in names]
+            if all(other != name for other, name in zip(others, names, strict=True)) and _fit(found, others):
+                beside[split] = others
+                break
+    if "valid" not in beside:
+        most = found.rows if found.task != "language-model" else max(found.rows, found.size // 1000)
+        beside["valid_share"] = next((share for share in (0.01, 0.02, 0.05, 0.1) if most * share >= 500), 0.1)
+    return beside
+
+
+def _fit(found: Look, names: Sequence[str]) -> bool:
+    """Whether files of these names are there and can be read like those of training."""
+    try:
+        data = DataConfig.model_validate({**found.data, "train": list(names)})
+        other = Look(found.task, {})
+        next(iter(_sizes(other, data, [check_file(path) for path in data.paths("train")])))
+    except (UserError, StopIteration):
+        return False
+    return True

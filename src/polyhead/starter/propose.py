@@ -1,0 +1,230 @@
+"""A recipe to begin with: sizes by how much text there is, the rest as in the recipes that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from polyhead import document
+from polyhead.starter.look import Look
+
+TOKEN = 4  # bytes, about, of a token of any of the tokenizers
+Section = dict[str, Any]
+
+
+class Size(NamedTuple):
+    """What suits so much text."""
+
+    most: float  # bytes of it
+    d_model: int
+    n_layers: int
+    dropout: float
+    vocab_size: int
+    passes: float  # over the text
+
+
+# as multi30k-en-de (4 MB), tatoeba-en-zh and the published base model
+PAIRS = [
+    Size(1e6, 128, 2, 0.3, 2000, 60),
+    Size(1e7, 128, 4, 0.3, 8000, 40),
+    Size(1e8, 256, 4, 0.2, 12000, 10),
+    Size(1e9, 512, 6, 0.1, 24000, 5),
+    Size(math.inf, 512, 6, 0.1, 32000, 2),
+]
+# as tinyshakespeare (1 MB), wikitext-2 (11 MB) and, beyond, fewer passes over more text
+PLAIN = [
+    Size(3e6, 128, 4, 0.1, 2000, 12),
+    Size(3e7, 256, 4, 0.2, 8000, 6),
+    Size(3e8, 384, 6, 0.1, 16000, 3),
+    Size(math.inf, 512, 8, 0.0, 32000, 1),
+]
+# as trec (0.3 MB), sst2 (3.5 MB) and agnews
+LABELLED = [
+    Size(1e6, 128, 1, 0.2, 8000, 6),
+    Size(1e7, 128, 1, 0.3, 8000, 4),
+    Size(math.inf, 256, 1, 0.3, 16000, 2),
+]
+RATES = {128: 0.004, 256: 0.002, 384: 0.001, 512: 0.0007}  # of translators, by width
+
+REASONS = {
+    "data.valid_share": "held out to measure on; files of your own are better: valid: [...]",
+    "model.d_model": "width",
+    "train.steps": "updates",
+    "train.max_tokens": "of a batch, padding counted",
+    "start": "answers are learned best by a model that can write already",
+}
+TITLES = {
+    "translation": "A translator",
+    "language-model": "A language model",
+    "masked-lm": "An encoder that learns to fill in what is hidden",
+    "classification": "A classifier",
+    "chat": "A language model that learns to answer",
+}
+ROWS = {"translation": "pairs", "classification": "texts", "chat": "conversations"}
+LENGTHS = {
+    "translation": "tokens a side; more than nearly all have, and longer ones are skipped and counted",
+    "classification": "tokens; more than nearly all have, and longer ones are cut and counted",
+    "chat": "tokens; of longer ones the last answers are left out",
+}
+
+
+def propose(look: Look) -> dict[str, Any]:
+    """The tree of a recipe for what was found."""
+    part = {
+        "translation": _translation, "language-model": _language, "masked-lm": _masked, "classification": _classification,
+        "chat": _chat,
+    }  # fmt: skip
+    of: Callable[[Look], dict[str, Any]] = part[look.task]
+    tree = of(look)
+    order = ("train", "valid", "valid_share", "test")
+    data = {key: look.data[key] for key in order if key in look.data} | tree.pop("data") | look.data
+    root = {"root": data.pop("root")} if "root" in data else {}
+    task = {} if look.task == "translation" else {"task": look.task}
+    return task | {"data": root | data} | tree
+
+
+def written(tree: Mapping[str, Any], look: Look, name: str) -> str:
+    """The recipe as people write it, what it is for above it; ``name`` is the file's."""
+    names = [one.rpartition("/")[2] for one in look.data["train"]]
+    few = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+    title = TITLES[look.task] + (f" of {look.labels} classes" if look.labels else "")
+    what = ROWS.get(look.task, "documents" if look.rows > 1 else "document")
+    rows = f"{look.rows:,} {what}, " if look.whole else ""
+    reasons = REASONS | {"data.max_len": LENGTHS.get(look.task, "tokens of a row")}
+    lines = [
+        f"# {title}: {rows}{look.size / 1e6:,.1f} MB of text ({few}).",
+        f"# polyhead plan {name}      what it costs in time and memory, before it is trained",
+        f"# polyhead train {name}",
+    ]
+    for key, value in tree.items():
+        if not isinstance(value, dict) or not value or key == "task":
+            lines.append(_line("", key, value, reasons.get(key)))
+            continue
+        lines.append(f"{key}:")
+        lines += [_line("  ", inner, one, reasons.get(f"{key}.{inner}")) for inner, one in value.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _line(indent: str, key: str, value: Any, reason: str | None) -> str:
+    line = f"{indent}{key}: {document.write_value(value)}"
+    return f"{line:<38}  # {reason}" if reason else line
+
+
+def _translation(look: Look) -> dict[str, Any]:
+    size = _size(PAIRS, look)
+    batch = 2048 if size.d_model == 128 else 4096
+    return {
+        "data": {"max_len": _length(look)},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            **_model(size, 4 if size.d_model == 128 else 8),
+            "d_ff": (2 if size.d_model == 128 else 4) * size.d_model,
+            "position": "rope",
+        },
+        "train": _train(look, size, batch, RATES[size.d_model], "inverse_sqrt", 1.0 / 8, cooldown=0.3)
+        | {"label_smoothing": 0.1, "average": 5, "keep": 5},
+        "generation": {"beam_size": 5, "length_penalty": 1.0},
+    }
+
+
+def _language(look: Look) -> dict[str, Any]:
+    size = _size(PLAIN, look)
+    return {
+        "data": {"max_len": 256},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            **_model(size, size.d_model // 64), "max_len": 256, "position": "rope", "norm": "rmsnorm",
+            "feed_forward": "swiglu", "init": "normal", "scale_embedding": False,
+        },
+        "train": _train(look, size, 2048, 0.006, "cosine", 1.0 / 20, optimizer="muon"),
+        "generation": {"temperature": 0.8, "top_p": 0.95},
+    }  # fmt: skip
+
+
+def _masked(look: Look) -> dict[str, Any]:
+    size = _size(PLAIN, look)
+    return {
+        "data": {"documents": "line", "max_len": 128},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            **_model(size, size.d_model // 64), "max_len": 128, "position": "learned", "feed_forward": "gelu",
+            "head_bias": True, "init": "normal", "scale_embedding": False,
+        },
+        "train": _train(look, size, 2048, 0.004, "cosine", 1.0 / 20, optimizer="muon"),
+    }  # fmt: skip
+
+
+def _classification(look: Look) -> dict[str, Any]:
+    size, length = _size(LABELLED, look), _length(look)
+    return {
+        "data": {"max_len": length},
+        "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
+        "model": {
+            "block": {"name": "conv", "kernel": 5}, **_model(size, 4), "max_len": length, "position": "learned",
+            "init": "normal", "scale_embedding": False, "pooling": "max",
+        },
+        "train": _train(look, size, 512 if look.size < 1e6 else 2048, 0.001, "cosine", 1.0 / 20, optimizer="adamw"),
+    }  # fmt: skip
+
+
+def _chat(look: Look) -> dict[str, Any]:
+    few = Size(math.inf, 0, 0, 0.0, 0, 3)
+    train = _train(look, few, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw")
+    return {
+        "start": "HuggingFaceTB/SmolLM2-135M",
+        "data": {"max_len": 512},
+        "train": train,
+        "generation": {"chat": "chatml", "temperature": 0.7, "top_p": 0.9},
+    }
+
+
+def _size(sizes: list[Size], look: Look) -> Size:
+    return next(size for size in sizes if look.size <= size.most)
+
+
+def _model(size: Size, n_heads: int) -> Section:
+    return {
+        "d_model": size.d_model, "n_layers": size.n_layers, "n_heads": n_heads, "norm_first": True, "dropout": size.dropout,
+    }  # fmt: skip
+
+
+def _train(
+    look: Look,
+    size: Size,
+    max_tokens: int,
+    lr: float,
+    schedule: str,
+    warmup: float,
+    optimizer: str = "",
+    **options: float,
+) -> Section:
+    """So many passes over the text, and the moments that follow from them."""
+    tokens = look.size / TOKEN / (2 if look.task == "translation" else 1)
+    steps = _round(max(200, size.passes * tokens / max_tokens))
+    chosen = (
+        {"optimizer": {"name": optimizer, "weight_decay": 0.1 if optimizer == "muon" else 0.01}}
+        if optimizer
+        else {}
+    )
+    every = max(50, _round(steps / 20))
+    return {
+        "steps": steps,
+        "max_tokens": max_tokens,
+        **chosen,
+        "lr": lr,
+        "schedule": {"name": schedule, "warmup": _round(min(1000, max(20, warmup * steps))), **options},
+        "eval_every": every,
+        "save_every": every,
+    }
+
+
+def _length(look: Look) -> int:
+    """Tokens of nearly every text, a power of 2."""
+    return min(512, max(32, 2 ** math.ceil(math.log2(1.5 * look.long() / TOKEN + 2))))
+
+
+def _round(number: float) -> int:
+    """Two digits that count."""
+    digits = max(0, int(math.log10(number)) - 1)
+    return round(number / 10**digits) * 10**digits

@@ -1,0 +1,230 @@
+"""From files to a recipe: what is found in them, what is proposed, and that it trains."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe, load_recipe
+from polyhead.starter.look import Look, look
+from polyhead.starter.propose import LABELLED, PAIRS, PLAIN, propose, written
+
+WORDS = "the cat a dog sees bites and loves no bird that sings here".split()  # noqa: SIM905
+DRAWN = random.Random(1)
+SENTENCES = [" ".join(DRAWN.choices(WORDS, k=6)) for _ in range(60)]
+LABELS = ["good" if i % 3 else "bad" for i in range(60)]
+
+
+def table(place: Path, name: str, rows: Sequence[dict[str, Any]]) -> str:
+    path = place / name
+    columns = list(rows[0])
+    if name.endswith(".jsonl"):
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    else:
+        part = "," if ".csv" in name else "\t"
+        head = [] if ".bare" in name else [columns]
+        text = "".join(
+            part.join(map(str, cells)) + "\n" for cells in [*head, *(row.values() for row in rows)]
+        )
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return name
+
+
+REVIEWS = [{"id": i, "review": s, "stars": k} for i, (s, k) in enumerate(zip(SENTENCES, LABELS, strict=True))]
+PAIRED = [{"premise": s, "hypothesis": f"so {s}", "label": i % 3} for i, s in enumerate(SENTENCES)]
+MEANT = [{"en": s, "de": s.replace("the", "der")} for s in SENTENCES]
+INNER = [{"translation": one, "id": i} for i, one in enumerate(MEANT)]
+STORIES = [{"title": f"no {i}", "n": i, "text": f"{s}\n{s}"} for i, s in enumerate(SENTENCES)]
+TALKS = [
+    {"messages": [{"role": "user", "content": s}, {"role": "assistant", "content": "yes"}]} for s in SENTENCES
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "task", "data"),
+    [
+        ("a.csv", REVIEWS, "classification", {"text": "review", "label": "stars"}),
+        ("a.tsv.gz", REVIEWS, "classification", {"text": "review", "label": "stars"}),
+        ("a.bare.tsv", REVIEWS, "classification", {"text": 1, "label": 2}),
+        ("a.parquet", PAIRED, "classification", {"text": ["premise", "hypothesis"], "label": "label"}),
+        ("a.bare.tsv", MEANT, "translation", {"source": 0, "target": 1}),
+        ("a.jsonl", MEANT, "translation", {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"}),
+        ("a.jsonl", INNER, "translation", {"source": "translation.en", "target": "translation.de",
+                                           "source_lang": "en", "target_lang": "de"}),
+        ("a.parquet", [{"story": s} for s in SENTENCES], "language-model", {"text": "story"}),
+        ("a.jsonl", TALKS, "chat", {}),
+    ],
+)  # fmt: skip
+def test_the_columns_of_a_table_tell_what_it_is(
+    name: str, rows: list[dict[str, Any]], task: str, data: dict[str, Any], tmp_path: Path
+) -> None:
+    found = look([table(tmp_path, name, rows)], {"root": tmp_path})
+    assert found.task == task
+    roles = {key: value for key, value in found.data.items() if key not in ("root", "train", "valid_share")}
+    assert roles == data
+    assert (found.rows, found.whole) == (60, True)
+    texts = [value for row in rows for value in row.values() if isinstance(value, str) and value in SENTENCES]
+    assert found.size >= sum(len(text.encode()) for text in texts)
+    assert found.labels == (0 if task != "classification" else 3 if rows is PAIRED else 2)
+
+
+def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> None:
+    three = table(tmp_path, "three.jsonl", [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES])
+    with pytest.raises(
+        UserError, match=r"three.jsonl has the columns a, b, c: which are meant cannot be told; name them"
+    ):
+        look([three], {"root": tmp_path})
+    assert look([three], {"root": tmp_path, "text": "b"}).task == "language-model"
+    file = table(tmp_path, "a.jsonl", STORIES)
+    assert look([file], {"root": tmp_path}).data["text"] == "text"
+    found = look([file], {"root": tmp_path, "text": "title"})
+    assert (found.task, found.data["text"]) == ("language-model", "title")
+    found = look([file], {"root": tmp_path, "source": "text", "target": "title"})
+    assert (found.task, found.rows) == ("translation", 60)
+    assert look([file], {"root": tmp_path}, "masked-lm").data["text"] == "text"
+    reviews = table(tmp_path, "b.jsonl", REVIEWS)
+    assert look([reviews], {"root": tmp_path}, "language-model").data["text"] == "review"
+    with pytest.raises(UserError, match=r"none has few values that come often; say which is the label"):
+        look([table(tmp_path, "c.jsonl", MEANT)], {"root": tmp_path}, "classification")
+    with pytest.raises(
+        UserError, match=r"unknown task that recipes are written for 'clasification'; did you mean"
+    ):
+        look([file], {"root": tmp_path}, "clasification")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Callable[..., list[str]]:
+    def write(**files: Sequence[str]) -> list[str]:
+        for name, lines in files.items():
+            (tmp_path / name.replace("_", ".")).write_text("".join(f"{line}\n" for line in lines))
+        return [name.replace("_", ".") for name in files]
+
+    return write
+
+
+def test_plain_text_is_a_language_model_or_the_sides_of_a_translation(
+    plain: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    root = {"root": tmp_path}
+    assert look(plain(a_txt=SENTENCES), root).task == "language-model"
+    assert look(plain(a_txt=SENTENCES, b_txt=SENTENCES[1:]), root).task == "language-model"
+    found = look(plain(a_txt=SENTENCES, b_txt=SENTENCES), root)
+    assert (found.task, "source_lang" in found.data) == ("translation", False)
+    found = look(plain(train_en=SENTENCES, train_de=SENTENCES), root)
+    assert (found.data["source_lang"], found.data["target_lang"]) == ("en", "de")
+    with pytest.raises(UserError, match=r"train.en has 60 lines and train.de has 59"):
+        look(plain(train_en=SENTENCES, train_de=SENTENCES[1:]), root)
+    with pytest.raises(
+        UserError, match=r"task classification wants a table, TSV, CSV, JSONL or Parquet; a.txt is plain text"
+    ):
+        look(["a.txt"], root, "classification")
+
+
+def test_files_beside_are_what_it_is_measured_on(plain: Callable[..., list[str]], tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+    files = plain(train_en=SENTENCES, train_de=SENTENCES)
+    assert look(files, root).data["valid_share"] == 0.1
+    plain(dev_en=SENTENCES)  # one side alone is none
+    assert "valid" not in look(files, root).data
+    plain(dev_de=SENTENCES, test_en=SENTENCES, test_de=SENTENCES)
+    data = look(files, root).data
+    assert (data["valid"], data["test"]) == (["dev.en", "dev.de"], ["test.en", "test.de"])
+    assert look(files, root | {"valid_share": 0.3}).data.keys() & {"valid", "test"} == set()
+    train = table(
+        tmp_path, "train.tsv", [{"label": k, "sentence": s} for s, k in zip(SENTENCES, LABELS, strict=True)]
+    )
+    table(tmp_path, "test.tsv", [{"index": 1, "sentence": s} for s in SENTENCES])  # without labels
+    assert look([train], root).data.keys() & {"valid", "test"} == set()
+
+
+@pytest.mark.parametrize(("task", "sizes", "sides"), [("translation", PAIRS, 2), ("language-model", PLAIN, 1),
+                                                      ("masked-lm", PLAIN, 1), ("classification", LABELLED, 1)])  # fmt: skip
+def test_more_text_is_given_a_larger_model_and_so_many_passes(
+    task: str, sizes: list[Any], sides: int
+) -> None:
+    parameters: list[int] = []
+    for size in sizes:
+        bytes_ = min(size.most, 1e11)
+        found = Look(task, {"train": ["a"], "valid_share": 0.1}, 1000, int(bytes_), [80] * 1000)
+        tree = propose(found)
+        recipe = Recipe.model_validate(tree)
+        model, train = recipe.model, recipe.train
+        assert train.steps is not None
+        parameters.append(model.n_layers * model.d_model**2)
+        passes = train.steps * train.max_tokens / (bytes_ / 4 / sides)
+        assert passes == pytest.approx(size.passes, rel=0.06)
+        assert train.schedule.options["warmup"] < train.steps / 2
+        assert train.eval_every <= train.steps
+        assert recipe.data.max_len >= 80 / 4 * 1.5
+    assert parameters == sorted(parameters)
+
+
+@pytest.mark.parametrize("typed", [
+    ["train.en", "train.de"], ["stories.txt"], ["stories.txt", "task=masked-lm"], ["a.csv", "data.text=review"],
+])  # fmt: skip
+def test_what_is_proposed_can_be_trained(
+    typed: list[str], plain: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    plain(train_en=SENTENCES * 3, train_de=SENTENCES * 3, stories_txt=SENTENCES * 30)
+    table(tmp_path, "a.csv", REVIEWS)
+    assert main(["recipe", *typed, "train.seed=7"]) == 0
+    said = capsys.readouterr().out
+    assert main(["recipe", *typed, "train.seed=7", "--output", "mine.yaml"]) == 0
+    assert Path("mine.yaml").read_text() == said
+    assert "mine.yaml; train it: polyhead train mine.yaml" in capsys.readouterr().err
+    assert load_recipe("mine.yaml").train.seed == 7
+    assert main(["train", "mine.yaml", "train.steps=2", "train.max_tokens=1024", "train.threads=1"]) == 0
+    assert (tmp_path / "runs" / "mine" / "model.safetensors").is_file()
+
+
+def test_what_is_given_stands_in_the_recipe_and_mistakes_are_told_before_anything_is_written(
+    plain: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain(a_txt=SENTENCES)
+    assert (
+        main(["recipe", "a.txt", "model.position=alibi", "tokenizer.kind=char", "data.documents=line"]) == 0
+    )
+    told = capsys.readouterr().out
+    assert "  position: alibi\n" in told and "  kind: char\n" in told and "  documents: line\n" in told
+    assert told.startswith("# A language model: 60 documents, 0.0 MB of text (a.txt).\n")
+    for typed, message in (
+        (["a.txt", "model.positon=rope"], "model.positon: unknown key; did you mean 'position'?"),
+        (["b.txt"], "no file 'b.txt' in '.'; did you mean 'a.txt'?"),
+        (["task=chat"], "name the files to learn from: polyhead recipe train.en train.de"),
+        (["a.txt", "--output", "a.txt"], "--output a.txt is what is read here"),
+        (["a.txt", "--output", "old.yaml"], "--output old.yaml is there already; name another file"),
+    ):
+        Path("old.yaml").write_text("kept")
+        assert main(["recipe", *typed]) == 2
+        out, err = capsys.readouterr()
+        assert (out, message in err, err.count("\n")) == ("", True, 1), err
+    assert Path("old.yaml").read_text() == "kept"
+
+
+def test_text_beyond_what_is_read_is_taken_to_be_alike(
+    plain: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyhead.starter.look.MOST", 500)
+    files = plain(train_en=SENTENCES, train_de=SENTENCES)
+    found = look(files, {"root": str(tmp_path)})
+    assert not found.whole and found.rows < 60
+    assert found.size == sum((tmp_path / file).stat().st_size for file in files)
+    assert "pairs" not in written(propose(found), found, "x.yaml").splitlines()[0]
