@@ -228,3 +228,15 @@ def test_text_beyond_what_is_read_is_taken_to_be_alike(
     assert not found.whole and found.rows < 60
     assert found.size == sum((tmp_path / file).stat().st_size for file in files)
     assert "pairs" not in written(propose(found), found, "x.yaml").splitlines()[0]
+
+
+def test_one_long_document_is_not_read_to_its_end(
+    plain: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyhead.starter.look.MOST", 1 << 17)
+    plain(train_txt=SENTENCES * 400)
+    with (tmp_path / "train.txt").open("ab") as file:
+        file.write(b"\xff" * 10)  # which nobody gets to
+    found = look(["train.txt"], {"root": tmp_path})
+    assert not found.whole and found.lengths[0] < 1 << 18
+    assert found.size == (tmp_path / "train.txt").stat().st_size

@@ -22,6 +22,7 @@ from polyhead.starter.columns import columns_of
 TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
 MOST = 1 << 28  # bytes of text that are read; of more the rest is taken to be alike
 LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]{2,4})?")
+NONE = {"txt", "src", "tgt", "in", "out", "tok", "raw"}  # what looks like a language
 SPLITS = {"valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
 
 
@@ -88,7 +89,7 @@ def _languages(section: DataConfig, data: Mapping[str, Any], parallel: bool) -> 
         ends = [path.name.removesuffix(".gz").rpartition(".")[2] for path in section.paths("train")]
     else:
         ends = [str(data[side]).rpartition(".")[2] for side in ("source", "target")]
-    told = all(LANGUAGE.fullmatch(end) and end not in ("txt", "src", "tgt", "in", "out") for end in ends)
+    told = all(LANGUAGE.fullmatch(end) and end not in NONE for end in ends)
     return dict(zip(("source_lang", "target_lang"), ends, strict=True)) if told else {}
 
 
@@ -126,7 +127,7 @@ def _sizes(found: Look, data: DataConfig, paths: Sequence[Path]) -> Iterator[tup
         held = 0
         for piece in text.pieces(TextReport(text.where)):
             held += len(piece.text.encode())
-            if piece.last:
+            if piece.last or held > MOST:
                 yield (held,)
                 held = 0
 
