@@ -14,7 +14,7 @@ from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
 from polyhead.analysis.perplexity import Perplexity, of_text
-from polyhead.analysis.scoring import PairScore, perplexity, score_pairs, score_texts
+from polyhead.analysis.scoring import BATCH_TOKENS, PairScore, perplexity, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
 from polyhead.analysis.vectors import Embedded, embed
 from polyhead.config import ModelConfig
@@ -215,7 +215,7 @@ class Run:
         return [self.tokenizer.decode([h.tokens for h in best]) for best in found]
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = 2048
+        self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = BATCH_TOKENS
     ) -> list[PairScore]:
         """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
         self._need("encoder-decoder", "decoder")

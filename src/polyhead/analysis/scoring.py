@@ -12,14 +12,19 @@ from torch import Tensor
 from polyhead.analysis.recovered import perplexity_of
 from polyhead.data.batches import plan_reading
 from polyhead.errors import UserError
+from polyhead.generate.decoder import to_host
+from polyhead.generate.drawing import ranked
 from polyhead.generate.frame import Frame
 from polyhead.generate.padding import pad
+from polyhead.generate.service import Likely
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.loss import IGNORED
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+S = TypeVar("S")
+BATCH_TOKENS = 2048  # of texts that are scored together, a side
 
 
 class PairScore(NamedTuple):
@@ -74,18 +79,41 @@ def score_texts(
     asked = [i for i, row in enumerate(rows) if len(row) > len(frame.begin)]
     lengths = np.array([len(rows[i]) - 1 for i in asked], dtype=np.int64)
     _check("text", np.array([len(row) - 1 for row in rows], dtype=np.int64), model.config.max_len)
-    device = next(model.parameters()).device
 
     def batch(rows: Sequence[list[int]]) -> list[PairScore]:
-        tokens, pos = pad([row[:-1] for row in rows], t.pad_id, device)
-        labels, _ = pad([row[1:] for row in rows], IGNORED, device)
+        logits, labels = _following(model, rows, t.pad_id)
         labels[:, : len(frame.begin) - 1] = IGNORED
-        return _sums(model(tokens, pos), labels)
+        return _sums(logits, labels)
 
     found = dict(
         zip(asked, _batched([rows[i] for i in asked], lengths, lengths, batch_tokens, batch), strict=True)
     )
     return [found.get(i, PairScore(0.0, 0)) for i in range(len(texts))]
+
+
+@torch.inference_mode()
+def score_tokens(model: CausalLM, pad_id: int, rows: Sequence[list[int]], top: int = 0) -> list[Likely]:
+    """Of each token of each row but its first how likely it is behind those before it, and the ``top`` likeliest there."""
+    lengths = np.array([max(1, len(row) - 1) for row in rows], dtype=np.int64)
+    _check("text", lengths, model.config.max_len)
+
+    def batch(rows: Sequence[list[int]]) -> list[Likely]:
+        log_p, chosen = _log_probs(*_following(model, rows, pad_id))
+        return [
+            Likely(said, p[: len(said)], ranked(own[: len(said)], top) if top else [()] * len(said))
+            for (_, *said), p, own in zip(rows, to_host(chosen).tolist(), log_p, strict=True)
+        ]
+
+    return _batched(rows, lengths, lengths, BATCH_TOKENS, batch)
+
+
+def _following(model: CausalLM, rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """What a model expects behind each token of each row but the last, (B, T, V), and the tokens that come there (B, T)."""
+    device = next(model.parameters()).device
+    # behind a single token none comes, but a model reads one at least
+    tokens, pos = pad([row[:-1] or row for row in rows], pad_id, device)
+    labels, _ = pad([row[1:] or [IGNORED] for row in rows], IGNORED, device)
+    return model(tokens, pos), labels
 
 
 def _check(what: str, lengths: np.ndarray, max_len: int) -> None:
@@ -98,18 +126,24 @@ def _batched(
     a: np.ndarray,
     b: np.ndarray,
     batch_tokens: int,
-    score: Callable[[Sequence[T]], list[PairScore]],
-) -> list[PairScore]:
+    score: Callable[[Sequence[T]], list[S]],
+) -> list[S]:
     """Scores in the order of the items, computed in batches of items of like length."""
-    scores: dict[int, PairScore] = {}
+    scores: dict[int, S] = {}
     for rows in plan_reading(a, b, batch_tokens):
         scores |= zip(rows.tolist(), score([items[i] for i in rows]), strict=True)
     return [scores[i] for i in range(len(items))]
 
 
+def _log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, T, V), (B, T) -> the log-probability of every token (B, T, V) and of each label (B, T), 0 where there is none."""
+    log_p = logits.float().log_softmax(-1)
+    chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return log_p, chosen.masked_fill(labels == IGNORED, 0.0)
+
+
 def _sums(logits: Tensor, labels: Tensor) -> list[PairScore]:
     """(B, T, V), (B, T) -> the log-probability of each row's labels."""
-    log_p = logits.float().log_softmax(-1)
-    chosen = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0].masked_fill(labels == IGNORED, 0.0)
+    _, chosen = _log_probs(logits, labels)
     counts = (labels != IGNORED).sum(1)
     return [PairScore(float(p), int(n)) for p, n in zip(chosen.double().sum(1), counts, strict=True)]
