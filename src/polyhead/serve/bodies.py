@@ -125,10 +125,9 @@ class CompletionBody(Drawing):
     """POST /v1/completions."""
 
     prompt: Prompts = Field(description="what is gone on from; an encoder-decoder says what it makes of it")
-    logprobs: int = number(
-        0, 0, most=5, about="tells the log-probability of each token said, and of so many others in its place"
-    )
-    echo: bool = Field(False, description="begin each output with its prompt")
+    max_tokens: int = number(1, 0, "max_tokens", about="longest output, in tokens; 0 with echo alone")
+    logprobs: int = number(0, 0, most=5, about="tells log-probabilities of the tokens, and of so many others")
+    echo: bool = Field(False, description="begin each output, and its logprobs, with its prompt")
 
 
 class ChatBody(Drawing):

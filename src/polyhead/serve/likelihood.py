@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from polyhead.generate.service import Likely
-from polyhead.generate.stream import UNFINISHED
+from polyhead.generate.stream import UNFINISHED, TextStream
 from polyhead.run import Run
 from polyhead.serve.strict import finite
 from polyhead.text.tokenizer import Tokenizer
 
 
-def of_completion(run: Run, likely: Likely, wanted: int) -> dict[str, Any]:
+class Places:
+    """Where in a text each of its tokens begins, as they come; a part of a character where the character does."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), at: int = 0) -> None:
+        self.voice, self.at = TextStream.of(tokenizer, (), before), at
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """The numbers of their first characters."""
+        found = []
+        for token in tokens:
+            found.append(self.at)
+            self.at += len(self.voice.feed(token))
+        return found
+
+
+def of_completion(run: Run, likely: Likely, wanted: int, places: Sequence[int]) -> dict[str, list[Any]]:
     """Lists side by side; with alternatives the token that was said is always among them."""
-    told: dict[str, Any] = {
+    told: dict[str, list[Any]] = {
+        "text_offset": list(places),
         "tokens": [run.display(token) for token in likely.tokens],
         "token_logprobs": [finite(value) for value in likely.log_probs],
     }

@@ -205,7 +205,10 @@ class Service:
                 # a form of few characters may take seconds to be read
                 asked = await self.aside(read, math.inf if form else size(texts))
                 talks.all = [Talk(number, one, talks.hears, body.stream) for number, one in enumerate(asked)]
-                self.driver.begin(talks.all)
+                if body.max_tokens:
+                    self.driver.begin(talks.all)
+                else:
+                    talks.rest()
             for taken in [await talks.hears.get() for _ in talks.all]:
                 if taken is not None and taken.error is not None:
                     raise told(taken.error)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from polyhead.generate.service import Asked, Likely
+from polyhead.generate.service import Asked
 from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
 from polyhead.serve.call import Call
-from polyhead.serve.likelihood import of_completion
+from polyhead.serve.echoing import bounded, echoed
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
@@ -26,7 +26,7 @@ Chunk = Callable[[Talk, Piece], dict[str, Any]]
 async def completions(service: Service, call: Call, body: CompletionBody) -> None:
     """Go on from each prompt, or say what an encoder-decoder makes of it, in the shape of OpenAI's completions."""
     service.need("completions")
-    run, wants = service.run, "logprobs" in body.model_fields_set
+    wants = "logprobs" in body.model_fields_set
     if wants and ("beam_size" in body.model_fields_set or service.kind != "decoder"):
         raise Refusal(
             400,
@@ -38,38 +38,31 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
         raise Refusal(
             400, "unsupported_parameter", "echo has no meaning where a text is not gone on from", "echo"
         )
-    echoing: dict[tuple[int, int], str] = {}  # what an output has yet to begin with
+    if not (body.max_tokens or body.echo):
+        raise Refusal(
+            400,
+            "invalid_value",
+            "max_tokens: 0 tells the prompt alone, with echo=true; wanted 1 or more",
+            "max_tokens",
+        )
     about = head("cmpl", "text_completion", service)
 
-    def choice(number: int, row: int, text: str, reason: str | None, likely: Likely) -> dict[str, Any]:
-        index, told = number * body.n + row, of_completion(run, likely, body.logprobs) if wants else None
-        return {"text": text, "index": index, "logprobs": told, "finish_reason": reason}
-
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
+        told = found[talk.number, piece.row].told(piece)
         reason = reason_of(talk, piece.row) if piece.last else None
-        text = echoing.pop((talk.number, piece.row), "") + piece.text
-        return choice(talk.number, piece.row, text, reason, piece.likely)
+        return {"index": talk.number * body.n + piece.row, **told, "finish_reason": reason}
 
     def read() -> list[Asked]:
-        found = asked(service, body, body.prompt, **({"top": body.logprobs} if wants else {}))
-        if body.echo:
-            echoes = [
-                text if isinstance(text, str) else run.tokenizer.decode([text])[0] for text in body.prompt
-            ]
-            echoing.update({(i, row): echo for i, echo in enumerate(echoes) for row in range(body.n)})
-        return found
+        tops = {"top": body.logprobs} if wants else {}
+        return bounded(service, body, asked(service, body, body.prompt, **tops))
 
     async with service.talking(read, body.prompt, body) as talks:
+        found = await echoed(service, body, talks, body.logprobs if wants else None)
         if body.stream:
             await stream(service, call, body, talks, about, "choices", chunk)
             return
         await talks.whole()
-        choices = []
-        for talk in talks.all:
-            assert talk.stream is not None
-            for row, text in enumerate(talk.stream.texts()):
-                text = echoing.get((talk.number, row), "") + text
-                choices.append(choice(talk.number, row, text, reason_of(talk, row), talk.stream.likely(row)))
+        choices = [chunk(talk, piece) for talk in talks.all for piece in talk.whole()]
         await call.reply({**about, "choices": choices, "usage": service.count(talks.all)})
 
 
@@ -169,8 +162,7 @@ def outputs(talk: Talk, scores: bool) -> list[dict[str, Any]]:
 
 def reason_of(talk: Talk, row: int) -> str:
     """How an output ended, truthfully."""
-    assert talk.stream is not None
-    reason = talk.stream.reasons[row] or "stop"
+    reason = talk.stream.reasons[row] or "stop" if talk.stream else "length"
     return {"cancelled": "abort"}.get(reason, reason)
 
 

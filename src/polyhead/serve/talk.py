@@ -50,6 +50,13 @@ class Talk:
         since, self.told[said.row] = self.told[said.row], len(self.stream.tokens[said.row])
         return Piece(*said, self.stream.likely(said.row, since))
 
+    def whole(self) -> list[Piece]:
+        """Every output from its beginning to its end; where nothing is to be said, nothing."""
+        if self.stream is None:
+            return [Piece(row, "", True, Likely([], [], [])) for row in range(self.asked.n)]
+        texts = enumerate(self.stream.texts())
+        return [Piece(row, text, True, self.stream.likely(row)) for row, text in texts]
+
     def due(self, pause: float) -> bool:
         """Whether it is time for news; the first and the last are told at once."""
         assert self.stream is not None
@@ -62,6 +69,12 @@ class Talks:
     def __init__(self) -> None:
         self.all: list[Talk] = []
         self.hears: asyncio.Queue[News | None] = asyncio.Queue()
+
+    def rest(self) -> None:
+        """Nothing is to be said after these texts: they are taken, and end."""
+        for ended in (False, True):
+            for talk in self.all:
+                self.hears.put_nowait(News(talk, talk.whole() if ended else [], ended))
 
     async def news(self, pulse: float) -> AsyncIterator[list[News]]:
         """All news until every text has ended, those at once that are there, and none every so many seconds."""

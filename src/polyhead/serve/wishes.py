@@ -101,22 +101,21 @@ def _continued(
 ) -> tuple[list[int], dict[str, Any]]:
     """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for."""
     most, given = engine.max_len, "max_tokens" in body.model_fields_set
-    usual = usual_length(service, engine)
+    usual, least = usual_length(service, engine), max(1, body.max_tokens)  # one is drawn where any is
     if body.truncate:
-        wanted = body.max_tokens if given else min(usual, max(most // 2, most - len(ids) + 1))
+        wanted = least if given else min(usual, max(most // 2, most - len(ids) + 1))
         # drawn text that outgrows the model forgets its beginning; beams end where the model's reach does
         room = most - wanted + 1 if "beam_size" in body.model_fields_set else most
         if room > 0:
             return ids[-room:], {"max_new_tokens": wanted}
-    wanted = body.max_tokens if given else 1
-    if len(ids) + wanted - 1 > most:
-        and_new = f" and {wanted} new ones are wanted" if given else ""
+    if len(ids) + least - 1 > most:
+        and_new = f" and {least} new ones are wanted" if given and body.max_tokens else ""
         cut = "" if body.truncate else ", or send truncate=true to go on from the end of what fits"
         raise Refusal(
             400, "context_length_exceeded",
             f"the prompt has {len(ids)} tokens{and_new}; this model reads {most} at once: ask for less{cut}", "prompt",
         )  # fmt: skip
-    return ids, {"max_new_tokens": wanted if given else min(usual, most - len(ids) + 1)}
+    return ids, {"max_new_tokens": least if given else min(usual, most - len(ids) + 1)}
 
 
 def usual_length(service: Service, engine: TextEngine) -> int:
