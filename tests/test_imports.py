@@ -20,6 +20,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {
         "errors",
+        "elsewhere",
         "alive",
         "files",
         "presets",

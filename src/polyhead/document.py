@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from polyhead.errors import UserError, nearest, section, show
+from polyhead.errors import UserError, called, nearest, section, show
 from polyhead.registry import Choice
 
 MAX_BYTES = 1_000_000
@@ -162,7 +162,7 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
             raise UserError(f"override {override!r}: expected section.key=value, e.g. model.d_model=256")
         if keys[0] not in root.model_fields:
             raise UserError(
-                f"{key}: unknown key{_home(keys[0], root) or nearest(keys[0], root.model_fields)}"
+                f"{key}: unknown key{called(keys[0], root) or nearest(keys[0], root.model_fields)}"
             )
         try:
             parsed.append((keys, parse(text)))
@@ -190,15 +190,6 @@ def assign(tree: Tree, keys: list[str], value: Any, root: type[BaseModel]) -> No
             raise UserError(f"{'.'.join(keys)}: {'.'.join(keys[:depth])} is one value, it has no keys")
         tree = inner
     tree[keys[-1]] = value
-
-
-def _home(key: str, root: type[BaseModel]) -> str:
-    """``; did you mean 'model.d_model'?`` when the key lives in a section."""
-    for name, field in root.model_fields.items():
-        inside = section(field.annotation)
-        if inside and key in inside.model_fields:
-            return f"; did you mean '{name}.{key}'?"
-    return ""
 
 
 def _instead(path: Path) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from polyhead.elsewhere import keys_of, told
+
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
@@ -106,8 +108,9 @@ def _line(problem: Any, root: type[BaseModel] | None, under: str) -> str:
 def _said(problem: Any, root: type[BaseModel] | None) -> str:
     kind, context, came = problem["type"], problem.get("ctx", {}), show(problem["input"])
     if kind == "extra_forbidden" and root is not None:
-        allowed = _fields(root, problem["loc"][:-1])
-        return f"unknown key{nearest(problem['loc'][-1], allowed) or '; known: ' + ', '.join(allowed)}"
+        *place, name = problem["loc"]
+        allowed = list(_at(root, place).model_fields)
+        return f"unknown key{called(name, root, place) or nearest(name, allowed) or '; known: ' + ', '.join(allowed)}"
     if kind == "missing":
         return "missing; it has no default"
     if kind == "value_error":
@@ -132,14 +135,57 @@ def path(loc: Iterable[str | int]) -> str:
     return text.removeprefix(".")
 
 
-def _fields(root: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
-    """The keys allowed in the section at that place."""
+def called(name: object, root: type[BaseModel], place: Iterable[str | int] = ()) -> str:
+    """``; did you mean 'train.lr'?`` where other toolkits call a key by that name, or another section has it; else nothing."""
+    place = list(place)
+    if written := _undotted(str(name), _at(root, place)):
+        return written
+    above = "".join(f"{part}." for part in place if isinstance(part, str))
+    keys = keys_of(name)
+    for key in keys:
+        if word := _within(key, root, above):
+            return told({key: word})
+    return _home(str(name), root) or told({key: key for key in keys})
+
+
+def _undotted(name: str, found: type[BaseModel]) -> str:
+    """``; write norm: {name: ..., eps: ...}`` for norm.eps, which is how changes on the command line are written."""
+    from polyhead.registry import Choice
+
+    head, _, rest = name.partition(".")
+    if not rest or head not in found.model_fields:
+        return ""
+    kind = found.model_fields[head].annotation
+    part = Choice in (kind, *typing.get_args(kind))
+    return f"; write {head}: {{{'name: ..., ' * part}{rest}: ...}}" if part or section(kind) else ""
+
+
+def _within(key: str, root: type[BaseModel], above: str) -> str:
+    """How a key of a recipe is written in the section ``above``, or in the one that ``root`` is; nothing for a key of another."""
+    head, _, rest = key.partition(".")
+    if head not in root.model_fields or (rest and not section(root.model_fields[head].annotation)):
+        return rest if re.split(r"[.=]", rest)[0] in root.model_fields else ""
+    inner = key.removeprefix(above)
+    return "" if inner == key else key if "." in inner else inner
+
+
+def _home(key: str, root: type[BaseModel]) -> str:
+    """``; did you mean 'model.d_model'?`` when the key lives in a section, first in one that is always there."""
+    inside = [
+        (name, field.annotation, section(field.annotation)) for name, field in root.model_fields.items()
+    ]
+    homes = [(name, kind is not found) for name, kind, found in inside if found and key in found.model_fields]
+    return f"; did you mean '{min(homes, key=lambda home: home[1])[0]}.{key}'?" if homes else ""
+
+
+def _at(root: type[BaseModel], loc: Iterable[str | int]) -> type[BaseModel]:
+    """The section at that place."""
     for part in loc:
         if isinstance(part, str):  # a number is a place in a list of sections
             found = section(root.model_fields[part].annotation, lists=True)
             assert found is not None, f"{part} is not a section"
             root = found
-    return list(root.model_fields)
+    return root
 
 
 def section(annotation: Any, lists: bool = False) -> type[BaseModel] | None:

@@ -69,7 +69,22 @@ def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     [
         ("env --nope", "no option --nope"),
         ("eval runs/x --beamsize 3", "no option --beamsize; did you mean '--beam-size'?"),
-        ("train a.yaml --beam-size 3", "no option --beam-size"),  # not '--resume'
+        (
+            "train a.yaml --beam 3",
+            "no option --beam; did you mean 'generation.beam_size'? Keys of the recipe are written KEY=VALUE",
+        ),
+        ("train a.yaml --beamsize 3", "no option --beamsize"),  # not '--resume'
+        (
+            "train a.yaml --epochs 3",
+            "no option --epochs; did you mean 'train.epochs'? Keys of the recipe are written KEY=VALUE",
+        ),
+        (
+            "train a.yaml --model.d_model 3",
+            "no option --model.d_model. Keys of the recipe are written KEY=VALUE",
+        ),
+        ("train a.yaml --proceses 3", "no option --proceses; did you mean '--processes'?"),
+        ("generate runs/x --max-length 3", "no option --max-length; did you mean '--max-new-tokens'?"),
+        ("translate runs/x a --num-beams 3", "no option --num-beams; did you mean '--beam-size'?"),
         ("env x", "got unexpected extra argument (x)"),
         ("train", "RECIPE: missing"),
         ("attend runs/x", "TEXT: missing"),

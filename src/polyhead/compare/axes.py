@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from polyhead import document
-from polyhead.errors import UserError, nearest
+from polyhead.errors import UserError, called, nearest
 from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 
@@ -140,11 +140,13 @@ def full_key(key: str, option: str) -> str:
 
 
 def _near(key: str, sections: Sequence[str]) -> str:
-    """The nearest key: the same one in another section, or one that is spelt alike in these."""
+    """The nearest key: the same one in another section, one that is called so elsewhere, or one that is spelt alike in these."""
     for section in SECTIONS:
         if key in fields(section):
             return f"; did you mean '{section}.{key}'?"
-    return nearest(key, [field for section in sections for field in fields(section)])
+    return called(key, Recipe, sections if len(sections) == 1 else ()) or nearest(
+        key, [field for section in sections for field in fields(section)]
+    )
 
 
 def named(key: str, value: str) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyhead.errors import UserError, explain
+from polyhead.elsewhere import keys_of, told
+from polyhead.errors import UserError, explain, nearest
 from polyhead.generate.sampling import Sampling
 from polyhead.recipe import GenerationConfig
 
@@ -27,6 +28,12 @@ EFFECTIVE = {
     "vectors of texts": POOLED,
 }
 """Keys of generation that have an effect on what is made."""
+BESIDE = {
+    "drawn text": frozenset(["n", "seed", "stop"]),
+    "the likeliest texts": frozenset(["n", "stop"]),
+    "translations": frozenset(["source_lang", "target_lang", "prefix", "truncate"]),
+}
+"""What else says how it is made, and is no key of generation."""
 MOST_DRAWN = 10_000  # sequences of one prompt, which go on together
 
 
@@ -35,6 +42,11 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
     for name in sorted(KNOWN & set(changes) - EFFECTIVE[what]):
         effective = ", ".join(sorted(EFFECTIVE[what]))
         raise UserError(f"{name} has no effect on {what}; these have: {effective}")
+    for name in sorted(set(changes) - KNOWN):
+        able = EFFECTIVE[what] | BESIDE.get(what, frozenset())
+        meant = [key for key in keys_of(name) if key.rpartition(".")[2] in able]
+        hint = told({key: key.rpartition(".")[2] for key in meant[:1]}) or nearest(name, sorted(able))
+        raise UserError(f"{name}: unknown key{hint or '; known: ' + ', '.join(sorted(able))}")
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)
     except ValidationError as error:

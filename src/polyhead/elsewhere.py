@@ -1,0 +1,84 @@
+"""What other toolkits call the keys of a recipe: who comes from one types its names, which are often spelt like no key here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# key of the recipe, with its value where that is meant too: what it is called elsewhere
+ELSEWHERE = {
+    "data.train": "train_file train_files train_data train_path",
+    "data.valid": "valid_file validation_file validation validation_data eval_file val dev",
+    "data.test": "test_file test_files test_data",
+    "data.source_lang": "src_lang source_language",
+    "data.target_lang": "tgt_lang target_language",
+    "tokenizer.vocab_size": "vocab n_vocab vocabulary_size",
+    "model.d_model": "hidden_size n_embd embed_dim embedding_dim dim hidden_dim",
+    "model.n_layers": "num_hidden_layers num_layers n_layer layers depth encoder_layers num_encoder_layers",
+    "model.n_decoder_layers": "decoder_layers num_decoder_layers",
+    "model.n_heads": "num_attention_heads num_heads n_head nhead heads encoder_attention_heads",
+    "model.n_kv_heads": "num_key_value_heads num_kv_heads",
+    "model.d_ff": "intermediate_size ffn_dim n_inner dim_feedforward ffn_hidden_size encoder_ffn_dim",
+    "model.max_len": "max_length max_position_embeddings block_size context_length n_positions n_ctx max_seq_len max_seq_length",
+    "model.feed_forward": "activation hidden_act activation_function",
+    "model.dropout": "hidden_dropout_prob dropout_rate dropout_prob resid_pdrop",
+    "model.attention.dropout": "attention_dropout attention_probs_dropout_prob attn_pdrop",
+    "model.attention.window": "sliding_window",
+    "model.norm.eps": "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_eps",
+    "model.position.theta": "rope_theta",
+    "model.tie_embeddings": "tie_word_embeddings tie_weights",
+    "model.norm_first": "pre_norm normalize_before",
+    "train.lr": "learning_rate",
+    "train.max_tokens": "batch_size per_device_train_batch_size train_batch_size micro_batch_size",
+    "train.steps": "max_steps train_steps num_train_steps max_iters max_updates",
+    "train.epochs": "num_train_epochs num_epochs max_epochs n_epochs",
+    "train.accumulate": "gradient_accumulation_steps grad_accum accumulate_grad_batches update_freq",
+    "train.clip_norm": "max_grad_norm grad_clip gradient_clip_val clip_grad_norm",
+    "train.optimizer": "optim",
+    "train.optimizer.weight_decay": "weight_decay",
+    "train.optimizer.beta1": "betas adam_beta1 beta1",
+    "train.optimizer.beta2": "adam_beta2 beta2",
+    "train.optimizer.eps": "adam_epsilon adam_eps",
+    "train.schedule": "lr_scheduler_type lr_scheduler scheduler lr_schedule",
+    "train.schedule.warmup": "warmup_steps warmup num_warmup_steps warmup_iters warmup_updates warmup_ratio",
+    "train.label_smoothing": "label_smoothing_factor",
+    "train.save_every": "save_steps save_interval",
+    "train.eval_every": "eval_steps eval_interval",
+    "train.log_every": "logging_steps log_interval log_steps",
+    "train.keep": "save_total_limit",
+    "train.patience": "early_stopping_patience early_stopping",
+    "train.precision=fp16": "fp16",
+    "train.precision=bf16": "bf16",
+    "train.precision": "mixed_precision amp dtype torch_dtype",
+    "train.adapt.rank": "lora_r lora_rank r",
+    "train.adapt.alpha": "lora_alpha",
+    "train.adapt.dropout": "lora_dropout",
+    "train.adapt.parts": "target_modules lora_target_modules",
+    "start.run": "model_name_or_path pretrained_model init_from",
+    "data.max_len": "max_length block_size max_seq_len max_seq_length",
+    "generation.beam_size": "num_beams beams beam beam_width",
+    "generation.n_best": "num_return_sequences nbest",
+    "generation.max_new_tokens": "max_tokens max_length max_gen_len",
+    "generation.min_new_tokens": "min_tokens min_length",
+    "generation.length_penalty": "lenpen length_alpha",
+    "generation.batch_tokens": "batch_size eval_batch_size",
+    "out": "output_dir out_dir save_dir",
+}
+NOTES = {
+    "train.max_tokens": "in tokens, not in rows",
+    "generation.batch_tokens": "in tokens, not in rows",
+    "train.optimizer.beta1": "with beta2",
+    "train.schedule.warmup": "in steps",
+}
+"""What is counted otherwise here."""
+
+
+def keys_of(name: object) -> list[str]:
+    """The keys of a recipe that are called so elsewhere, the likeliest first."""
+    plain = str(name).replace("-", "_").lower()
+    return [key for key, names in ELSEWHERE.items() if plain in names.split()]
+
+
+def told(words: Mapping[str, str]) -> str:
+    """``; did you mean 'train.lr'?`` for keys and how they are written where one of them is meant."""
+    note = next((f" ({NOTES[key]})" for key in words if key in NOTES), "")
+    return f"; did you mean {' or '.join(map(repr, words.values()))}{note}?" if words else ""

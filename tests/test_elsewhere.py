@@ -1,0 +1,145 @@
+"""Names of other toolkits: each leads to a key that is there, from wherever it is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import polyhead as ph
+from polyhead.compare.axes import read_axis
+from polyhead.config import PARTS
+from polyhead.elsewhere import ELSEWHERE, NOTES
+from polyhead.errors import UserError, section
+from polyhead.generate.settings import changed
+from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.registry import OPTIMIZER, SCHEDULE, Choice
+
+REGISTRIES = {**PARTS, "optimizer": OPTIMIZER, "schedule": SCHEDULE}
+NAMES = [(name, key) for key, names in ELSEWHERE.items() for name in names.split()]
+
+
+@pytest.mark.parametrize("key", ELSEWHERE)
+def test_what_is_meant_is_a_key_of_a_recipe(key: str) -> None:
+    place, _, value = key.partition("=")
+    root: Any = Recipe
+    *above, last = place.split(".")
+    for depth, part in enumerate(above):
+        annotation = root.model_fields[part].annotation
+        if Choice in (annotation, *get_args(annotation)):
+            registry = REGISTRIES[part]
+            assert depth == len(above) - 1
+            assert any(last in registry.options(name) for name in registry.names()), key
+            return
+        root = section(annotation)
+    assert last in root.model_fields
+    assert not value or value in get_args(root.model_fields[last].annotation)
+
+
+@pytest.mark.parametrize(("name", "key"), NAMES)
+def test_a_name_from_elsewhere_is_not_one_of_ours_at_the_same_place(name: str, key: str) -> None:
+    above, _, _ = key.rpartition(".")
+    root = section(Recipe.model_fields[above].annotation) if above in Recipe.model_fields else None
+    assert name not in (root.model_fields if root else Recipe.model_fields), f"{name} is a key itself"
+
+
+def test_no_name_is_told_twice_and_notes_are_of_keys() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    assert set(NOTES) <= set(ELSEWHERE)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text("data: {train: a, valid: b}\ntrain: {steps: 1}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ("model.hidden_size=3", "model.hidden_size: unknown key; did you mean 'd_model'?"),
+        ("hidden_size=3", "hidden_size: unknown key; did you mean 'model.d_model'?"),
+        ("train.hidden_size=3", "train.hidden_size: unknown key; did you mean 'model.d_model'?"),
+        ("train.num_train_epochs=3", "train.num_train_epochs: unknown key; did you mean 'epochs'?"),
+        ("warmup_steps=3", "warmup_steps: unknown key; did you mean 'train.schedule.warmup' (in steps)?"),
+        ("train.warmup_steps=3", "train.warmup_steps: unknown key; did you mean 'train.schedule.warmup' (in steps)?"),
+        ("train.weight_decay=0", "train.weight_decay: unknown key; did you mean 'train.optimizer.weight_decay'?"),
+        ("train.batch_size=9", "train.batch_size: unknown key; did you mean 'max_tokens' (in tokens, not in rows)?"),
+        ("generation.batch_size=9", "generation.batch_size: unknown key; did you mean 'batch_tokens' (in tokens, not in rows)?"),
+        ("train.fp16=true", "train.fp16: unknown key; did you mean 'precision=fp16'?"),
+        ("train.early_stopping=3", "train.early_stopping: unknown key; did you mean 'patience'?"),
+        ("train.adapt.r=3", "train.adapt.r: unknown key; did you mean 'rank'?"),
+        ("generation.max_tokens=3", "generation.max_tokens: unknown key; did you mean 'max_new_tokens'?"),
+        ("data.src_lang=de", "data.src_lang: unknown key; did you mean 'source_lang'?"),
+        ("model.vocab=3", "model.vocab: unknown key; did you mean 'tokenizer.vocab_size'?"),
+        ("model.lr=3", "model.lr: unknown key; did you mean 'train.lr'?"),
+        ("model.temperature=3", "model.temperature: unknown key; did you mean 'generation.temperature'?"),
+        ("output_dir=x", "output_dir: unknown key; did you mean 'out'?"),
+    ],
+)  # fmt: skip
+def test_a_recipe_is_told_the_key(recipe: Path, change: str, hint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        load_recipe(recipe, [change])
+    assert str(refused.value) == hint
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("learning_rate: 1", "learning_rate: unknown key; did you mean 'train.lr'?"),
+        ("lr: 1", "lr: unknown key; did you mean 'train.lr'?"),
+        ("model.d_model: 8", "model.d_model: unknown key; write model: {d_model: ...}"),
+        ("model: {norm.eps: 1}", "model.norm.eps: unknown key; write norm: {name: ..., eps: ...}"),
+    ],
+)
+def test_a_recipe_file_is_told_it_too(recipe: Path, line: str, hint: str) -> None:
+    recipe.write_text(f"{recipe.read_text()}{line}\n")
+    with pytest.raises(UserError) as refused:
+        load_recipe(recipe)
+    assert str(refused.value) == hint
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda: ph.ModelConfig(vocab_size=9, hidden_size=3), "hidden_size: unknown key; did you mean 'd_model'?"),
+        (lambda: ph.ModelConfig(vocab_size=9, layer_norm_eps=3), "layer_norm_eps: unknown key; did you mean 'norm.eps'?"),
+        (lambda: ph.ModelConfig(vocab_size=9, learning_rate=3), "learning_rate: unknown key; did you mean 'train.lr'?"),
+        (lambda: TrainConfig(steps=1, max_grad_norm=3), "max_grad_norm: unknown key; did you mean 'clip_norm'?"),
+        (lambda: GenerationConfig(num_beams=3), "num_beams: unknown key; did you mean 'beam_size'?"),
+        (lambda: read_axis("hidden_size=3,4"), "--vary hidden_size: unknown key; did you mean 'model.d_model'?"),
+        (
+            lambda: read_axis("train.warmup_steps=3,4"),
+            "--vary train.warmup_steps: unknown key; did you mean 'train.schedule.warmup' (in steps)?",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_in_python_and_axes_are_told_it(make: Callable[[], object], hint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        make()
+    assert str(refused.value) == hint
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "hint"),
+    [
+        ("translations", "num_beams", "; did you mean 'beam_size'?"),
+        ("translations", "src_lang", "; did you mean 'source_lang'?"),
+        ("translations", "max_length", "; did you mean 'max_length_ratio'?"),  # max_new_tokens has no effect
+        ("drawn text", "max_length", "; did you mean 'max_new_tokens'?"),
+        ("drawn text", "stop_strings", "; did you mean 'stop'?"),
+        (
+            "drawn text",
+            "do_sample",
+            "; known: batch_tokens, cache, form, max_new_tokens, min_p, n, no_repeat",
+        ),
+        ("vectors of texts", "batch_size", "; known: max_text_len, normalize, "),
+    ],
+)
+def test_options_of_a_verb_are_told_those_that_have_an_effect(what: str, name: str, hint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        changed(GenerationConfig(), {name: 4}, what)
+    assert str(refused.value).startswith(f"{name}: unknown key{hint}")
