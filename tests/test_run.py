@@ -351,16 +351,32 @@ def test_no_output_at_all_is_no_wish(saved: Path, n: int) -> None:
 
 
 def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
-    for able, verb in (
-        (run(), "translate"),
-        (run(kind="decoder"), "generate"),
-        (run(kind="encoder"), "embed"),
-        (run(kind="encoder", labels=("n", "y")), "classify"),
+    translator, writer, reader = run(), run(kind="decoder"), run(kind="encoder")
+    for able, verb, lists in (
+        (translator, "translate", 1),
+        (translator, "hypotheses", 1),
+        (translator, "score", 2),
+        (translator, "perplexity", 2),
+        (translator, "evaluate", 2),
+        (writer, "generate", 1),
+        (writer, "stream", 1),
+        (writer, "hypotheses", 1),
+        (writer, "score", 1),
+        (writer, "perplexity", 1),
+        (writer, "embed", 1),
+        (reader, "embed", 1),
+        (reader, "fill_mask", 1),
+        (run(kind="encoder", labels=("n", "y")), "classify", 1),
     ):
-        with pytest.raises(
-            UserError, match=r"wants a list of texts, got one text; write (encode|embed|classify)\(\[text\]\)"
-        ):
-            getattr(able, verb)("ein hund")
+        way = ", ".join(lists * ['["..."]'])
+        told = f"run.{verb} wants a list of texts, got one text; write run.{verb}({way})"
+        for text in ("ein hund", b"ein hund"):
+            with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
+                getattr(able, verb)(*lists * [text])
+    with pytest.raises(
+        UserError, match=r'^prefix wants a list of texts, got one text; write prefix=\["..."\]$'
+    ):
+        translator.translate(["ein hund"], prefix="a")
 
 
 def test_what_can_be_read_only_once_is_not_taken_for_no_text_at_all() -> None:
@@ -384,16 +400,18 @@ def test_what_can_be_read_only_once_is_not_taken_for_no_text_at_all() -> None:
     ]
     for ask in asked:
         with pytest.raises(
-            UserError, match=r"wants a list of texts, got generator; write \w+\(list\(texts\)\)"
+            UserError, match=r"wants a list of texts, got generator; write (prefix=|run\.\w+\()list\(texts\)"
         ):
             ask(text for text in TEXTS)
-        with pytest.raises(UserError, match=r"wants a list of texts, got set; write \w+\(list\(texts\)\)"):
+        with pytest.raises(
+            UserError, match=r"wants a list of texts, got set; write (prefix=|run\.\w+\()list\(texts\)"
+        ):
             ask(set(TEXTS))  # which has no order that what is made could be in
         with pytest.raises(UserError, match=r"wants a list of texts, got int$"):
             ask(7)
         with pytest.raises(UserError, match="text 0 is int, wanted a string"):
             ask([7] * len(TEXTS))
-    with pytest.raises(UserError, match="evaluate wants a list of texts, got generator"):
+    with pytest.raises(UserError, match=r"run\.evaluate wants a list of texts, got generator"):
         translator.evaluate(TEXTS, (text for text in TEXTS))  # type: ignore[arg-type]
     for stop, shown in ((None, "null"), (3, "3"), ([None], r"\[None\]")):
         for ask in (writer.generate, lambda texts, stop: writer.engine().submit(texts[0], stop=stop)):

@@ -34,7 +34,7 @@ from polyhead.models.build import check_able, kind_of
 from polyhead.recipe import GenerationConfig, Recipe
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import describe, write_weights
-from polyhead.text.listed import stop_texts
+from polyhead.text.listed import check_each, check_texts, stop_texts
 from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 
@@ -73,9 +73,11 @@ class Run:
         """Where the weights are."""
         return next(self.model.parameters()).device
 
-    def _need(self, *kinds: str) -> Any:
-        """The model, if it is of one of these kinds; a UserError says what this run can do instead."""
+    def _need(self, *kinds: str, **given: tuple[object, ...]) -> Any:
+        """The model, if it is of one of these kinds, for a verb that is ``given`` lists of texts; a UserError says what this run can do instead."""
         check_able(self.config, kinds)
+        for verb, lists in given.items():
+            check_each(lists, f"run.{verb}")
         return self.model
 
     def _alone(self, what: str) -> None:
@@ -95,6 +97,7 @@ class Run:
         such as max_new_tokens=50, temperature=0.8 and top_p=0.95. With beam_size=5 nothing is drawn: these are the
         likeliest texts that beam search finds, best first, and fewer than ``n`` where a form allows no more.
         """
+        self._need("decoder", generate=(prompts,))
         pieces = self.stream(prompts, n=1 if n is None else n, **changes)
         found = gathered(pieces, len(prompts), 1 if n is None else n)
         return ["".join(own) for own in found] if n is None else found
@@ -109,7 +112,7 @@ class Run:
         **changes: Any,
     ) -> Iterator[Said]:
         """As ``generate``, piece by piece: never half a character, never the beginning of a stop string."""
-        model, most, stop = self._need("decoder"), self.config.max_len, stop_texts(stop)
+        model, most, stop = self._need("decoder", stream=(prompts,)), self.config.max_len, stop_texts(stop)
         if "beam_size" not in changes:
             config = sampled(self.generation, changes, n, "drawn text")
             read, guesses, seed = self._read(prompts), self._proposer(config.speculate), seed or 0
@@ -178,22 +181,20 @@ class Run:
 
         ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``.
         """
+        self._need("encoder-decoder", "decoder", hypotheses=(texts,))
         if self.config.kind == "decoder" and prefix is None:
             config = changed(self.generation, changes, "the likeliest texts")
             given = self.tokenizer, config, self._read(texts), self.config.max_len
             found = likeliest(self._need("decoder"), *given)
             return in_order(found, len(texts), progress)
         config = changed(self.generation, changes, "translations")
-        found = search(
-            self._need("encoder-decoder"),
-            self.tokenizer.encode(texts),
-            config,
-            sides=between(self.tokenizer, source_lang, target_lang),
-            forbidden=[self.tokenizer.id_of(token) for token in config.forbidden],
-            max_len=self.config.max_len,
-            truncate=truncate,
-            prefix=None if prefix is None else self.tokenizer.target.encode(prefix),
-        )
+        if prefix is not None:
+            check_texts(prefix, "prefix=")
+        model, read, most = self._need("encoder-decoder"), self.tokenizer.encode(texts), self.config.max_len
+        never = [self.tokenizer.id_of(token) for token in config.forbidden]
+        begun = None if prefix is None else self.tokenizer.target.encode(prefix)
+        rest: dict[str, Any] = {"max_len": most, "truncate": truncate, "prefix": begun, "forbidden": never}
+        found = search(model, read, config, sides=between(self.tokenizer, source_lang, target_lang), **rest)
         return in_order(found, len(texts), progress)
 
     @overload
@@ -208,7 +209,7 @@ class Run:
         ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; ``prefix``, how each
         translation must begin; for a model of many languages also source_lang="en" and target_lang="de".
         """
-        self._need("encoder-decoder")
+        self._need("encoder-decoder", translate=(texts,))
         found = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)
         if n_best is None:
             return self.tokenizer.decode([best[0].tokens for best in found])
@@ -218,13 +219,14 @@ class Run:
         self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = BATCH_TOKENS
     ) -> list[PairScore]:
         """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
-        self._need("encoder-decoder", "decoder")
+        self._need("encoder-decoder", "decoder", score=(sources, targets))
         if targets is None:
             return score_texts(self._need("decoder"), self.tokenizer, self._frame, sources, batch_tokens)
         return score_pairs(self._need("encoder-decoder"), self.tokenizer, sources, targets, batch_tokens)
 
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
         """exp of the mean negative log-likelihood of a token of the targets, or of texts alone; their ends included."""
+        self._need("encoder-decoder", "decoder", perplexity=(sources, targets))
         return perplexity(self.score(sources, targets))
 
     def classify(self, texts: Texts, batch_tokens: int = 4096) -> list[Classified]:
@@ -239,7 +241,7 @@ class Run:
 
     def fill_mask(self, texts: Sequence[str], top: int = 5) -> list[list[list[Fill]]]:
         """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""
-        return fill_mask(self._need("encoder"), self.tokenizer, texts, top)
+        return fill_mask(self._need("encoder", fill_mask=(texts,)), self.tokenizer, texts, top)
 
     def embed(self, texts: Sequence[str], **changes: Any) -> Tensor:
         """One vector for each text (N, C), as ``pooling`` ("mean", "first", "last", "max" or "own"), ``prompt`` and so on say."""

@@ -69,7 +69,7 @@ def classify(judges: Judges, texts: Texts, config: GenerationConfig, batch_token
 
 def check_learned(texts: Texts, learned: int) -> None:
     """A UserError where texts are single and the classifier ``learned`` from pairs (2), or the other way round; 0 is not known."""
-    check_listed(texts, "classify")
+    check_listed(texts, "run.classify")
     came = 1 if isinstance(next(iter(texts), ""), str) else 2
     if learned and texts and came != learned:
         given = "pairs of texts" if came == 2 else "single texts"
@@ -137,7 +137,7 @@ def _logits(
     model: Classifier, tokenizer: Tokenizer, texts: Texts, config: GenerationConfig, batch_tokens: int
 ) -> tuple[Tensor, int]:
     """What stands before the softmax (N, L) in double precision, and how many texts were cut."""
-    check_listed(texts, "classify")
+    check_listed(texts, "run.classify")
     rows = framed_texts(texts, tokenizer, reach(config, model.config.max_len))
     out = torch.zeros(len(rows), len(model.config.labels), dtype=torch.float64)
     for numbers, given in batches(model, rows, tokenizer, batch_tokens):

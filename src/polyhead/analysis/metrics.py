@@ -75,7 +75,7 @@ def bleu_tokenizer(lang: str, references: Sequence[str]) -> str:
 def check_same_length(outputs: Sequence[str], references: Sequence[str]) -> None:
     """There is a reference for each output, and one at least."""
     for texts in (outputs, references):
-        check_listed(texts, "evaluate")
+        check_listed(texts, "run.evaluate", 2)
     if len(outputs) != len(references):
         raise UserError(f"{len(outputs)} outputs and {len(references)} references: they must be line by line")
     if not references:

@@ -87,7 +87,7 @@ def read_as(
 
     ``about`` says what stands about a text that a language model reads, beside the rules of its tokenizer.
     """
-    check_texts(texts, "embed")
+    check_texts(texts, "run.embed")
     encoded, most = tokenizer.encode([config.before + text for text in texts]), reach(config, max_len)
     with at("max_text_len"):
         if about is None:

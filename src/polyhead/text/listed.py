@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from polyhead.errors import UserError, show
 
 
-def check_texts(texts: object, verb: str) -> None:
-    """A list, and of nothing but texts."""
-    check_listed(texts, verb)
+def check_texts(texts: object, verb: str, lists: int = 1) -> None:
+    """A list, and of nothing but texts. ``verb`` takes so many of them, or is an option: ``prefix=``."""
+    check_listed(texts, verb, lists)
     assert isinstance(texts, Collection)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise UserError(f"text {number} is {type(text).__name__}, wanted a string")
 
 
-def check_listed(texts: object, verb: str) -> None:
-    """Something that has a length and an order and may be read again, or a UserError says how ``verb`` is called with what came."""
-    if isinstance(texts, str):
-        raise UserError(f"{verb} wants a list of texts, got one text; write {verb}([text])")
+def check_each(given: Sequence[object], verb: str) -> None:
+    """What a verb is given are lists of texts, but for a later one that is None."""
+    there = [one for number, one in enumerate(given) if one is not None or not number]
+    for texts in there:
+        check_texts(texts, verb, len(there))
+
+
+def check_listed(texts: object, verb: str, lists: int = 1) -> None:
+    """Something that has a length and an order and may be read again, or a UserError says how ``verb``, which takes so many lists, is called."""
+    if isinstance(texts, str | bytes):
+        one = '["..."]'
+        way = one if verb.endswith("=") else f"({', '.join(lists * [one])})"
+        raise UserError(f"{verb.removesuffix('=')} wants a list of texts, got one text; write {verb}{way}")
     if not isinstance(texts, Collection) or isinstance(texts, set | frozenset):
-        hint = f"; write {verb}(list(texts))" if isinstance(texts, Iterable) else ""
-        raise UserError(f"{verb} wants a list of texts, got {type(texts).__name__}{hint}")
+        way = "list(texts)" if verb.endswith("=") else "(list(texts))"
+        hint = f"; write {verb}{way}" if isinstance(texts, Iterable) else ""
+        raise UserError(f"{verb.removesuffix('=')} wants a list of texts, got {type(texts).__name__}{hint}")
 
 
 def stop_texts(stop: object) -> list[str]:
