@@ -7,7 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
 
-from polyhead.errors import explain
+from polyhead.errors import UserError, explain, show
 
 
 class Checked(BaseModel):
@@ -27,11 +27,21 @@ class Checked(BaseModel):
             raise PydanticKnownError("int_type" if int in kinds else "float_type")
         return value
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *unnamed: Any, **given: Any) -> None:
+        if unnamed:
+            name = type(self).__name__
+            raise UserError(
+                f"{name} takes its keys by name, got {show(unnamed[0])}; a mapping of them is given as {name}(**mapping)"
+            )
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise explain(error, type(self)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is fixed is not set: a UserError in place of pydantic's own."""
+        kind = type(self).__name__
+        raise UserError(f"{name}: a {kind} is frozen; make another")
 
     # settings within settings are validated as they would be without it, so that a message names the whole place
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -154,6 +154,8 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
 
     A part's name comes before its options whatever the order typed, since a new part drops the old one's options.
     """
+    if isinstance(overrides, str):
+        raise UserError(f"changes are a list of texts, got one; write [{overrides!r}]")
     parsed = []
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 import re
 import reprlib
 import types
@@ -42,6 +43,17 @@ def bounded(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > MOST:
         raise UserError(f"{value} is out of range: should be at most {MOST}")
     return value
+
+
+def check_whole(name: str, value: object, least: int | None = None) -> None:
+    """What is given in Python is a whole number, which a truth value is not, and ``least`` or more."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, numbers.Integral)
+        or (least is not None and int(value) < least)
+    ):
+        more = "" if least is None else f", {least} or more"
+        raise UserError(f"{name} is {show(value)}; wanted a whole number{more}")
 
 
 def nearest(name: object, allowed: Iterable[str], cutoff: float = 0.5, before: str = "") -> str:

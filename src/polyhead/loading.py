@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from polyhead.errors import UserError, nearest, unknown
+from polyhead.errors import UserError, nearest, show, unknown
 from polyhead.fast.pack import packed
 from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
@@ -42,8 +42,14 @@ def load(
     ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" a GPU where there is one, but the CPU for int8.
     """
     if not isinstance(directory, str | Path):
-        runs = [load(one, dtype=dtype, fast=fast, device=device) for one in directory]
-        return together(runs, [str(one) for one in directory])
+        listed = isinstance(directory, Iterable) and not isinstance(directory, Mapping)
+        several = list(directory) if listed else []
+        if not listed or not all(isinstance(one, str | Path) for one in several):
+            raise UserError(
+                f"load wants the directory of a run or owner/name on a hub, or a list of them, got {show(directory)}"
+            )
+        runs = [load(one, dtype=dtype, fast=fast, device=device) for one in several]
+        return together(runs, [str(one) for one in several])
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     place = device_of("cpu" if (dtype, device) == ("int8", "auto") else device)

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.data_sections import DataConfig, TokenizerConfig
-from polyhead.errors import UserError, explain, unknown
+from polyhead.errors import UserError, explain, show, unknown
 from polyhead.presets import PRESETS
 from polyhead.registry import CACHE, CHAT, FORM, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
@@ -279,6 +279,8 @@ class Recipe(Section):
 
 def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe, with changes such as ``model.d_model=256``; every mistake is a UserError."""
+    if not isinstance(path, str | Path):
+        raise UserError(f"wanted the file of a recipe, got {show(path)}; Recipe(**mapping) is one of keys")
     path = Path(path)
     tree = document.read(path)
     for keys, value in document.parse_overrides(overrides or [], Recipe):

@@ -31,6 +31,10 @@ class Choice:
     options: dict[str, Any]
 
     def __init__(self, name: str, /, **options: Any) -> None:
+        if not isinstance(name, str):
+            raise UserError(
+                f"Choice wants the name of a part, got {show(name)}; its options are given by name, as Choice('rope', theta=5e5)"
+            )
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", options)
 

@@ -285,16 +285,16 @@ class Run:
         check_same_length(sources, references)
         return evaluated(self.translate(sources, truncate=True, **changes), references, lang)
 
-    def save(self, directory: Path, facts: str = "") -> None:
+    def save(self, directory: str | Path, facts: str = "") -> None:
         """Write the run as a Hugging Face style directory."""
-        self.save_description(directory)
+        self.save_description(directory := Path(directory))
         if facts:
             replace_file(directory / "README.md", facts.encode())
         write_weights(directory, self.model, self.tokenizer)
 
-    def save_description(self, directory: Path) -> None:
+    def save_description(self, directory: str | Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
         self._alone("a directory is")
-        describe(directory, self.model, self.tokenizer, self.generation)
+        describe(directory := Path(directory), self.model, self.tokenizer, self.generation)
         if self.recipe:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())

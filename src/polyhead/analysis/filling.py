@@ -10,7 +10,7 @@ import torch
 from polyhead.analysis.reading import read
 from polyhead.analysis.token_maps import display
 from polyhead.data.framed import framed
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole
 from polyhead.models import MaskedLM
 from polyhead.text.masks import encode_masked
 from polyhead.text.tokenizer import Tokenizer
@@ -39,6 +39,7 @@ def fill_mask(
         raise UserError("this encoder scores no tokens (model.head=false): it cannot fill a mask")
     special = torch.tensor(tokenizer.special_ids)
     most = tokenizer.vocab_size - len(special)
+    check_whole("top", top)
     if not 1 <= top <= most:
         raise UserError(f"top is {top}; this vocabulary offers 1 to {most} tokens")
     rows = [framed([ids], tokenizer, model.config.max_len) for ids in encode_masked(tokenizer, texts)]

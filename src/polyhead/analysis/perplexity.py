@@ -15,7 +15,7 @@ from polyhead.data.arrays import Ints
 from polyhead.data.rows import collate_rows
 from polyhead.data.text import Text
 from polyhead.data.token_store import TokenStore
-from polyhead.errors import UserError
+from polyhead.errors import UserError, show
 from polyhead.models import CausalLM
 from polyhead.nn.place import beside
 from polyhead.text.tokenizer import Tokenizer
@@ -54,6 +54,10 @@ class Perplexity(NamedTuple):
 
 def of_text(model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch_tokens: int) -> Perplexity:
     """Of files of plain text, in rows of ``width`` tokens, as many at a time as ``batch_tokens`` allow."""
+    if not isinstance(text, Text):
+        raise UserError(
+            f"wanted a text that polyhead.data.text.open_text opens, got {show(text)}; run.perplexity([...]) is of texts as they are"
+        )
     with TemporaryDirectory() as place:
         store = TokenStore.open_or_build(text, tokenizer, place)
         return perplexity(model, store, width, max(1, batch_tokens // width))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole
 from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.engine import Engine
@@ -143,6 +143,7 @@ def check_drawn(
     prompts: Sequence[Sequence[int]], max_new_tokens: int, n: int, seed: int, first: int, max_len: int | None
 ) -> None:
     """A UserError says which wish of drawn sequences, numbered from ``first``, cannot be met."""
+    check_whole("seed", seed)
     if max_new_tokens < 1 or n < 1:
         raise UserError(f"max_new_tokens is {max_new_tokens} and n is {n}; wanted 1 or more of each")
     if seed < 0:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from polyhead.elsewhere import keys_of, told
-from polyhead.errors import UserError, explain, nearest
+from polyhead.errors import UserError, check_whole, explain, nearest
 from polyhead.generate.sampling import Sampling
 from polyhead.recipe import GenerationConfig
 
@@ -55,6 +55,7 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
 
 def sampled(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
     """``changed``, where ``n`` sequences of one prompt shall be drawn: no more than can go on together."""
+    check_whole("n", n)
     if n > MOST_DRAWN:
         raise UserError(
             f"n is {n:,}, wanted {MOST_DRAWN:,} at most; for more of them ask again with another seed"
@@ -64,6 +65,7 @@ def sampled(config: GenerationConfig, changes: dict[str, Any], n: int, what: str
 
 def searched(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
     """``changed``, where beams shall find ``n`` texts: no more than they are."""
+    check_whole("n", n)
     beams = changed(config, changes | {"n_best": 1}, what).beam_size
     if n > beams:
         raise UserError(f"n ({n}) is more than beam_size ({beams})")

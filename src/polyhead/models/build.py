@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from polyhead.config import ModelConfig
-from polyhead.errors import UserError, unknown
+from polyhead.config import ModelConfig, ModelSection
+from polyhead.errors import UserError, check_whole, show, unknown
 from polyhead.models.causal_lm import CausalLM
 from polyhead.models.detector import Detector
 from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM
@@ -16,6 +16,7 @@ from polyhead.models.seq2seq import Seq2Seq
 from polyhead.presets import PRESETS
 from polyhead.registry import INIT
 
+SEEDS = -(2**63), 2**64 - 1  # those that torch takes
 Model = Seq2Seq | CausalLM | MaskedLM | Classifier | Embedder | Detector
 
 
@@ -56,16 +57,38 @@ def model_class(config: ModelConfig) -> type[Model]:
     return MaskedLM if config.head else Embedder
 
 
-def build(config: ModelConfig, seed: int | None = None) -> Any:
+def build(config: ModelConfig | Mapping[str, Any], seed: int | None = None) -> Any:
     """The model that config describes, of the class of its kind, initialised as it says.
 
-    The same seed gives the same weights.
+    A mapping is the keys of a ModelConfig. The same seed gives the same weights.
     """
+    config = _read(config)
     if seed is not None:
+        check_whole("seed", seed)
+        if not SEEDS[0] <= seed <= SEEDS[1]:
+            raise UserError(f"seed is {seed}; wanted one that has 64 bits")
         torch.manual_seed(seed)
     model = model_class(config)(config)
     INIT.get(config.init.name)(model, config, **config.init.options)
     return model
+
+
+def _read(given: object) -> ModelConfig:
+    """The config that is given, or that a mapping of its keys makes; what else comes is a UserError."""
+    if isinstance(given, ModelConfig):
+        return given
+    if isinstance(given, Mapping):
+        return ModelConfig(**{str(key): value for key, value in given.items()})
+    if isinstance(given, ModelSection):
+        raise UserError(
+            "build wants a ModelConfig; the model of a recipe becomes one by with_vocabulary(vocab_size)"
+        )
+    if isinstance(given, str):
+        known = f"{show(given)} is none"
+        if given in PRESETS:
+            known = f"{show(given)} becomes one as ModelConfig(preset={given!r}, vocab_size=...)"
+        raise UserError(f"build wants a ModelConfig; {known}")
+    raise UserError(f"build wants a ModelConfig, or its keys as a mapping, got {type(given).__name__}")
 
 
 def preset(name: str, vocab_size: int, **changes: Any) -> ModelConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,14 +18,16 @@ from polyhead.analysis.cost.memory import Memory, literature, training_memory, w
 from polyhead.analysis.cost.weightless import counted
 from polyhead.analysis.cost.work import Load, Unknown, Work
 from polyhead.config import ModelConfig
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole, show
 from polyhead.fast.memory import machine_memory
 from polyhead.planning.answer import Decoding, Operations, Plan, Time
 from polyhead.planning.probe import Clock, decoding, learning
 from polyhead.planning.subject import Subject, alone, load_of, opened, unread
 from polyhead.planning.texts import missing, open_texts
+from polyhead.presets import PRESETS
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import CACHE, Choice
+from polyhead.run import Run
 from polyhead.train.learned import prepare
 from polyhead.train.precision import Format, resolve
 from polyhead.train.start import begin, open_start, resolved
@@ -52,6 +54,17 @@ def plan(
     ``rows`` and ``length`` are the batch of a model alone and ``tokens`` what it learns from; a recipe says its own. ``context`` are the tokens that a
     decoding row has, ``layout`` how training is spread. Without ``probe`` nothing is run, and no time is told.
     """
+    for name, count in {"rows": rows, "length": length, "context": context}.items():
+        if count is not None:
+            check_whole(name, count, None if name == "context" else 1)
+    if not isinstance(decode_rows, Sequence) or not all(
+        isinstance(one, int) and one >= 1 for one in decode_rows
+    ):
+        raise UserError(
+            f"decode_rows is {show(decode_rows)}; wanted a list of whole numbers, 1 or more, as [1, 32]"
+        )
+    if tokens is not None and not (isinstance(tokens, int | float) and tokens > 0):
+        raise UserError(f"tokens is {show(tokens)}; wanted a number above 0, as 300e9")
     with tempfile.TemporaryDirectory(prefix="polyhead-plan-") as folder:
         subject = _subject(design, rows, length, tokens, Path(folder))
         config, train, notes = subject.config, subject.train, subject.notes
@@ -106,7 +119,7 @@ def _subject(
     """What is planned, with its text in the folder; a UserError where training could not begin."""
     if isinstance(design, ModelConfig):
         return alone(design, rows, length, tokens)
-    recipe = load_recipe(design) if isinstance(design, str | Path) else design
+    recipe = _recipe(design)
     if rows or length or tokens:
         raise UserError(
             "rows, length and tokens are for a model alone; a recipe has train.max_tokens, data.max_len and train.steps"
@@ -120,6 +133,27 @@ def _subject(
     if origin and recipe.start:
         begin(sizes.hollow(subject.config), origin, recipe.start.every, recipe.train.adapt)
     return subject
+
+
+def _recipe(design: object) -> Recipe:
+    """The recipe that is given or is in a file; what else comes is a UserError."""
+    if isinstance(design, Recipe):
+        return design
+    if isinstance(design, str) and design in PRESETS and not Path(design).exists():
+        raise UserError(
+            f"{design!r} is the name of a model; for its plan give ModelConfig(preset={design!r}, vocab_size=...)"
+        )
+    if isinstance(design, str | Path):
+        return load_recipe(design)
+    ways = {
+        Mapping: "; ModelConfig(**mapping) makes one",
+        Run: "; give its recipe or its config",
+        torch.nn.Module: "; give its config",
+    }
+    way = next((hint for kind, hint in ways.items() if isinstance(design, kind)), "")
+    raise UserError(
+        f"plan wants a Recipe, the file of one, or a ModelConfig, got {type(design).__name__}{way}"
+    )
 
 
 def _operations(subject: Subject, works: list[Work], passes: list[int], active: int) -> Operations:
