@@ -130,6 +130,12 @@ def test_plain_text_is_a_language_model_or_the_sides_of_a_translation(
         UserError, match=r"task classification wants a table, TSV, CSV, JSONL or Parquet; a.txt is plain text"
     ):
         look(["a.txt"], root, "classification")
+    with pytest.raises(UserError, match=r"task translation wants a source and a target file.*; got 1: a.txt"):
+        look(["a.txt"], root, "translation")
+    with pytest.raises(UserError, match=r"got 3: a.txt, b.txt, train.en"):
+        look(["a.txt", "b.txt", "train.en"], root, "translation")
+    found = look(plain(a_md=SENTENCES, b_md=SENTENCES), root)  # "md" is no language here
+    assert (found.task, "source_lang" in found.data) == ("translation", False)
 
 
 def test_files_beside_are_what_it_is_measured_on(plain: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
             raise UserError(
                 f"task {found.task} wants a table, TSV, CSV, JSONL or Parquet; {paths[0].name} is plain text by its name"
             )
+        if found.task == "translation" and len(paths) != 2:
+            raise UserError(
+                f"task translation wants a source and a target file, or a table; got {len(paths)}: {', '.join(path.name for path in paths)}"
+            )
     else:
         columns = columns_of(paths[0], table)
         found = Look(task or columns.task(given), data)
@@ -89,7 +93,7 @@ def _languages(section: DataConfig, data: Mapping[str, Any], parallel: bool) -> 
         ends = [path.name.removesuffix(".gz").rpartition(".")[2] for path in section.paths("train")]
     else:
         ends = [str(data[side]).rpartition(".")[2] for side in ("source", "target")]
-    told = all(LANGUAGE.fullmatch(end) and end not in NONE for end in ends)
+    told = all(LANGUAGE.fullmatch(end) and end not in NONE for end in ends) and len(set(ends)) == 2
     return dict(zip(("source_lang", "target_lang"), ends, strict=True)) if told else {}
 
 
