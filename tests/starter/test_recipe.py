@@ -104,6 +104,26 @@ def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> No
         look([file], {"root": tmp_path}, "clasification")
 
 
+def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+
+    def labelled(*kinds: Any) -> str:
+        rows = [
+            {"sentence1": s, "sentence2": f"so {s}", "label": kinds[i % len(kinds)]}
+            for i, s in enumerate(SENTENCES)
+        ]
+        return table(tmp_path, "a.jsonl", rows)
+
+    assert look([labelled(0.0, 1.0)], root).labels == 2  # as columns with gaps come
+    for kinds, shown in (((3.25, 1.0), r"3\.25"), (([1], [2, 3]), r"\[1\]")):
+        file = labelled(*kinds)
+        with pytest.raises(
+            UserError, match=rf"a.jsonl: 'label' holds {shown}, and a label is text, a whole number"
+        ):
+            look([file], root)
+        assert look([file], root | {"text": "sentence1"}).task == "language-model"
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Callable[..., list[str]]:
     def write(**files: Sequence[str]) -> list[str]:

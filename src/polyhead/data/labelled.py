@@ -159,7 +159,7 @@ def read_labelled(
 def _example(line: int, row: tuple[Any, ...], place: str) -> Example | str:
     """The values of a line as texts and label, or the kind of trouble. A label may be a whole number or a truth value."""
     *given, label = row
-    if not all(isinstance(text, str) for text in given) or not _is_label(label):
+    if not all(isinstance(text, str) for text in given) or not is_label(label):
         return "broken"
     if isinstance(label, float):
         label = int(label)
@@ -169,13 +169,13 @@ def _example(line: int, row: tuple[Any, ...], place: str) -> Example | str:
     return Example(line, tuple(given), named, place) if named else "broken"
 
 
-def _is_label(value: Any) -> bool:
+def is_label(value: Any) -> bool:
     """Whether it names a class. To JSON 1.0 is 1, and columns of numbers with gaps come as such."""
     return value.is_integer() if isinstance(value, float) else isinstance(value, str | int)
 
 
 def _no_label(row: Any) -> str:
     """What is wrong with the label of a row, if that is."""
-    if isinstance(row, str) or _is_label(row[-1]):
+    if isinstance(row, str) or is_label(row[-1]):
         return ""
     return f", label {show(row[-1])}, wanted text, a whole number, true or false"

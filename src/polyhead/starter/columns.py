@@ -12,7 +12,8 @@ from typing import Any, Literal
 from polyhead.data.columns import Column, read_json
 from polyhead.data.conversations import KEYS
 from polyhead.data.files import is_text, lines
-from polyhead.errors import UserError
+from polyhead.data.labelled import is_label
+from polyhead.errors import UserError, show
 
 SAMPLE = 2000  # lines that are looked at
 SIDES = (
@@ -66,6 +67,8 @@ class Columns:
         texts = [column for column in self.texts if column != label]
         if label is not None and (texts or "text" in given):
             return "classification"
+        if label is None and "text" not in given:
+            self._refuse_scores()
         if len(texts) == 1 or "text" in given or (texts and _rank(texts[0], TEXTS) < len(TEXTS)):
             return "language-model"
         if len(texts) == 2:
@@ -112,6 +115,16 @@ class Columns:
             (column for column in able if _rank(column, LABELS) < len(LABELS)), key=lambda c: _rank(c, LABELS)
         )
         return named[0] if named else able[0] if len(able) == 1 else None
+
+    def _refuse_scores(self) -> None:
+        """A column that is called a label but holds none, such as scores or lists of labels, is not passed over."""
+        for column, values in self.values.items():
+            wrong = [value for value in values if not is_label(value)]
+            if _last(column) in LABELS[:2] and wrong:
+                raise UserError(
+                    f"{self.name}: {column!r} holds {show(wrong[0])}, and a label is text, a whole number, true or false; "
+                    "for a language model of the text alone name it, data.text=..."
+                )
 
     def _about(self, label: Column) -> Column | list[Column]:
         """The column of the text that the label is about, or the two."""
@@ -184,7 +197,7 @@ def _rank(column: Column, names: tuple[str, ...]) -> int:
 
 
 def _few(values: list[Any]) -> bool:
-    named = [json.dumps(value) for value in values if isinstance(value, str | int)]
+    named = [json.dumps(value) for value in values if is_label(value)]
     different = set(named)
     return (
         len(named) == len(values)
