@@ -124,6 +124,33 @@ def test_labels_may_be_whole_numbers_of_any_kind_but_scores_and_lists_are_told(t
         assert look([file], root | {"text": "sentence1"}).task == "language-model"
 
 
+@pytest.mark.parametrize(("names", "rows", "data"), [
+    (["phrase", "polarity"], zip(SENTENCES, LABELS, strict=True), {"text": "phrase", "label": "polarity"}),
+    (["en", "de"], zip(SENTENCES, SENTENCES, strict=True),
+     {"source": "en", "target": "de", "source_lang": "en", "target_lang": "de"}),
+    (["so so", f"{SENTENCES[0]}, {SENTENCES[0]}"], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1, "label": 0}),
+    (["bad", SENTENCES[0]], zip(LABELS[1:], SENTENCES[1:], strict=True), {"text": 1, "label": 0}),
+])  # fmt: skip
+def test_a_tsv_may_have_a_header_of_any_names(
+    names: list[str], rows: Any, data: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in [names, *rows]))
+    found = look(["a.tsv"], {"root": tmp_path})
+    assert found.rows == 60
+    assert data.items() <= found.data.items()
+
+
+def test_a_csv_without_a_header_is_told(tmp_path: Path) -> None:
+    rows = "".join(f"{label},{text}\n" for label, text in zip(LABELS, SENTENCES, strict=True))
+    (tmp_path / "a.csv").write_text(rows)
+    with pytest.raises(
+        UserError, match=r"a.csv: the first row of a CSV names its columns, and 'bad' stands below"
+    ):
+        look(["a.csv"], {"root": tmp_path})
+    (tmp_path / "a.csv").write_text("polarity,phrase\n" + rows)
+    assert look(["a.csv"], {"root": tmp_path}).data["label"] == "polarity"
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Callable[..., list[str]]:
     def write(**files: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyhead.data.columns import Column, read_json
+from polyhead.data.comma import is_csv
 from polyhead.data.conversations import KEYS
 from polyhead.data.files import is_text, lines
 from polyhead.data.labelled import is_label
 from polyhead.errors import UserError, show
 
+CODE = re.compile("[a-z]{2}")  # of a language, at the head of its column
 SAMPLE = 2000  # lines that are looked at
 SIDES = (
     ("source", "src", "input", "question", "prompt"),
@@ -145,7 +148,7 @@ class Columns:
 
 
 def columns_of(path: Path, table: Literal["tsv", "jsonl"]) -> Columns:
-    """The first values of the columns of a file; a TSV has names where its first line holds some that are known."""
+    """The first values of the columns of a file; the first row of a CSV names them, that of a TSV if it looks like names."""
     values: dict[Column, list[Any]] = {}
     for row in _tsv(path) if table == "tsv" else _json(path):
         for column, value in row.items():
@@ -153,16 +156,34 @@ def columns_of(path: Path, table: Literal["tsv", "jsonl"]) -> Columns:
                 values.setdefault(column, []).append(value)
     if not values:
         raise UserError(f"{path.name}: none of its first lines is a row of a table")
-    return Columns(path.name, values)
+    found = Columns(path.name, values)
+    if is_csv(path) and (
+        data := next((name for name in found.labels if str(name) in map(str, values[name])), None)
+    ):
+        raise UserError(
+            f"{path.name}: the first row of a CSV names its columns, and {data!r} stands below it too: put a row of names above"
+        )
+    return found
 
 
 def _tsv(path: Path) -> Iterator[dict[Column, Any]]:
     first = [line.decode().split("\t") for line in islice(lines(path), SAMPLE) if line and is_text(line)]
     names = first[0] if first else []
-    headed = len(set(names)) == len(names) > 1 and any(_last(name) in KNOWN for name in names)
+    headed = _headed(names, first[1:])
     columns: list[Column] = [*names] if headed else [*range(max(map(len, first), default=0))]
     for cells in first[headed:]:
         yield dict(zip(columns, cells, strict=False))
+
+
+def _headed(names: list[str], rows: list[list[str]]) -> bool:
+    """Whether a first line is a header: it has names that are known or codes of languages, or what is no label stands on labels."""
+    if not len(set(names)) == len(names) > 1 or not all(names):
+        return False
+    if any(_last(name) in KNOWN for name in names) or all(CODE.fullmatch(name) for name in names):
+        return True
+    whole = [row for row in rows if len(row) == len(names)] if max(map(len, names)) <= 40 else []
+    columns = ([row[i] for row in whole] for i in range(len(names)))
+    return any(_few(cells) and name not in cells for name, cells in zip(names, columns, strict=True))
 
 
 def _json(path: Path) -> Iterator[dict[Column, Any]]:
