@@ -300,6 +300,15 @@ def test_values_of_a_table_are_documents_with_their_line_ends(
     assert ([piece.text for piece in kept], report.broken) == ([code, "end"], 1)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
+def test_a_table_may_hold_nothing_but_books(write: Write, name: str) -> None:
+    book = "so long " * (1 << 18)
+    line = json.dumps({"text": book}) if name == "a.jsonl" else f"text\n{book}" if name == "a.csv" else book
+    path = write(name, f"{line}\n".encode())
+    opened = open_text([path], "file", columns=[0 if name == "a.tsv" else "text"])
+    assert "".join(piece.text for piece in opened.pieces(TextReport("x"))) == book
+
+
 @pytest.mark.parametrize("kind", ["file", "line", "blank"])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.81])
 def test_a_line_that_is_no_text_is_counted_in_one_share(write: Write, kind: str, share: float) -> None:

@@ -151,6 +151,17 @@ def test_a_csv_without_a_header_is_told(tmp_path: Path) -> None:
     assert look(["a.csv"], {"root": tmp_path}).data["label"] == "polarity"
 
 
+def test_a_json_list_is_told_and_rows_may_be_long(tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+    for indent in (None, 2):
+        (tmp_path / "a.json").write_text(json.dumps(REVIEWS, indent=indent))
+        with pytest.raises(UserError, match=r"a.json is one JSON list; .*jq -c '.\[\]' a.json > a.jsonl"):
+            look(["a.json"], root)
+    books = table(tmp_path, "books.jsonl", [{"text": f"{i} is so long " * (1 << 17)} for i in range(3)])
+    found = look([books], root)
+    assert (found.task, found.rows) == ("language-model", 3)
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Callable[..., list[str]]:
     def write(**files: Sequence[str]) -> list[str]:

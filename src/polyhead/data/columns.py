@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyhead.data import comma, parquet
-from polyhead.data.files import MAX_LINE, is_text, lines
+from polyhead.data.files import BOM, MAX_LINE, SAMPLE, is_text, lines, opened
 from polyhead.errors import UserError, unknown
 
 Column = str | int
@@ -59,16 +59,18 @@ def _called(path: Path, kind: str | None) -> str:
     return TABLES.get(_ending(path), "plain text" if kind is None else kind.upper())
 
 
-def check_columns(path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted) -> None:
+def check_columns(
+    path: Path, format: Literal["tsv", "jsonl"], wanted: Wanted, longest: int = MAX_LINE
+) -> None:
     """Every column is there, or a UserError says what is there instead."""
     if format == "tsv":
         if comma.is_csv(path):
             raise UserError(
                 f"{path.name} is CSV by its name, not TSV: leave data.format out, or call it .tsv"
             )
-        _numbers(path, wanted)
+        _numbers(path, wanted, longest)
     else:
-        _check_keys(path, wanted)
+        _check_keys(path, wanted, longest)
 
 
 def rows(
@@ -78,15 +80,16 @@ def rows(
     if format == "jsonl":
         yield from ((number, _json_row(line, wanted)) for number, line in enumerate(lines(path, longest), 1))
         return
-    columns, headed = _numbers(path, wanted)
+    columns, headed = _numbers(path, wanted, longest)
     for number, line in enumerate(islice(lines(path, longest), int(headed), None), 1 + headed):
         yield number, _tsv_row(line, columns)
 
 
-def _numbers(path: Path, wanted: Wanted) -> tuple[list[int], bool]:
+def _numbers(path: Path, wanted: Wanted, longest: int) -> tuple[list[int], bool]:
     """The numbers of the columns of a TSV, and whether the first line is a header that names them."""
-    first = [(line or b"").decode(errors="replace").split("\t") for line in islice(lines(path), SAMPLE_LINES)]
-    header, width = first[0], max(map(len, first))
+    first = islice(lines(path, longest), SAMPLE_LINES)
+    header = (next(first) or b"").decode(errors="replace").split("\t")
+    width = max([len(header), *((line or b"").count(b"\t") + 1 for line in first)])
     found = []
     for column in wanted.values():
         if isinstance(column, str):
@@ -170,18 +173,28 @@ def _whole(text: str) -> bool:
     return "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _check_keys(path: Path, wanted: Wanted) -> None:
-    """All keys must exist in one of the first lines that are JSON objects or lists."""
-    parsed = [_parse(line) for line in islice(lines(path), SAMPLE_LINES)]
-    objects = [row for row in parsed if isinstance(row, (dict, list))]
-    if not objects:
-        raise UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
-    good = (row for row in objects if all(_holds(row, key) for key in wanted.values()))
-    row = next(good, objects[0])
-    if isinstance(row, list) and len(parsed) == 1 and all(isinstance(one, dict) for one in row):
-        raise UserError(
+def no_rows(path: Path) -> UserError:
+    """What to say of a file none of whose lines is a row: of one list of all rows, how to part them."""
+    with opened(path) as file:
+        one = file.read(SAMPLE).removeprefix(BOM).lstrip().startswith(b"[")
+    if one:
+        return UserError(
             f"{path.name} is one JSON list; JSONL has an object a line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
         )
+    return UserError(f"{path.name}: none of its first lines is a JSON object; JSONL has one object a line")
+
+
+def _check_keys(path: Path, wanted: Wanted, longest: int) -> None:
+    """All keys must exist in one of the first lines that are JSON objects or lists."""
+    row, read = None, 0
+    for line in islice(lines(path, longest), SAMPLE_LINES):
+        one, read = _parse(line), read + 1
+        if isinstance(one, dict | list):
+            if all(_holds(one, key) for key in wanted.values()):
+                return
+            row = one if row is None else row
+    if row is None or (isinstance(row, list) and read == 1 and all(isinstance(one, dict) for one in row)):
+        raise no_rows(path)
     for use, key in wanted.items():
         if _holds(row, key):
             continue
@@ -200,9 +213,7 @@ def _check_keys(path: Path, wanted: Wanted) -> None:
                 f"{path.name} has the keys {', '.join(sorted(_shown(known)))}: set {use} to one of them, got number {key}"
             )
         if key in known:
-            raise UserError(
-                f"{path.name}: the key {key!r} is null in each of its first {len(parsed):,} lines"
-            )
+            raise UserError(f"{path.name}: the key {key!r} is null in each of its first {read:,} lines")
         raise unknown(f"key of {path.name}", key, _shown(known))
 
 

@@ -207,7 +207,7 @@ def open_text(
         return Text(paths, documents, share)
     text = Text(paths, "line", share, table, tuple(columns))
     for path in paths:
-        check_columns(path, table, text.wanted)
+        check_columns(path, table, text.wanted, LONGEST)
     return text
 
 

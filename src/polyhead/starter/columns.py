@@ -10,15 +10,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from polyhead.data.columns import Column, read_json
+from polyhead.data.columns import Column, no_rows, read_json
 from polyhead.data.comma import is_csv
 from polyhead.data.conversations import KEYS
 from polyhead.data.files import is_text, lines
 from polyhead.data.labelled import is_label
+from polyhead.data.text import LONGEST
 from polyhead.errors import UserError, show
 
 CODE = re.compile("[a-z]{2}")  # of a language, at the head of its column
 SAMPLE = 2000  # lines that are looked at
+MOST = 1 << 25  # bytes of them
 SIDES = (
     ("source", "src", "input", "question", "prompt"),
     ("target", "tgt", "output", "answer", "completion"),
@@ -150,12 +152,14 @@ class Columns:
 def columns_of(path: Path, table: Literal["tsv", "jsonl"]) -> Columns:
     """The first values of the columns of a file; the first row of a CSV names them, that of a TSV if it looks like names."""
     values: dict[Column, list[Any]] = {}
-    for row in _tsv(path) if table == "tsv" else _json(path):
+    for row in _tsv(_sample(path)) if table == "tsv" else _json(_sample(path)):
         for column, value in row.items():
             if value is not None:
                 values.setdefault(column, []).append(value)
-    if not values:
+    if not values and table == "tsv":
         raise UserError(f"{path.name}: none of its first lines is a row of a table")
+    if not values or any(isinstance(found[0], dict) for found in values.values()):
+        raise no_rows(path)
     found = Columns(path.name, values)
     if is_csv(path) and (
         data := next((name for name in found.labels if str(name) in map(str, values[name])), None)
@@ -166,8 +170,19 @@ def columns_of(path: Path, table: Literal["tsv", "jsonl"]) -> Columns:
     return found
 
 
-def _tsv(path: Path) -> Iterator[dict[Column, Any]]:
-    first = [line.decode().split("\t") for line in islice(lines(path), SAMPLE) if line and is_text(line)]
+def _sample(path: Path) -> Iterator[bytes]:
+    """The first lines of a file that are text, not many where they are long."""
+    size = 0
+    for line in islice(lines(path, LONGEST), SAMPLE):
+        if line and is_text(line):
+            yield line
+            size += len(line)
+        if size > MOST:
+            return
+
+
+def _tsv(sample: Iterator[bytes]) -> Iterator[dict[Column, Any]]:
+    first = [line.decode().split("\t") for line in sample]
     names = first[0] if first else []
     headed = _headed(names, first[1:])
     columns: list[Column] = [*names] if headed else [*range(max(map(len, first), default=0))]
@@ -186,10 +201,10 @@ def _headed(names: list[str], rows: list[list[str]]) -> bool:
     return any(_few(cells) and name not in cells for name, cells in zip(names, columns, strict=True))
 
 
-def _json(path: Path) -> Iterator[dict[Column, Any]]:
-    for line in islice(lines(path), SAMPLE):
+def _json(sample: Iterator[bytes]) -> Iterator[dict[Column, Any]]:
+    for line in sample:
         try:
-            row = read_json(line) if line and is_text(line) else None
+            row = read_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
