@@ -304,3 +304,42 @@ def test_one_long_document_is_not_read_to_its_end(
     found = look(["train.txt"], {"root": tmp_path})
     assert not found.whole and found.lengths[0] < 1 << 18
     assert found.size == (tmp_path / "train.txt").stat().st_size
+
+
+def test_what_is_proposed_gives_way_to_what_is_given() -> None:
+    pairs = Look("translation", {"train": ["a"], "valid_share": 0.1}, 1000, 10**6, [80] * 1000)
+    whole = propose(pairs)
+
+    def train(**keys: Any) -> Any:
+        return propose(pairs, {f"train.{key}": value for key, value in keys.items()})["train"]
+
+    assert train(max_tokens=4 * 2048)["steps"] == pytest.approx(whole["train"]["steps"] / 4, rel=0.05)
+    few = train(steps=3)
+    assert (few["steps"], few["eval_every"], few["schedule"]["warmup"]) == (3, 3, 2)
+    passes = train(epochs=3)
+    assert "steps" not in passes and passes["schedule"]["warmup"] < whole["train"]["schedule"]["warmup"]
+    assert train(steps="many") == whole["train"]  # which the recipe refuses
+    wide = propose(pairs, {"model.d_model": 512})
+    assert (wide["train"]["lr"], wide["model"]["d_ff"]) == (0.0007, 2048)
+    assert propose(pairs, {"model.preset": "base"})["model"] == {}
+    started = propose(pairs, {"start.run": "runs/a"})
+    assert not {"tokenizer", "model"} & started.keys()
+
+
+def test_a_recipe_that_begins_with_a_run_can_be_trained(
+    plain: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain(a_txt=SENTENCES * 30)
+    for name, keys in (("first", ["model.preset=tiny"]), ("then", ["start=runs/first"])):
+        assert main(["recipe", "a.txt", *keys, "train.steps=2", "--output", f"{name}.yaml"]) == 0
+        assert main(["train", f"{name}.yaml", "train.threads=1"]) == 0
+    assert "that can write already" not in Path("then.yaml").read_text()
+    for key, message in (("data.train=b.txt", "data.train is what is looked at, a.txt: leave the key out"),
+                         ("data.valid=b.txt", "data.valid: no file 'b.txt'")):  # fmt: skip
+        capsys.readouterr()
+        assert main(["recipe", "a.txt", key]) == 2
+        assert message in capsys.readouterr().err

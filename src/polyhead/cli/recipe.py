@@ -49,8 +49,10 @@ def run(
     changes = document.parse_overrides([one for one in given if one not in files], Recipe)
     known = {keys[1]: value for keys, value in changes if keys[0] == "data" and len(keys) == 2}
     task = next((value for keys, value in changes if keys == ["task"]), None)
+    if "train" in known:
+        raise UserError(f"data.train is what is looked at, {', '.join(files)}: leave the key out")
     found = look(files, known, task)
-    tree = propose(found)
+    tree = propose(found, {".".join(keys): value for keys, value in changes})
     for keys, value in changes:
         document.assign(tree, keys, value, Recipe)
     try:

@@ -47,7 +47,8 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
     """Read the files, as far as ``given``, keys of the section ``data``, does not say already how; a mistake is a UserError."""
     data = {**given, "train": list(files)}
     section = DataConfig.model_validate(data)
-    paths = [check_file(path) for path in section.paths("train")]
+    files_of = {split: list(map(check_file, section.paths(split))) for split in ("train", "valid", "test")}
+    paths = files_of["train"]
     table = table_of(paths, section.format)
     if task is not None and task not in TASKS:
         raise unknown("task that recipes are written for", task, TASKS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead import document
+from polyhead.presets import PRESETS
 from polyhead.starter.look import Look
 
 TOKEN = 4  # bytes, about, of a token of any of the tokenizers
@@ -69,14 +70,21 @@ LENGTHS = {
 }
 
 
-def propose(look: Look) -> dict[str, Any]:
-    """The tree of a recipe for what was found."""
+def propose(look: Look, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The tree of a recipe for what was found, which fits the keys that are ``given`` already, "train.steps"."""
+    given = given or {}
     part = {
         "translation": _translation, "language-model": _language, "masked-lm": _masked, "classification": _classification,
         "chat": _chat,
     }  # fmt: skip
-    of: Callable[[Look], dict[str, Any]] = part[look.task]
-    tree = of(look)
+    of: Callable[[Look, Mapping[str, Any]], dict[str, Any]] = part[look.task]
+    tree = of(look, given)
+    if any(key.partition(".")[0] == "start" for key in given):  # which brings both
+        tree = {key: value for key, value in tree.items() if key not in ("tokenizer", "model")}
+    elif preset := _preset(given):  # which is a whole model
+        tree["model"] = {
+            key: value for key, value in tree["model"].items() if key == "max_len" and key not in preset
+        }
     order = ("train", "valid", "valid_share", "test")
     data = {key: look.data[key] for key in order if key in look.data} | tree.pop("data") | look.data
     root = {"root": data.pop("root")} if "root" in data else {}
@@ -91,7 +99,8 @@ def written(tree: Mapping[str, Any], look: Look, name: str) -> str:
     title = TITLES[look.task] + (f" of {look.labels} classes" if look.labels else "")
     what = ROWS.get(look.task, "documents" if look.rows > 1 else "document")
     rows = f"{look.rows:,} {what}, " if look.whole else ""
-    reasons = REASONS | {"data.max_len": LENGTHS.get(look.task, "tokens of a row")}
+    reasons = {key: reason for key, reason in REASONS.items() if key != "start" or look.task == "chat"}
+    reasons |= {"data.max_len": LENGTHS.get(look.task, "tokens of a row")}
     lines = [
         f"# {title}: {rows}{look.size / 1e6:,.1f} MB of text ({few}).",
         f"# polyhead plan {name}      what it costs in time and memory, before it is trained",
@@ -111,52 +120,53 @@ def _line(indent: str, key: str, value: Any, reason: str | None) -> str:
     return f"{line:<38}  # {reason}" if reason else line
 
 
-def _translation(look: Look) -> dict[str, Any]:
-    size = _size(PAIRS, look)
-    batch = 2048 if size.d_model == 128 else 4096
+def _translation(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
+    size = _size(PAIRS, look, given)
+    batch = 2048 if size.d_model <= 128 else 4096
+    width = min(RATES, key=lambda width: abs(width - size.d_model))
     return {
         "data": {"max_len": _length(look)},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
-            **_model(size, 4 if size.d_model == 128 else 8),
-            "d_ff": (2 if size.d_model == 128 else 4) * size.d_model,
+            **_model(size, 4 if size.d_model <= 128 else 8),
+            "d_ff": (2 if size.d_model <= 128 else 4) * size.d_model,
             "position": "rope",
         },
-        "train": _train(look, size, batch, RATES[size.d_model], "inverse_sqrt", 1.0 / 8, cooldown=0.3)
+        "train": _train(look, given, size, batch, RATES[width], "inverse_sqrt", 1.0 / 8, cooldown=0.3)
         | {"label_smoothing": 0.1, "average": 5, "keep": 5},
         "generation": {"beam_size": 5, "length_penalty": 1.0},
     }
 
 
-def _language(look: Look) -> dict[str, Any]:
-    size = _size(PLAIN, look)
+def _language(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
+    size = _size(PLAIN, look, given)
     return {
         "data": {"max_len": 256},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
-            **_model(size, size.d_model // 64), "max_len": 256, "position": "rope", "norm": "rmsnorm",
+            **_model(size, max(1, size.d_model // 64)), "max_len": 256, "position": "rope", "norm": "rmsnorm",
             "feed_forward": "swiglu", "init": "normal", "scale_embedding": False,
         },
-        "train": _train(look, size, 2048, 0.006, "cosine", 1.0 / 20, optimizer="muon"),
+        "train": _train(look, given, size, 2048, 0.006, "cosine", 1.0 / 20, optimizer="muon"),
         "generation": {"temperature": 0.8, "top_p": 0.95},
     }  # fmt: skip
 
 
-def _masked(look: Look) -> dict[str, Any]:
-    size = _size(PLAIN, look)
+def _masked(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
+    size = _size(PLAIN, look, given)
     return {
         "data": {"documents": "line", "max_len": 128},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
         "model": {
-            **_model(size, size.d_model // 64), "max_len": 128, "position": "learned", "feed_forward": "gelu",
+            **_model(size, max(1, size.d_model // 64)), "max_len": 128, "position": "learned", "feed_forward": "gelu",
             "head_bias": True, "init": "normal", "scale_embedding": False,
         },
-        "train": _train(look, size, 2048, 0.004, "cosine", 1.0 / 20, optimizer="muon"),
+        "train": _train(look, given, size, 2048, 0.004, "cosine", 1.0 / 20, optimizer="muon"),
     }  # fmt: skip
 
 
-def _classification(look: Look) -> dict[str, Any]:
-    size, length = _size(LABELLED, look), _length(look)
+def _classification(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
+    size, length = _size(LABELLED, look, given), _length(look)
     return {
         "data": {"max_len": length},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
@@ -164,13 +174,13 @@ def _classification(look: Look) -> dict[str, Any]:
             "block": {"name": "conv", "kernel": 5}, **_model(size, 4), "max_len": length, "position": "learned",
             "init": "normal", "scale_embedding": False, "pooling": "max",
         },
-        "train": _train(look, size, 512 if look.size < 1e6 else 2048, 0.001, "cosine", 1.0 / 20, optimizer="adamw"),
+        "train": _train(look, given, size, 512 if look.size < 1e6 else 2048, 0.001, "cosine", 1.0 / 20, optimizer="adamw"),
     }  # fmt: skip
 
 
-def _chat(look: Look) -> dict[str, Any]:
+def _chat(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
     few = Size(math.inf, 0, 0, 0.0, 0, 3)
-    train = _train(look, few, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw")
+    train = _train(look, given, few, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw")
     return {
         "start": "HuggingFaceTB/SmolLM2-135M",
         "data": {"max_len": 512},
@@ -179,8 +189,23 @@ def _chat(look: Look) -> dict[str, Any]:
     }
 
 
-def _size(sizes: list[Size], look: Look) -> Size:
-    return next(size for size in sizes if look.size <= size.most)
+def _size(sizes: list[Size], look: Look, given: Mapping[str, Any]) -> Size:
+    """What suits so much text, in a width that is given."""
+    size = next(size for size in sizes if look.size <= size.most)
+    return size._replace(
+        d_model=int(_number(given, "model.d_model", _preset(given).get("d_model", size.d_model)))
+    )
+
+
+def _preset(given: Mapping[str, Any]) -> Section:
+    """What a preset says of the model, where one is given."""
+    return PRESETS.get(str(given.get("model.preset")), {})
+
+
+def _number(given: Mapping[str, Any], key: str, other: float) -> float:
+    """A number that is given, if it is one that can be reckoned with."""
+    value = given.get(key)
+    return value if isinstance(value, int | float) and 1e-3 < value < 1e12 else other
 
 
 def _model(size: Size, n_heads: int) -> Section:
@@ -191,6 +216,7 @@ def _model(size: Size, n_heads: int) -> Section:
 
 def _train(
     look: Look,
+    given: Mapping[str, Any],
     size: Size,
     max_tokens: int,
     lr: float,
@@ -201,19 +227,25 @@ def _train(
 ) -> Section:
     """So many passes over the text, and the moments that follow from them."""
     tokens = look.size / TOKEN / (2 if look.task == "translation" else 1)
-    steps = _round(max(200, size.passes * tokens / max_tokens))
+    max_tokens = int(_number(given, "train.max_tokens", max_tokens))
+    passes = _number(given, "train.epochs", 0)
+    steps = _round(
+        max(1, passes * tokens / max_tokens) if passes else max(200, size.passes * tokens / max_tokens)
+    )
+    steps = int(_number(given, "train.steps", steps))
     chosen = (
         {"optimizer": {"name": optimizer, "weight_decay": 0.1 if optimizer == "muon" else 0.01}}
         if optimizer
         else {}
     )
-    every = max(50, _round(steps / 20))
+    every = max(1, min(steps, max(50, _round(steps / 20))))
+    most = max(1.0, min(1000, steps / 2))
     return {
-        "steps": steps,
+        **({} if passes else {"steps": steps}),
         "max_tokens": max_tokens,
         **chosen,
         "lr": lr,
-        "schedule": {"name": schedule, "warmup": _round(min(1000, max(20, warmup * steps))), **options},
+        "schedule": {"name": schedule, "warmup": _round(min(most, max(20, warmup * steps))), **options},
         "eval_every": every,
         "save_every": every,
     }
@@ -226,5 +258,5 @@ def _length(look: Look) -> int:
 
 def _round(number: float) -> int:
     """Two digits that count."""
-    digits = max(0, int(math.log10(number)) - 1)
+    digits = max(0, int(math.log10(max(1, number))) - 1)
     return round(number / 10**digits) * 10**digits
