@@ -162,6 +162,27 @@ def test_a_json_list_is_told_and_rows_may_be_long(tmp_path: Path) -> None:
     assert (found.task, found.rows) == ("language-model", 3)
 
 
+def test_an_instruction_and_its_input_are_not_one_of_them_alone(tmp_path: Path) -> None:
+    root = {"root": tmp_path}
+
+    def asked(inputs: Sequence[str]) -> str:
+        rows = [
+            {"instruction": f"say {s}", "input": i, "output": s}
+            for s, i in zip(SENTENCES, inputs, strict=True)
+        ]
+        return table(tmp_path, "a.jsonl", rows)
+
+    data = look([asked([""] * 60)], root).data
+    assert (data["source"], data["target"]) == ("instruction", "output")
+    for file in (asked(SENTENCES), asked([*SENTENCES[:6], *[""] * 54])):
+        with pytest.raises(
+            UserError, match=r"a.jsonl: each of instruction, input may be the source: make one column"
+        ):
+            look([file], root)
+        data = look([file], root | {"source": "instruction"}).data
+        assert (data["source"], data["target"]) == ("instruction", "output")
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Callable[..., list[str]]:
     def write(**files: Sequence[str]) -> list[str]:

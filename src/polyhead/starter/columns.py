@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,17 +21,17 @@ from polyhead.errors import UserError, show
 CODE = re.compile("[a-z]{2}")  # of a language, at the head of its column
 SAMPLE = 2000  # lines that are looked at
 MOST = 1 << 25  # bytes of them
-SIDES = (
-    ("source", "src", "input", "question", "prompt"),
-    ("target", "tgt", "output", "answer", "completion"),
-)
+SIDES = {
+    "source": ("source", "src", "input", "question", "prompt", "instruction", "context"),
+    "target": ("target", "tgt", "output", "answer", "completion"),
+}
 LABELS = ("label", "labels", "class", "category", "topic", "sentiment", "intent", "stars", "rating", "y")
 TEXTS = ("text", "sentence", "content", "review", "body", "document", "story", "article", "question", "title")
 PAIRS = (("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("text_a", "text_b"),
          ("query", "passage"), ("question", "sentence"))  # fmt: skip
 KNOWN = {
-    *SIDES[0],
-    *SIDES[1],
+    *SIDES["source"],
+    *SIDES["target"],
     *LABELS,
     *TEXTS,
     *(name for pair in PAIRS for name in pair),
@@ -66,7 +66,7 @@ class Columns:
             return "chat"
         if "label" in given:
             return "classification"
-        if {"source", "target"} & set(given) or self._sides():
+        if SIDES.keys() & given.keys() or self._sides(given):
             return "translation"
         label = self._label()
         texts = [column for column in self.texts if column != label]
@@ -88,7 +88,7 @@ class Columns:
         if task == "chat":
             return {}
         if task == "translation":
-            sides = self._sides() or self.texts_in_order()
+            sides = self._sides(given) or self.texts_in_order()
             if len(sides) != 2 and not {"source", "target"} <= set(given):
                 raise UserError(
                     f"{self.name} has the columns {self._shown()}: say which are the two sides, data.source=... data.target=..."
@@ -107,11 +107,26 @@ class Columns:
         """The columns of text as they stand in the table."""
         return [column for column in self.values if column in self.texts]
 
-    def _sides(self) -> list[Column]:
-        """Two columns whose names say source and target."""
-        found = [next((column for column in self.values if _last(column) in names), None) for names in SIDES]
-        sides = [column for column in found if column is not None and column in self.texts]
-        return sides if len(sides) == 2 else []
+    def _sides(self, given: Mapping[str, Any]) -> list[Column]:
+        """The two columns that are ``given`` or whose names say source and target; an error if several say the same."""
+        found = {use: [given[use]] if use in given else self._called(names) for use, names in SIDES.items()}
+        if not all(found.values()):
+            return []
+        for use, columns in found.items():
+            if len(columns) > 1:
+                raise UserError(
+                    f"{self.name}: each of {', '.join(map(str, columns))} may be the {use}: make one column of them, "
+                    f"or say which it is, data.{use}=..."
+                )
+        return [column for columns in found.values() for column in columns]
+
+    def _called(self, names: Iterable[str]) -> list[Column]:
+        """The columns of such names that hold text, in some rows at least."""
+        return [
+            column
+            for column, values in self.values.items()
+            if _last(column) in names and _prose([value for value in values if value])
+        ]
 
     def _label(self) -> Column | None:
         """The column that is a label by its name, or the only one that can be."""
