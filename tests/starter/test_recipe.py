@@ -91,6 +91,13 @@ def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> No
     assert look([file], {"root": tmp_path}).data["text"] == "text"
     found = look([file], {"root": tmp_path, "text": "title"})
     assert (found.task, found.data["text"]) == ("language-model", "title")
+    two = table(tmp_path, "two.jsonl", [{"article": f"{s} {s}", "summary": s} for s in SENTENCES])
+    for given, other in (
+        ({"source": "summary"}, {"target": "article"}),
+        ({"target": "article"}, {"source": "summary"}),
+    ):
+        found = look([two], {"root": tmp_path} | given)
+        assert (given | other).items() <= found.data.items()
     found = look([file], {"root": tmp_path, "source": "text", "target": "title"})
     assert (found.task, found.rows) == ("translation", 60)
     assert look([file], {"root": tmp_path}, "masked-lm").data["text"] == "text"
@@ -289,7 +296,7 @@ def test_what_is_given_stands_in_the_recipe_and_mistakes_are_told_before_anythin
     )
     told = capsys.readouterr().out
     assert "  position: alibi\n" in told and "  kind: char\n" in told and "  documents: line\n" in told
-    assert told.startswith("# A language model: 60 documents, 0.0 MB of text (a.txt).\n")
+    assert told.startswith("# A language model: 60 documents, 1.6 kB of text (a.txt).\n")
     for typed, message in (
         (["a.txt", "model.positon=rope"], "model.positon: unknown key; did you mean 'position'?"),
         (["b.txt"], "no file 'b.txt' in '.'; did you mean 'a.txt'?"),
@@ -364,3 +371,18 @@ def test_a_recipe_that_begins_with_a_run_can_be_trained(
         capsys.readouterr()
         assert main(["recipe", "a.txt", key]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_recipe_can_be_typed(
+    plain: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain(one_en=SENTENCES[:1], one_de=SENTENCES[:1])
+    assert main(["recipe", "one.en", "one.de", "--output", "my own.yaml"]) == 0
+    assert "train it: polyhead train 'my own.yaml'" in capsys.readouterr().err
+    first, *more = Path("my own.yaml").read_text().splitlines()
+    assert first == "# A translator: 1 pair, 0.1 kB of text (one.en, one.de)."
+    assert more[1] == "# polyhead train 'my own.yaml'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -65,4 +66,4 @@ def run(
         return
     put(output, text.encode())
     print(text.partition("\n")[0].removeprefix("# "), file=sys.stderr)
-    print(f"{output}; train it: polyhead train {output}", file=sys.stderr)
+    print(f"{output}; train it: polyhead train {shlex.quote(str(output))}", file=sys.stderr)

@@ -88,12 +88,17 @@ class Columns:
         if task == "chat":
             return {}
         if task == "translation":
-            sides = self._sides(given) or self.texts_in_order()
-            if len(sides) != 2 and not {"source", "target"} <= set(given):
+            if sides := self._sides(given):
+                return dict(zip(SIDES, sides, strict=True))
+            unsaid = [use for use in SIDES if use not in given]
+            texts = [
+                column for column in self.values if column in self.texts and column not in given.values()
+            ]
+            if len(texts) != len(unsaid):
                 raise UserError(
                     f"{self.name} has the columns {self._shown()}: say which are the two sides, data.source=... data.target=..."
                 )
-            return dict(zip(("source", "target"), sides, strict=False))
+            return dict(zip(unsaid, texts, strict=True))
         if task == "classification":
             label = given.get("label", self._label())
             if label is None:
@@ -102,10 +107,6 @@ class Columns:
                 )
             return {"text": given.get("text", self._about(label)), "label": label}
         return {"text": given.get("text", self._one(self.texts))}
-
-    def texts_in_order(self) -> list[Column]:
-        """The columns of text as they stand in the table."""
-        return [column for column in self.values if column in self.texts]
 
     def _sides(self, given: Mapping[str, Any]) -> list[Column]:
         """The two columns that are ``given`` or whose names say source and target; an error if several say the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -97,12 +98,14 @@ def written(tree: Mapping[str, Any], look: Look, name: str) -> str:
     names = [one.rpartition("/")[2] for one in look.data["train"]]
     few = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
     title = TITLES[look.task] + (f" of {look.labels} classes" if look.labels else "")
-    what = ROWS.get(look.task, "documents" if look.rows > 1 else "document")
-    rows = f"{look.rows:,} {what}, " if look.whole else ""
+    what = ROWS.get(look.task, "documents")
+    rows = f"{look.rows:,} {what if look.rows > 1 else what[:-1]}, " if look.whole else ""
+    size = f"{look.size / 1e6:,.1f} MB" if look.size >= 1e5 else f"{look.size / 1e3:,.1f} kB"
+    name = shlex.quote(name)
     reasons = {key: reason for key, reason in REASONS.items() if key != "start" or look.task == "chat"}
     reasons |= {"data.max_len": LENGTHS.get(look.task, "tokens of a row")}
     lines = [
-        f"# {title}: {rows}{look.size / 1e6:,.1f} MB of text ({few}).",
+        f"# {title}: {rows}{size} of text ({few}).",
         f"# polyhead plan {name}      what it costs in time and memory, before it is trained",
         f"# polyhead train {name}",
     ]
