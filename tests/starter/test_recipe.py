@@ -233,6 +233,12 @@ def test_files_beside_are_what_it_is_measured_on(plain: Callable[..., list[str]]
     plain(dev_de=SENTENCES, test_en=SENTENCES, test_de=SENTENCES)
     data = look(files, root).data
     assert (data["valid"], data["test"]) == (["dev.en", "dev.de"], ["test.en", "test.de"])
+    for file in files:
+        (tmp_path / f"{file}.gz").write_bytes(gzip.compress((tmp_path / file).read_bytes()))
+    assert look([f"{file}.gz" for file in files], root).data["valid"] == [
+        "dev.en",
+        "dev.de",
+    ]  # short, not packed
     assert look(files, root | {"valid_share": 0.3}).data.keys() & {"valid", "test"} == set()
     train = table(
         tmp_path, "train.tsv", [{"label": k, "sentence": s} for s, k in zip(SENTENCES, LABELS, strict=True)]

@@ -147,9 +147,11 @@ def _held_out(found: Look) -> dict[str, Any]:
     beside: dict[str, Any] = {}
     for split, words in SPLITS.items():
         for word in words:
-            others = [re.sub(r"train(?=[^/]*$)", word, name) for name in names]
-            if all(other != name for other, name in zip(others, names, strict=True)) and _fit(found, others):
-                beside[split] = others
+            called = [re.sub(r"train(?=[^/]*$)", word, name) for name in names]
+            renamed = all(other != name for other, name in zip(called, names, strict=True))
+            unpacked = [name.removesuffix(".gz") for name in called]
+            if fitting := next((one for one in (called, unpacked) if renamed and _fit(found, one)), None):
+                beside[split] = fitting
                 break
     if "valid" not in beside:
         most = found.rows if found.task != "language-model" else max(found.rows, found.size // 1000)
