@@ -21,7 +21,7 @@ from polyhead.serve.talk import News, Talk
 PULSE = 0.25  # seconds between two signs of life of a thread that has nothing to do
 # seconds between two pieces of a text, for each that the model is at: of many every one hears seldom, of more at once,
 # for telling takes as long as saying where a model is small
-PACE = 4e-4
+PACE = 1e-3
 log = logging.getLogger("polyhead.serve")
 
 
