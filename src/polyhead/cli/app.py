@@ -33,7 +33,7 @@ VERBS = {
     "serve": ("serve", "Serve a model over HTTP, with a page to try it on."),
     "draw": ("draw", "Draw what positions do and where tokens lie: a page."),
     "import": ("import_", "Make a run of a published checkpoint, such as GPT-2."),
-    "export": ("export", "Write a run for transformers, onnxruntime or CTranslate2."),
+    "export": ("export", "Write a run for transformers, onnxruntime, CTranslate2 or llama.cpp."),
     "convert-heads": ("convert_heads", "Make a trained model's attention grouped or multi-query."),
     "parts": ("parts", "List the parts a model can be made of, with their options."),
     "sizes": ("sizes", "Count the parameters of a model, part by part."),

@@ -18,7 +18,7 @@ EXTRAS = {
     "parquet": ("pyarrow",),
     "form": ("llguidance",),
     "serve": ("uvicorn", "prometheus-client"),
-    "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2"),
+    "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2", "gguf"),
 }
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 

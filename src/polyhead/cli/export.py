@@ -25,7 +25,7 @@ def run(
     to: Annotated[
         str,
         typer.Option(
-            help="hf: what from_pretrained of transformers opens; onnx: graphs for onnxruntime; ctranslate2"
+            help="hf: what from_pretrained of transformers opens; onnx: graphs for onnxruntime; ctranslate2; gguf: a file for llama.cpp"
         ),
     ] = "hf",
     family: Annotated[
@@ -35,7 +35,7 @@ def run(
     dtype: Annotated[
         str,
         typer.Option(
-            help="of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf), int8_float32 (ctranslate2)"
+            help="of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf; gguf: Q8_0), int8_float32 (ctranslate2)"
         ),
     ] = "fp32",
     shard_size: Annotated[
@@ -46,13 +46,15 @@ def run(
 
     hf: a Hugging Face checkpoint. A run whose parts no published family has is refused, and the message names the part
     in the way. onnx: model.onnx, or encoder_model.onnx and decoder_model.onnx. ctranslate2: a translator, a language model,
-    or the vectors of an encoder. The last two want pip install 'polyhead[export]', and prove what they wrote (docs/export.md).
+    or the vectors of an encoder. gguf: a language model for llama.cpp and what is built on it. The last three want
+    pip install 'polyhead[export]', and prove what they wrote (docs/export.md).
 
     \b
     polyhead export runs/shakespeare shakespeare-hf --to hf
     polyhead export runs/large large-hf --dtype bf16 --shard-size 2GB
     polyhead export runs/shakespeare shakespeare-onnx --to onnx --dtype int8
     polyhead export runs/multi30k multi30k-ct2 --to ctranslate2 --dtype int8
+    polyhead export runs/shakespeare shakespeare-gguf --to gguf --dtype fp16
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
@@ -132,4 +134,16 @@ def _ctranslate2(made: Run, dtype: str) -> Fill:
     return fill
 
 
-FORMATS: dict[str, Callable[..., Fill]] = {"hf": _hf, "onnx": _onnx, "ctranslate2": _ctranslate2}
+def _gguf(made: Run, dtype: str) -> Fill:
+    from polyhead.export.gguf import check, write
+
+    check(made, dtype)
+    return lambda place: write(made, place, dtype)
+
+
+FORMATS: dict[str, Callable[..., Fill]] = {
+    "hf": _hf,
+    "onnx": _onnx,
+    "ctranslate2": _ctranslate2,
+    "gguf": _gguf,
+}

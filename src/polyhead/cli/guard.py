@@ -20,7 +20,7 @@ DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 EXTRAS = {
     "babel": "demo", "tensorboard": "board", "transformers": "hf", "uvicorn": "serve", "prometheus_client": "serve",
     "pyarrow": "parquet", "llguidance": "form",
-    **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "onnxruntime", "ctranslate2"), "export"),
+    **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "onnxruntime", "ctranslate2", "gguf"), "export"),
 }  # fmt: skip
 NO_ROOM = ("allocate memory", "Storage size calculation overflowed")  # RuntimeErrors of torch
 _PATH_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
