@@ -178,7 +178,10 @@ def test_fill_mask_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFix
     lines = [
         f"{f.probability:.4f}\t{f.token}\t{f.text}\n" for fills in run.fill_mask([text], 2)[0] for f in fills
     ]
-    assert capsys.readouterr().out == "".join([*lines[:2], "\n", *lines[2:], "\n"])
+    assert (shown := capsys.readouterr().out) == "".join([*lines[:2], "\n", *lines[2:], "\n"])
+    out = place.parent / "filled.txt"
+    assert main(["fill-mask", str(place), text, "--top", "2", "--output", str(out)]) == 0
+    assert (capsys.readouterr().out, out.read_text()) == ("", shown)
     assert main(["fill-mask", str(place), "no mask here"]) == 2
     assert (
         capsys.readouterr().err

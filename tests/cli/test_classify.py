@@ -57,6 +57,10 @@ def test_a_text_a_file_and_a_pipe_have_the_same_classes(
     assert len(set(everything.split())) > 4  # not all alike
     assert shell(capsys, "classify", classifier, TEXTS[0])[:2] == (0, wanted(classifier, TEXTS[0]))
     assert shell(capsys, "classify", classifier, tmp_path / "texts", "--chunk", "4")[:2] == (0, everything)
+    assert shell(
+        capsys, "classify", classifier, tmp_path / "texts", "--output", tmp_path / "out", "--chunk", "4"
+    ) == (0, "", "")
+    assert (tmp_path / "out").read_text() == everything
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "texts").read_bytes())))
     assert shell(capsys, "classify", classifier)[:2] == (0, everything)
 

@@ -44,6 +44,12 @@ def test_scores_are_those_of_one_token_after_another(
         assert float(line.split("\t")[0]) == pytest.approx(log_prob, abs=2e-4)
     perplexity = math.exp(-sum(p for p, _ in wanted) / sum(n for _, n in wanted))
     assert float(err.split()[1]) == pytest.approx(perplexity, rel=1e-4)
+    typed = ["score", str(tiny), str(tmp_path / "a"), str(tmp_path / "b"), "--output"]
+    assert main([*typed, str(tmp_path / "scores"), "--chunk", "3"]) == 0
+    assert capsys.readouterr() == ("", err)
+    assert (tmp_path / "scores").read_text() == out
+    assert main([*typed, str(tmp_path / "b")]) == 2
+    assert "b is what is read here" in capsys.readouterr().err
 
 
 def test_pairs_come_through_a_pipe(

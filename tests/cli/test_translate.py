@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,79 @@ def test_chunks_change_nothing(
     options = ["--n-best", "2", "--scores"]
     whole = translated(capsys, tiny, source, *options)
     assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
+
+
+@pytest.mark.parametrize("options", [["--n-best", "2", "--scores"], ["--chunk", "2"]])
+def test_a_file_has_what_standard_output_would(
+    options: list[str], tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = translated(capsys, tiny, source, *options)
+    out = tmp_path / "new" / "out.txt"
+    assert translated(capsys, tiny, source, *options, "--output", out) == []
+    assert out.read_text().split("\n") == [*wanted, ""]
+    assert [path.name for path in out.parent.iterdir()] == ["out.txt"]
+    for place, said in (
+        (source, "is what is read here"),
+        (tiny / "config.json", "is what is read here"),
+        (tmp_path, "is a directory"),
+    ):
+        assert main(["translate", str(tiny), str(source), "--output", str(place)]) == 2
+        assert f"--output {place} {said}" in capsys.readouterr().err
+
+
+def test_a_pipe_takes_translations_as_they_come(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted, pipe, came = translated(capsys, tiny, source), tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: came.append(pipe.read_text()))
+    reader.start()
+    assert translated(capsys, tiny, source, "--output", pipe) == []
+    reader.join(60)
+    assert came == ["".join(f"{line}\n" for line in wanted)]
+    assert pipe.is_fifo()
+
+
+def test_translations_made_before_an_end_are_kept(
+    tiny: Path,
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether a person ends it, a line cannot be translated, or the disk is full (here: the largest file that may be)."""
+    wanted, out = translated(capsys, tiny, source), tmp_path / "out.txt"
+    part, typed = tmp_path / "out.txt.part", ["translate", str(tiny), str(source), "--output", str(out)]
+    whole, said = polyhead.run.Run.hypotheses, f"the translations of the first 4 texts are in {part}"
+
+    def interrupted(self: polyhead.run.Run, texts: list[str], **changes: object) -> object:
+        if texts == LINES[-1:]:
+            raise KeyboardInterrupt
+        return whole(self, texts, **changes)
+
+    monkeypatch.setattr(polyhead.run.Run, "hypotheses", interrupted)
+    assert main([*typed, "--chunk", "2"]) == 130
+    assert said in capsys.readouterr().err
+    assert part.read_text().split("\n") == [*wanted[:4], ""]
+    assert not out.exists()
+    monkeypatch.setattr(polyhead.run.Run, "hypotheses", whole)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 1, limits[1]))
+    try:
+        assert main([*typed, "--chunk", "2"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    err = capsys.readouterr().err
+    assert said in err
+    assert f"polyhead: {part}: File too large" in err
+    assert part.read_text().split("\n") == [*wanted[:4], ""]
+    source.write_text("\n".join(LINES[:4]) + "\n" + "x" * 999)
+    assert main([*typed, "--chunk", "2"]) == 2
+    assert said in capsys.readouterr().err
+    source.write_text("x" * 999)
+    assert main(typed) == 2
+    assert not out.exists()
+    assert not part.exists()
 
 
 @pytest.mark.parametrize(

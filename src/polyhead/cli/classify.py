@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_column
-from polyhead.cli.options import Chunk, Device, Dtype, Texts, With, opened
+from polyhead.cli.answers import answers, output_place
+from polyhead.cli.lines import Counter, chunk_size, lines_or_text, one_column
+from polyhead.cli.options import Chunk, Device, Dtype, Output, Texts, With, opened
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
+
+if TYPE_CHECKING:
+    from polyhead.analysis.classes import Classified
 
 
 def run(
@@ -21,6 +25,7 @@ def run(
     all_classes: Annotated[
         bool, typer.Option("--all", help="the probability of every class, the likeliest first")
     ] = False,
+    output: Output = None,
     chunk: Chunk = 512,
     others: With = None,
     dtype: Dtype = "fp32",
@@ -37,28 +42,30 @@ def run(
     polyhead classify runs/reranker pairs.tsv | paste - pairs.tsv | sort -rn | head
     printf 'A dog barks.\\tAn animal makes a noise.\\n' | polyhead classify runs/pairs --all
     """
+    output_place(output, [source], directory, others)
     given = lines_or_text(source)
     classifier = opened(directory, others, dtype, device)
     classifier.classify([])  # a run that cannot is told before the first line comes
     learned = classifier.recipe.data.text if classifier.recipe else []
-    counter, cut = Counter(), 0
-    for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
-        answers = classifier.classified(lines)
-        for found in answers.found:
-            if len(found.probabilities) == 1:
-                print(f"{found.probabilities[found.label]:.6f}")
-                continue
-            ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
-            shown = ranked if all_classes else ranked[:1]
-            print(
-                "\t".join(f"{harmless(one_column(label))}\t{probability:.4f}" for label, probability in shown)
-            )
-        print(end="", flush=True)
-        counter.add(len(lines))
-        cut += answers.cut
+    counter, cut = Counter(prints=output is None), 0
+    with answers(output, "classes") as add:
+        for lines in chunks(texts(given, len(learned)), chunk_size(source, chunk)):
+            told = classifier.classified(lines)
+            add((shown(found, all_classes) for found in told.found), len(lines))
+            counter.add(len(lines))
+            cut += told.cut
     counter.close()
     if cut:
-        print(f"polyhead: cut to {answers.most} tokens: {cut:,} of {counter.lines:,} texts", file=sys.stderr)
+        print(f"polyhead: cut to {told.most} tokens: {cut:,} of {counter.lines:,} texts", file=sys.stderr)
+
+
+def shown(found: Classified, all_classes: bool) -> str:
+    """The likeliest class, or all of them, with their probabilities; of a reranker its score."""
+    if len(found.probabilities) == 1:
+        return f"{found.probabilities[found.label]:.6f}"
+    ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
+    kept = ranked if all_classes else ranked[:1]
+    return "\t".join(f"{one_column(label)}\t{probability:.4f}" for label, probability in kept)
 
 
 def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:

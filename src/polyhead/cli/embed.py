@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli.answers import output_place
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
 from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts, opened
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
-from polyhead.places import file_place, own_files
 
 
 def run(
@@ -77,11 +77,10 @@ def run(
         raise UserError("--like prints how like the texts are; without it --output writes their vectors")
     if like_prompt is not None and like is None:
         raise UserError("--like-prompt stands before the text of --like: give that too, or --prompt")
-    if output is not None:
-        file_place(output, "--output", [source, *own_files(directory)])
+    output_place(output, [source], directory)
     given = lines_or_text(source)
     from polyhead.analysis.vectors import cosine
-    from polyhead.cli.vector_file import VectorFile
+    from polyhead.cli.vector_file import rows, vector_file
 
     wished = {"pooling": pooling, "normalize": normalize, "prompt": prompt}
     changes = {key: value for key, value in wished.items() if value is not None}
@@ -92,11 +91,11 @@ def run(
     other, short, most = loaded.embedded([] if like is None else [like], **of_like)
     if short:
         print(f"polyhead: --like is cut to {most} tokens", file=sys.stderr)
-    with nullcontext() if output is None else VectorFile(output, other.size(1)) as file:
+    with nullcontext() if output is None else vector_file(output, other.size(1)) as file:
         for texts in chunks(given, chunk_size(source, chunk)):
             vectors, short, most = loaded.embedded(texts, **changes)
-            if file is not None:
-                file.add(texts, vectors)
+            if output is not None and file is not None:
+                file.add(rows(output, texts, vectors), len(texts))
             elif like is not None:
                 for text, near in zip(texts, cosine(vectors, other)[:, 0].tolist(), strict=True):
                     print(f"{near:.4f}\t{harmless(one_line(text))}")

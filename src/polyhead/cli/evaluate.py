@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from polyhead.cli.answers import output_place
 from polyhead.cli.options import AS_TRAINED, Device, Dtype, With, opened
 from polyhead.errors import UserError
-from polyhead.places import file_place, own_files
 
 
 def run(
@@ -87,9 +87,7 @@ def run(
         raise UserError(
             f"--split {split} means files of the recipe, and {files[0]!r} is given: leave one of them out"
         )
-    if output is not None:
-        runs: list[str | Path] = [directory, *(others or [])]
-        file_place(output, "--output", [*(files or []), *(own for run in runs for own in own_files(run))])
+    output_place(output, files or [], directory, others)
     loaded = opened(directory, others, dtype, device)
     measure = measure_of(loaded)
     typed = {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import Chunk, Device, Dtype, Texts, With, opened
+from polyhead.cli.answers import answers, output_place
+from polyhead.cli.lines import Counter, chunk_size, lines_or_text, one_line
+from polyhead.cli.options import Chunk, Device, Dtype, Output, Texts, With, opened
 from polyhead.data.reading import chunks
+
+if TYPE_CHECKING:
+    from polyhead.analysis.filling import Fill
 
 
 def run(
@@ -18,6 +23,7 @@ def run(
     ],
     source: Texts = "-",
     top: Annotated[int, typer.Option(min=1, help="tokens shown for a mask, the likeliest first")] = 5,
+    output: Output = None,
     chunk: Chunk = 64,
     others: With = None,
     dtype: Dtype = "fp32",
@@ -32,18 +38,24 @@ def run(
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."
     polyhead fill-mask runs/wikitext masked.txt --top 1
     """
+    output_place(output, [source], directory, others)
     given = lines_or_text(source)
     loaded = opened(directory, others, dtype, device)
     loaded.fill_mask([], top)  # a run that cannot is told before the first line comes
-    counter = Counter()
-    for texts in chunks(given, chunk_size(source, chunk)):
-        with counter.place(len(texts)):
-            filled = loaded.fill_mask(texts, top)
-        for masks in filled:
-            for fills in masks:
-                for fill in fills:
-                    print(harmless(f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}"))
-                print()
-        print(end="", flush=True)
-        counter.add(len(texts))
+    counter = Counter(prints=output is None)
+    with answers(output, "fillings") as add:
+        for texts in chunks(given, chunk_size(source, chunk)):
+            with counter.place(len(texts)):
+                filled = loaded.fill_mask(texts, top)
+            add(shown(filled), len(texts))
+            counter.add(len(texts))
     counter.close()
+
+
+def shown(filled: list[list[list[Fill]]]) -> Iterator[str]:
+    """A line for each token of each mask of each text, and an empty one behind each mask."""
+    for masks in filled:
+        for fills in masks:
+            for fill in fills:
+                yield f"{fill.probability:.4f}\t{fill.token}\t{one_line(fill.text)}"
+            yield ""

@@ -24,6 +24,7 @@ Texts = Annotated[
 Chunk = Annotated[
     int, typer.Option(min=1, help="texts read before the first is answered; 1 in a conversation")
 ]
+Output = Annotated[Path | None, typer.Option(metavar="FILE", help="write there, in place of standard output")]
 Temperature = Annotated[
     float | None, typer.Option(help="below 1 safer, above 1 bolder, 0 the likeliest", show_default=AS_TRAINED)
 ]

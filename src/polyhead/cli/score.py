@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli.answers import answers, output_place
 from polyhead.cli.lines import Counter, chunk_size, lines_or_text, read_lines
-from polyhead.cli.options import Device, With
+from polyhead.cli.options import Device, Output, With
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
@@ -27,6 +28,7 @@ def run(
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="file of their translations, line by line")
     ] = None,
+    output: Output = None,
     chunk: Annotated[
         int, typer.Option(min=1, help="pairs read before the first is answered; 1 in a conversation")
     ] = 512,
@@ -45,6 +47,7 @@ def run(
     polyhead score runs/shakespeare lines.txt
     polyhead score runs/shakespeare "To be, or not to be"
     """
+    output_place(output, [source, target], directory, others)
     if target is not None:
         given: Iterator[Any] = parallel_pairs(source, target)
     else:
@@ -59,16 +62,16 @@ def run(
     if target is None:
         given = zip(given, strict=True) if alone else tsv_pairs(given)
     scorer.score([], None if alone else [])  # a run that cannot is told before the first line comes
-    counter, log_prob, tokens = Counter(), 0.0, 0
-    for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
-        sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
-        with counter.place(len(chunk_of_texts)):
-            scores = scorer.score(sides[0], None if alone else sides[1])
-        for score in scores:
-            print(f"{score.log_prob:.4f}\t{score.tokens}")
-            log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
-        print(end="", flush=True)
-        counter.add(len(chunk_of_texts))
+    counter, log_prob, tokens = Counter(prints=output is None), 0.0, 0
+    with answers(output, "scores") as add:
+        for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
+            sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
+            with counter.place(len(chunk_of_texts)):
+                scores = scorer.score(sides[0], None if alone else sides[1])
+            add((f"{score.log_prob:.4f}\t{score.tokens}" for score in scores), len(scores))
+            for score in scores:
+                log_prob, tokens = log_prob + score.log_prob, tokens + score.tokens
+            counter.add(len(chunk_of_texts))
     counter.close()
     if tokens:
         mean = -log_prob / tokens

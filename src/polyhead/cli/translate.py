@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import Counter, chunk_size, harmless, one_line, read_lines
+from polyhead.cli.answers import answers, output_place
+from polyhead.cli.lines import Counter, chunk_size, one_line, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
     Device,
     Dtype,
     NoRepeat,
+    Output,
     SourceLang,
     TargetLang,
     With,
@@ -64,6 +66,7 @@ def run(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="translate the beginning of lines too long for the model")
     ] = False,
+    output: Output = None,
     chunk: Annotated[
         int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
     ] = 512,
@@ -76,7 +79,7 @@ def run(
     A blank line gives a blank line, so line n of the output belongs to line n of the input.
 
     \b
-    polyhead translate runs/multi30k test.de > test.en
+    polyhead translate runs/multi30k test.de --output test.en
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     """
     typed: dict[str, Any] = {
@@ -90,6 +93,7 @@ def run(
         "target_lang": target_lang,
     }
     changes = {name: value for name, value in typed.items() if value is not None} | parts(cache=cache)
+    output_place(output, [source, prefix], directory, others)
     lines = read_lines(source)
     begins = None if prefix is None else read_lines(prefix)
     if source == prefix == "-":
@@ -97,33 +101,36 @@ def run(
     from polyhead.text.sides import between
 
     translator = opened(directory, others, dtype, device)
-    counter, done, most = Counter(), 0, translator.config.max_len
+    counter, done, most = Counter(prints=output is None), 0, translator.config.max_len
     changes |= {"truncate": truncate, "progress": counter.at}
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     cuts = translator.tokenizer
     room = most - len(between(cuts, source_lang, target_lang).source(()))
-    for texts in chunks(lines, chunk_size(source, chunk)):
-        if not truncate:
-            way = "Split the line, or translate its beginning with --truncate"
-            refuse_long(cuts.encode(texts), room, done + 1, "line", way)
-        if begins is not None:
-            changes["prefix"] = list(islice(begins, len(texts)))
-            if len(changes["prefix"]) < len(texts):
-                raise UserError(
-                    f"--prefix: {prefix} ends before line {done + len(changes['prefix']) + 1} of the text"
-                )
-            refuse_long(
-                cuts.target.encode(changes["prefix"]), most - 1, done + 1, "--prefix: line", "Give less of it"
-            )
-        for score, text in translations(translator, texts, n_best, changes):
-            text = harmless(text)
-            print(text if score is None or not scores else f"{score:.4f}\t{text}")
-        print(end="", flush=True)
-        done += len(texts)
-        counter.add(len(texts))
-    counter.close()
-    if begins is not None and next(begins, None) is not None:
-        raise UserError(f"--prefix: {prefix} has more lines than the text, which has {done:,}")
+    with answers(output, "translations") as add:
+        for texts in chunks(lines, chunk_size(source, chunk)):
+            if not truncate:
+                way = "Split the line, or translate its beginning with --truncate"
+                refuse_long(cuts.encode(texts), room, done + 1, "line", way)
+            if begins is not None:
+                changes["prefix"] = list(islice(begins, len(texts)))
+                if len(changes["prefix"]) < len(texts):
+                    raise UserError(
+                        f"--prefix: {prefix} ends before line {done + len(changes['prefix']) + 1} of the text"
+                    )
+                begun = cuts.target.encode(changes["prefix"])
+                refuse_long(begun, most - 1, done + 1, "--prefix: line", "Give less of it")
+            found = translations(translator, texts, n_best, changes)
+            add((shown(score, text, scores) for score, text in found), len(texts))
+            done += len(texts)
+            counter.add(len(texts))
+        counter.close()
+        if begins is not None and next(begins, None) is not None:
+            raise UserError(f"--prefix: {prefix} has more lines than the text, which has {done:,}")
+
+
+def shown(score: float | None, text: str, scores: bool) -> str:
+    """A line of the output."""
+    return text if score is None or not scores else f"{score:.4f}\t{text}"
 
 
 def translations(
