@@ -157,6 +157,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
     ("override", "message"),
     [
         ("model.d_modle=3", "model.d_modle: unknown key; did you mean 'd_model'?"),
+        ("model.prest=gpt2", "model.prest: unknown key; did you mean 'preset'?"),
         ("modle.d_model=3", "modle.d_model: unknown key; did you mean 'model'?"),
         ("d_model=3", "d_model: unknown key; did you mean 'model.d_model'?"),
         ("tokenizer.zzz=1", "tokenizer.zzz: unknown key; known: kind, vocab_size, sentinels"),

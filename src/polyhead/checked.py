@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticKnownError
@@ -16,6 +16,8 @@ class Checked(BaseModel):
     ``ModelConfig(d_mdoel=3)`` is answered as a recipe is: ``d_mdoel: unknown key; did you mean 'd_model'?``
     """
 
+    shorthands: ClassVar[tuple[str, ...]] = ()
+    """Keys that may be given too, and stand for others."""
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     @field_validator("*", mode="before")

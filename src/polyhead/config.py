@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -82,6 +82,7 @@ class ModelSection(Checked):
     gives those of another model of the literature in their place; what is given beside it still counts.
     """
 
+    shorthands: ClassVar[tuple[str, ...]] = ("preset",)
     kind: Kind = Field(
         "encoder-decoder", description="encoder-decoder, decoder (GPT-like) or encoder (BERT-like)"
     )
@@ -269,8 +270,7 @@ class ModelSection(Checked):
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values, resolved."""
-        assert self.n_kv_heads is not None
-        return self.n_kv_heads
+        return self.n_kv_heads or self.n_heads
 
     def with_vocabulary(self, vocab_size: int, labels: Sequence[str] = ()) -> ModelConfig:
         """The complete configuration, once the tokenizer has said how many tokens there are, and the text which classes."""

@@ -121,7 +121,8 @@ def _said(problem: Any, root: type[BaseModel] | None) -> str:
     kind, context, came = problem["type"], problem.get("ctx", {}), show(problem["input"])
     if kind == "extra_forbidden" and root is not None:
         *place, name = problem["loc"]
-        allowed = list(_at(root, place).model_fields)
+        found = _at(root, place)
+        allowed = [*found.model_fields, *getattr(found, "shorthands", ())]
         return f"unknown key{called(name, root, place) or nearest(name, allowed) or '; known: ' + ', '.join(allowed)}"
     if kind == "missing":
         return "missing; it has no default"
