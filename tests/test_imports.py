@@ -35,6 +35,7 @@ LAYERS = [
         "data_sections",
         "places",
         "checked",
+        "calls",
         "dense",
         "hub",
     },

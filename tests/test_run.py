@@ -90,6 +90,43 @@ def test_a_run_says_what_it_is(saved: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda ours: ours.tokenizer.decode([1, 2]), "decode wants a list of ids for each text, got those of one; write decode([ids])"),
+        (lambda ours: ours.tokenizer.decode(torch.tensor([1, 2])), "decode wants a list of ids for each text, got those of one; write decode([ids])"),
+        (lambda ours: ours.tokenizer.decode("ab"), "decode wants a list of ids for each text, got 'ab'"),
+        (lambda ours: ours.tokenizer.decode([[1], [2, -1]]), "decode wants a list of ids for each text, got -1 among them"),
+        (lambda ours: ours.tokenizer.decode([["a"]]), "decode wants a list of ids for each text, got 'a' among them"),
+        (lambda ours: ours.tokenizer.tokens([[1, 2]]), "tokens wants the ids of one text, got those of several; write tokens(ids[0])"),
+        (lambda ours: ours.tokenizer.tokens(1), "tokens wants the ids of one text, got 1"),
+        (lambda ours: ours.tokenizer.tokens(["a"]), "tokens wants the ids of one text, got 'a' among them"),
+        (lambda ours: ours.tokenizer.id_of(3), "no token 3 in the vocabulary"),
+        (lambda ours: ours.display("x"), "token is 'x'; wanted a whole number, 0 or more"),
+        (lambda ours: ours.display(-1), "token is -1; wanted a whole number, 0 or more"),
+        (lambda ours: ours.fill_mask(["<mask>"], top_k=3), "top_k: unknown key; did you mean 'top'?"),
+        (lambda ours: ours.classify(["a"], batch_size=3), "batch_size: unknown key; did you mean 'batch_tokens'?"),
+        (lambda ours: ours.score(["a"], ["b"], batch_tokens="3"), "batch_tokens is '3'; wanted a whole number, 1 or more"),
+        (lambda ours: ours.perplexity(["a"], ["b"], xyz=3), "xyz: unknown key; known: sources, targets"),
+        (lambda ours: ours.attention_maps("a", traget="b"), "traget: unknown key; did you mean 'target'?"),
+        (lambda ours: ours.translate(["a"], ["b"]), "translate takes texts alone without a name, got 2; give the others by name"),
+        (lambda ours: ours.translate(), "translate: missing a required argument: texts"),
+        (lambda ours: ours.engine(row=3), "unknown option of the engine 'row'; did you mean 'rows'? Known: cache, chunk, deterministic, refill, rows, tokens"),
+        (lambda ours: ours.engine(max_len=3), "unknown option of the engine 'max_len'; known: cache, chunk, deterministic, refill, rows, tokens"),
+        (lambda ours: ours.engine(rows="3"), "engine: rows is '3'; wanted a whole number, 1 or more"),
+        (lambda ours: ours.engine().submit(5), "a request is one text or its tokens, got 5"),
+        (lambda ours: ours.engine().submit("a", seed="x"), "seed is 'x'; wanted a whole number, 0 or more"),
+        (lambda ours: ph.load("runs/no", devic="cpu"), "devic: unknown key; did you mean 'device'?"),
+        (lambda ours: ph.build(ours.config, sed=1), "sed: unknown key; did you mean 'seed'?"),
+        (lambda ours: ph.plan(ours.config, decode_row=2), "decode_row: unknown key; did you mean 'decode_rows'?"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_none_is_told_in_one_line(call: Callable[[Run], Any], said: str) -> None:
+    with pytest.raises(UserError) as told:
+        call(run())
+    assert str(told.value) == said
+
+
 def test_equal_runs_are_equal_files(saved: Path, tmp_path: Path) -> None:
     for i in range(4):
         run().save(tmp_path / str(i), "# facts\n")
@@ -293,7 +330,7 @@ def test_scores_are_the_sums_of_the_logits_one_pair_at_a_time(saved: Path) -> No
         assert [s.tokens for s in scores] == [n for _, n in wanted]
         assert [s.log_prob for s in scores] == pytest.approx([p for p, _ in wanted], rel=1e-5)
     for budget in (0, -5):
-        with pytest.raises(UserError, match=f"batch_tokens is {budget}; wanted 1 or more"):
+        with pytest.raises(UserError, match=f"batch_tokens is {budget}; wanted a whole number, 1 or more"):
             loaded.score(sources, targets, batch_tokens=budget)
     mean = sum(p for p, _ in wanted) / sum(n for _, n in wanted)
     assert loaded.perplexity(sources, targets) == pytest.approx(math.exp(-mean), rel=1e-5)

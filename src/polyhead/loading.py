@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from polyhead.calls import told
 from polyhead.errors import UserError, nearest, show, unknown
 from polyhead.fast.pack import packed
 from polyhead.hf.adapters import is_adapter
@@ -24,6 +25,7 @@ from polyhead.together import together
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 
 
+@told
 def load(
     directory: str | Path | Sequence[str | Path],
     *,

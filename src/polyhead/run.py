@@ -17,6 +17,7 @@ from polyhead.analysis.perplexity import Perplexity, of_text
 from polyhead.analysis.scoring import BATCH_TOKENS, PairScore, perplexity, score_pairs, score_texts
 from polyhead.analysis.token_maps import cross, display, maps
 from polyhead.analysis.vectors import Embedded, embed
+from polyhead.calls import told_calls
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.errors import UserError
@@ -39,6 +40,7 @@ from polyhead.text.sides import between
 from polyhead.text.tokenizer import Tokenizer
 
 
+@told_calls
 class Run:
     """Text in, text out, whatever the model is. ``ph.load(directory)`` makes one."""
 
@@ -185,8 +187,7 @@ class Run:
         if self.config.kind == "decoder" and prefix is None:
             config = changed(self.generation, changes, "the likeliest texts")
             given = self.tokenizer, config, self._read(texts), self.config.max_len
-            found = likeliest(self._need("decoder"), *given)
-            return in_order(found, len(texts), progress)
+            return in_order(likeliest(self._need("decoder"), *given), len(texts), progress)
         config = changed(self.generation, changes, "translations")
         if prefix is not None:
             check_texts(prefix, "prefix=")
@@ -251,9 +252,8 @@ class Run:
         """As ``embed``, and how many of the texts were cut."""
         self._alone("vectors are")
         model = self._need("encoder" if self.kind == "encoder-decoder" else self.kind)
-        config = changed(self.generation, changes, "vectors of texts")
-        about = about_vectors(self.config, self.recipe, self.tokenizer)
-        return embed(model, self.tokenizer, texts, config, about)
+        given = self.tokenizer, texts, changed(self.generation, changes, "vectors of texts")
+        return embed(model, *given, about_vectors(self.config, self.recipe, self.tokenizer))
 
     def measure(self, text: Text) -> Perplexity:
         """How well a language model predicts files of plain text (``polyhead.data.text.open_text``)."""

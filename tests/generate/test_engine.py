@@ -421,5 +421,5 @@ def test_a_text_longer_than_the_model_goes_on_from_its_last_half_beside_others(c
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"chunk": 0}, {"tokens": 0}])
 def test_an_engine_for_nothing_is_refused(wrong):
     (name,) = wrong
-    with pytest.raises(UserError, match=f"{name} is 0, wanted at least 1"):
+    with pytest.raises(UserError, match=f"{name} is 0; wanted a whole number, 1 or more"):
         Engine(make(), max_len=MAX_LEN, **wrong)

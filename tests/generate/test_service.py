@@ -154,7 +154,7 @@ def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, wa
     [
         ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the whole engine, not of one request"),
         ("decoder", ["dogs", "cats"], {}, "a request is one text, got several; submit each"),
-        ("decoder", "dogs", {"n": 0}, "n is 0 and seed is 0; wanted 1 or more"),
+        ("decoder", "dogs", {"n": 0}, "n is 0; wanted a whole number, 1 or more"),
         ("decoder", "dogs", {"length_penalty": 2.0}, "length_penalty has no effect on"),
         ("decoder", "dogs", {"n": 3, "beam_size": 2}, r"^n \(3\) is more than beam_size \(2\)"),
         ("decoder", "dogs", {"n": 10**9}, "^n is 1,000,000,000, wanted 10,000 at most; for more of them"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyhead.analysis.attention_maps import KINDS, pair_attention, self_attention
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.data.framed import collate_framed, framed
-from polyhead.errors import MOST, UserError
+from polyhead.errors import MOST, UserError, check_whole
 from polyhead.generate.frame import Frame
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
 from polyhead.nn.place import beside
@@ -135,5 +135,6 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def display(tokenizer: Tokenizer, token: int) -> str:
     """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+    check_whole("token", token, 0)
     (text,) = tokenizer.decode([[token]])
     return tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text.replace(" ", "␣")

@@ -11,7 +11,7 @@ import torch
 
 from polyhead.cache.make import make_cache
 from polyhead.cache.pages import NoRoom
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole
 from polyhead.generate.batch import Batch, Member
 from polyhead.generate.decoder import Decoder
 from polyhead.generate.request import End, Request, Search
@@ -49,8 +49,7 @@ class Engine:
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
         for name, value in (("rows", rows), ("tokens", tokens), ("chunk", chunk), ("max_len", max_len)):
-            if value < 1:
-                raise UserError(f"engine: {name} is {value}, wanted at least 1")
+            check_whole(f"engine: {name}", value, 1)
         if not 0 <= refill <= 1:
             raise UserError(f"engine: refill is {refill}, wanted a share from 0 to 1")
         self.model, self.max_len, self.cache, self.rows = model, max_len, cache, rows

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole
 from polyhead.fast.best import best
 from polyhead.fast.log_sums import log_sums
 from polyhead.generate.decoder import Floats
@@ -164,6 +164,7 @@ class Chance:
     """
 
     def __init__(self, seed: int, rows: int, first: int = 0) -> None:
+        check_whole("seed", seed, 0)
         self.streams = [np.random.Generator(np.random.PCG64([seed, first + row])) for row in range(rows)]
 
     def uniform(self, rows: Sequence[int]) -> list[float]:

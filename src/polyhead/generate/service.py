@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole, show, unknown
 from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Ranked
 from polyhead.generate.drawing import Drawing, Drawn
@@ -25,6 +26,7 @@ from polyhead.text.listed import stop_texts
 from polyhead.text.sides import Sides, between
 from polyhead.text.tokenizer import Tokenizer
 
+OPTIONS = frozenset(signature(Engine).parameters) - {"model", "max_len"}
 ENGINE = {"cache", "batch_tokens", "speculate"}  # settings of all requests, or of none
 
 Reason = Literal["stop", "length", "cancelled", "error"]
@@ -158,8 +160,11 @@ class TextEngine:
         config: GenerationConfig,
         frame: Frame | None,
         max_len: int,
+        /,
         **options: Any,
     ) -> None:
+        for name in sorted(set(options) - OPTIONS):
+            raise unknown("option of the engine", name, OPTIONS)
         self.tokenizer, self.config, self.frame, self.max_len = tokenizer, config, frame, max_len
         options = {"rows": 256, "chunk": 512, "cache": config.cache} | options
         choice = options.pop("cache")
@@ -207,8 +212,8 @@ class TextEngine:
             raise UserError(f"{name} is a setting of the whole engine, not of one request")
         if "n_best" in changes:
             raise UserError("n says how many texts there are, not n_best")
-        if n < 1 or seed < 0:
-            raise UserError(f"n is {n} and seed is {seed}; wanted 1 or more, and 0 or more")
+        check_whole("n", n, 1)
+        check_whole("seed", seed, 0)
         stops, translates = stop_texts(stop), self.frame is None
         if translates:
             drawn = bool(DRAWN - {"max_new_tokens"} & set(changes))
@@ -221,6 +226,8 @@ class TextEngine:
                 "the likeliest tokens of a place are told of drawn text of a language model alone"
             )
         config = (sampled if drawn else searched)(self.config, changes, n, what)
+        if not isinstance(text, Collection):
+            raise UserError(f"a request is one text or its tokens, got {show(text)}")
         ids = self.tokens(text) if isinstance(text, str) else list(text)
         if any(isinstance(one, str) for one in ids):
             raise UserError("a request is one text, got several; submit each of them, and all run together")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from polyhead.calls import told
 from polyhead.config import ModelConfig, ModelSection
 from polyhead.errors import UserError, check_whole, show, unknown
 from polyhead.models.causal_lm import CausalLM
@@ -57,6 +58,7 @@ def model_class(config: ModelConfig) -> type[Model]:
     return MaskedLM if config.head else Embedder
 
 
+@told
 def build(config: ModelConfig | Mapping[str, Any], seed: int | None = None) -> Any:
     """The model that config describes, of the class of its kind, initialised as it says.
 

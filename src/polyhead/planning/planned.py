@@ -17,6 +17,7 @@ from polyhead.analysis.cost.flops import ADAPTED, TRAINING, forward
 from polyhead.analysis.cost.memory import Memory, literature, training_memory, weights
 from polyhead.analysis.cost.weightless import counted
 from polyhead.analysis.cost.work import Load, Unknown, Work
+from polyhead.calls import told
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, check_whole, show
 from polyhead.fast.memory import machine_memory
@@ -36,6 +37,7 @@ SECONDS = 20.0  # that the probe of training may take, if three updates are not 
 SPARE = 0.8  # of the machine's memory, that a probe may fill
 
 
+@told
 def plan(
     design: Recipe | ModelConfig | str | Path,
     *,

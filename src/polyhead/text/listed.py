@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
 
-from polyhead.errors import UserError, show
+from polyhead.errors import MOST, UserError, show
 
 
 def check_texts(texts: object, verb: str, lists: int = 1) -> None:
@@ -33,6 +36,34 @@ def check_listed(texts: object, verb: str, lists: int = 1) -> None:
         way = "list(texts)" if verb.endswith("=") else "(list(texts))"
         hint = f"; write {verb}{way}" if isinstance(texts, Iterable) else ""
         raise UserError(f"{verb.removesuffix('=')} wants a list of texts, got {type(texts).__name__}{hint}")
+
+
+@contextmanager
+def check_ids(ids: object, verb: str, rows: bool = False) -> Iterator[None]:
+    """Where what ``verb`` does with ids fails within, a UserError says what stands in their place: in that of ``rows`` of them, or of one."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError):
+        wanted = "a list of ids for each text" if rows else "the ids of one text"
+        raise UserError(f"{verb} wants {wanted}, got {_came(ids, verb, rows)}") from None
+
+
+def _came(ids: Any, verb: str, rows: bool) -> str:
+    """What is no list of ids, no list of such lists, or the first thing in it that is no id; and the way out."""
+    given = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not _listed(given) or not (entries := list(given)):
+        return show(given)
+    if rows and isinstance(entries[0], Integral):
+        return f"those of one; write {verb}([ids])"
+    if not rows and _listed(entries[0]):
+        return f"those of several; write {verb}(ids[0])"
+    within = [one for entry in entries for one in (entry if rows and _listed(entry) else [entry])]
+    bad = (one for one in within if not isinstance(one, Integral) or not 0 <= int(one) <= MOST)
+    return f"{show(next(bad, entries[0]))} among them"
+
+
+def _listed(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
 
 
 def stop_texts(stop: object) -> list[str]:

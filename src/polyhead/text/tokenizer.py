@@ -15,7 +15,7 @@ from polyhead.errors import UserError
 from polyhead.files import replace_file
 from polyhead.text.files import FILE, TARGET, parsed, read_roles, settled, written
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
-from polyhead.text.listed import check_texts
+from polyhead.text.listed import check_ids, check_texts
 from polyhead.text.sides import TARGET_LANGUAGE, Sides, between
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
 from polyhead.text.spoken import Spoken, spoken
@@ -61,10 +61,8 @@ class Tokenizer:
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """Ids to texts; special tokens are left out."""
-        return [
-            str(text)
-            for text in self._inner.decode_batch([list(row) for row in rows], skip_special_tokens=True)
-        ]
+        with check_ids(rows, "decode", rows=True):
+            return list(map(str, self._inner.decode_batch(list(map(list, rows)), skip_special_tokens=True)))
 
     @cached_property
     def spoken(self) -> Spoken | None:
@@ -158,11 +156,12 @@ class Tokenizer:
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The name of each id in the vocabulary, as attention maps label their axes."""
-        return [self._inner.id_to_token(int(i)) or "" for i in ids]
+        with check_ids(ids, "tokens"):
+            return [self._inner.id_to_token(int(i)) or "" for i in ids]
 
     def id_of(self, token: str) -> int:
         """The id of a token by its name; one that is not there is a UserError."""
-        found = self._inner.token_to_id(token)
+        found = self._inner.token_to_id(token) if isinstance(token, str) else None
         if found is None:
             raise UserError(f"no token {token!r} in the vocabulary")
         return int(found)
