@@ -223,6 +223,27 @@ def beams(model, prompts, limit, **options):
     return beam_search(model, tokens, pos, eos_id=EOS, max_new_tokens=[limit] * len(prompts), **options)
 
 
+ONCE = {"cold": {"temperature": 0.0}, "warm": {"temperature": 1.3, "top_k": 9}, "plain": {}}
+
+
+@pytest.mark.parametrize("way", [*ONCE, 1, 3])
+def test_where_every_token_would_come_again_the_text_ends(model, way):
+    """The end, which is in the prompt, comes where nothing else may; drawn or found by so many beams."""
+    prompts, words = [[EOS, 5, 6], [9]], [w for w in range(V) if w != EOS]
+    if isinstance(way, int):
+        found = [
+            [*best.tokens, EOS]
+            for best, *_ in beams(model, prompts, 40, beam_size=way, n_best=way, no_repeat_ngram_size=1)
+        ]
+    else:
+        found, said = collect(
+            model, prompts, sampling=Sampling(**ONCE[way], no_repeat_ngram_size=1), max_new_tokens=40
+        )
+        assert [token.last for token in said].count(True) == 2
+    assert sorted(found[0]) == sorted({*words, EOS} - {5, 6})
+    assert all(tokens[-1] == EOS and len(set(tokens)) == len(tokens) for tokens in found)
+
+
 def test_a_beam_that_holds_everything_finds_the_best_of_all_continuations(model):
     """Ragged prompts: every output of at most three tokens, scored by the whole model."""
     prompts = PROMPTS[:3]

@@ -280,6 +280,18 @@ def test_what_is_drawn_is_distributed_as_the_model_says(unsure, kind, shape):
     assert statistic < quantile(freedom)
 
 
+@pytest.mark.parametrize("given", [{"temperature": 0.0}, {"temperature": 1.3, "top_k": 9}, {}])
+@pytest.mark.parametrize("kind", ["draft", "lookup"])
+def test_where_every_token_would_come_again_the_text_ends(unsure, kind, given):
+    model, small = unsure
+    proposer = drafted(small, 2) if kind == "draft" else Lookup(None, tokens=2)
+    sampling = Sampling(**given, no_repeat_ngram_size=1)
+    found, told = say_all(model, [[EOS, 5, 6]], proposer, sampling=sampling, n=3, max_new_tokens=30)
+    assert [sorted(tokens) for tokens in found] == 3 * [sorted(set(range(V)) - {5, 6})]
+    assert [tokens[-1] for tokens in found] == 3 * [EOS]
+    assert sum(token.last for token in told) == 3
+
+
 def test_a_row_draws_nothing_of_another_one(unsure):
     """Two copies of a prompt are independent: their first tokens together are distributed as the product."""
     model, small = unsure

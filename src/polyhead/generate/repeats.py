@@ -22,6 +22,16 @@ def repeats(text: Sequence[int], n: int) -> list[int]:
     return found
 
 
+def ended(logits: Tensor, end: int) -> Tensor:
+    """(N, V) where the end alone may come in the rows in which no token may."""
+    stuck = logits.isneginf().all(1)
+    if not stuck.any():
+        return logits
+    logits = logits.clone()
+    logits[stuck, end] = 0.0
+    return logits
+
+
 def barred(logits: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
     """(N, V) with -inf at the tokens that each row must not say."""
     places = [(row, token) for row, those in enumerate(tokens) for token in those]

@@ -14,7 +14,7 @@ from polyhead.errors import UserError, check_whole
 from polyhead.fast.best import best
 from polyhead.fast.log_sums import log_sums
 from polyhead.generate.decoder import Floats
-from polyhead.generate.repeats import barred, repeats
+from polyhead.generate.repeats import barred, ended, repeats
 
 Truths = npt.NDArray[np.bool_]
 
@@ -28,6 +28,7 @@ class Sampling:
     """How the next token is drawn. Temperature 0 takes the likeliest, and then the rest has no effect but penalties.
 
     Steps are applied in this order: repetition penalty, runs that would come again, temperature, top_k, top_p, min_p.
+    Where every token would make a run come again, the text ends with ``end``.
     """
 
     temperature: float = 1.0
@@ -55,9 +56,9 @@ class Sampling:
                 f"no_repeat_ngram_size is {self.no_repeat_ngram_size}, wanted 1 or more, or 0 for none"
             )
 
-    def apply(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
+    def apply(self, logits: Tensor, seen: Sequence[Sequence[int]], end: int = 0) -> Tensor:
         """All steps: (N, V) logits and the tokens of each row so far -> (N, V), what cannot come at -inf."""
-        logits = self._penalised(logits, seen)
+        logits = self._penalised(logits, seen, end)
         if self.temperature == 0:
             return logits
         if not self._cuts:
@@ -67,9 +68,11 @@ class Sampling:
         whole = torch.full_like(logits, NEVER)
         return whole.scatter_reduce_(1, ids.to(logits.device), likely.to(logits), "amax")
 
-    def draw(self, logits: Tensor, seen: Sequence[Sequence[int]], uniform: Sequence[float]) -> list[int]:
+    def draw(
+        self, logits: Tensor, seen: Sequence[Sequence[int]], uniform: Sequence[float], end: int = 0
+    ) -> list[int]:
         """The token that comes after each row of (N, V), by a number from 0 to 1 for each: at temperature 0 the likeliest."""
-        logits = self._penalised(logits, seen)
+        logits = self._penalised(logits, seen, end)
         if self.temperature == 0:
             likeliest: list[int] = best(logits, 1)[1][:, 0].tolist()
             return likeliest
@@ -88,12 +91,12 @@ class Sampling:
         """Whether some tokens can never come."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def _penalised(self, logits: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
+    def _penalised(self, logits: Tensor, seen: Sequence[Sequence[int]], end: int) -> Tensor:
         logits = logits.float()
         if self.repetition_penalty != 1:
             logits = penalise(logits, seen, self.repetition_penalty)
         n = self.no_repeat_ngram_size
-        return barred(logits, [repeats(text, n) for text in seen]) if n else logits
+        return ended(barred(logits, [repeats(text, n) for text in seen]), end) if n else logits
 
     def _likely(self, logits: Tensor, k: int = HEAD) -> tuple[Tensor, Tensor]:
         """Of (N, V) all tokens that may come: logits (N, K), -inf at those among them that may not, and ids, in their order.

@@ -140,11 +140,11 @@ def _together(
             own = torch.stack([logits[i][done] for i in agreeing])
             said = [seen[live[i]][begun[live[i]] :] for i in agreeing]
             shaped = own if form is None else form.shaped(own, said)
-            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing])
+            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], terms.eos_id)
             offers = [offer(guesses[i], done) for i in agreeing]
             drawn = judge(allowed, offers, sampling, terms.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]
-            if form is not None and allowed.gather(1, chosen).isneginf().any():
+            if form is not None and shaped.gather(1, chosen).isneginf().any():
                 raise UserError(STUCK)  # what cannot come is drawn where nothing can
             log_probs = to_host(own.log_softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]).tolist()
             true = []

@@ -102,7 +102,7 @@ class Drafting:
         # rows beyond the tokenizer's tokens: some models have more of them
         if logits.size(1) != self.draft.vocab_size:
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
-        allowed = self.terms.sampling.apply(logits, texts)
+        allowed = self.terms.sampling.apply(logits, texts, self.terms.eos_id)
         greedy = self.terms.sampling.temperature == 0
         tokens = allowed.argmax(-1).tolist() if greedy else self.terms.chance.draw(allowed, streams)
         q = allowed if greedy else allowed.double().softmax(-1)
