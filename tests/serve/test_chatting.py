@@ -319,3 +319,16 @@ def test_a_format_can_be_named_for_the_service(runs):
     run = runs["decoder"]
     unfit = Run(run.model, run.tokenizer, run.generation.model_copy(update={"chat": Choice("chatml")}))
     assert Service(unfit, "tiny", *given).chat is None
+
+
+def test_what_is_told_of_tokens_is_bounded_as_a_request_is(live):
+    """80 characters for each and for each of the others told with it."""
+    body = {"messages": TALK[3:], "logprobs": True, "top_logprobs": 4, "max_tokens": 10, "n": 2, "seed": 1}
+    with _shared["living"](live.run, limits=Limits(body=8000)) as small:
+        whole = small.ask(PATH, body)
+        assert whole.status_code == 200 and len(whole.text) < 8000 + 500
+        for more in ({"n": 3}, {"top_logprobs": 5}, {"max_tokens": 11}):
+            error = small.ask(PATH, {**body, **more}).json()["error"]
+            assert (error["code"], error["param"]) == ("answer_too_long", "max_tokens")
+            assert "ask for a lower max_tokens, n or top_logprobs" in error["message"]
+            assert small.ask(PATH, {**body, **more, "top_logprobs": 0}).status_code == 200

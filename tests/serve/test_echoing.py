@@ -244,3 +244,21 @@ def test_what_is_told_is_bounded_as_a_request_is(speaker):
             error = live.ask(PATH, {**body, **more}).json()["error"]
             assert (error["code"], error["param"]) == ("answer_too_long", "prompt")
             assert live.ask(PATH, {**body, **more, "echo": False}).status_code == 200
+
+
+def test_what_is_told_of_new_tokens_is_bounded_too(speaker):
+    """32 characters for each and for each of the others told with it; without logprobs there are only texts."""
+    body = {"prompt": "two dogs", "max_tokens": 10, "logprobs": 2, "n": 2}
+    with living(speaker.run, limits=Limits(body=2000)) as live:
+        assert live.ask(PATH, body).status_code == 200
+        for more in ({"n": 3}, {"logprobs": 3}, {"max_tokens": 11}, {"prompt": ["two dogs"] * 2}):
+            error = live.ask(PATH, {**body, **more}).json()["error"]
+            assert (error["code"], error["param"]) == ("answer_too_long", "max_tokens")
+            without = {name: value for name, value in {**body, **more}.items() if name != "logprobs"}
+            assert live.ask(PATH, without).status_code == 200
+        error = live.ask(PATH, {**body, "n": 3, "stream": True}).json()["error"]
+        assert error["message"] == (
+            "logprobs of up to 30 tokens would be told in 2,880 characters; 2,000 at most, which have 20 tokens: "
+            "ask for a lower max_tokens, n or logprobs"
+        )
+        live.idle()

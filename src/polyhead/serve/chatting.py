@@ -9,7 +9,7 @@ from polyhead.generate.chat import Chat
 from polyhead.generate.service import Asked, Likely
 from polyhead.serve.bodies import ChatBody, conversation
 from polyhead.serve.call import Call
-from polyhead.serve.likelihood import of_chat
+from polyhead.serve.likelihood import ENTRY, check_size, of_chat
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.speaking import head, reason_of, stream
@@ -82,13 +82,16 @@ def _read(service: Service, talker: Chat, body: ChatBody) -> Asked:
         if body.truncate:
             messages = _cut(service, talker, body)
         wishes = {"ends": talker.ends, "trim": talker.format.trims, "top": body.top_logprobs}
-        return asked(service, body, [talker.prompt(messages)], **wishes)[0]
+        (found,) = asked(service, body, [talker.prompt(messages)], **wishes)
     except UserError as error:
         raise Refusal(400, "invalid_value", f"messages: {error}", "messages") from None
     except Refusal as refusal:
         if refusal.param == "prompt":
             refusal.param = "messages"
         raise
+    if body.logprobs:
+        check_size(service, [found], body.top_logprobs, ENTRY, "top_logprobs")
+    return found
 
 
 def _cut(service: Service, talker: Chat, body: ChatBody) -> list[Message]:

@@ -9,12 +9,10 @@ from polyhead.analysis.scoring import score_tokens
 from polyhead.generate.service import Asked, Likely
 from polyhead.run import Run
 from polyhead.serve.bodies import CompletionBody
-from polyhead.serve.likelihood import Places, of_completion
+from polyhead.serve.likelihood import NUMBER, Places, check_size, of_completion
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service, size
 from polyhead.serve.talk import Piece, Talks
-
-NUMBER = 32  # characters in which a number is told, with what stands around it
 
 
 class Echo(NamedTuple):
@@ -41,10 +39,12 @@ class Output:
 
 
 def bounded(service: Service, body: CompletionBody, found: list[Asked]) -> list[Asked]:
-    """The texts, if what is told of their prompts is not far longer: a token in a request is short."""
+    """The texts, if what is told of their tokens is not far longer: a token in a request is short."""
     tokens, most = sum(len(one.prompt) for one in found), service.limits.body
     told = NUMBER * tokens * (1 + body.logprobs) * body.n
-    if body.echo and "logprobs" in body.model_fields_set and told > most:
+    if "logprobs" not in body.model_fields_set:
+        return found
+    if body.echo and told > most:
         raise Refusal(
             400,
             "answer_too_long",
@@ -52,6 +52,7 @@ def bounded(service: Service, body: CompletionBody, found: list[Asked]) -> list[
             "send fewer at once, or a lower n or logprobs",
             "prompt",
         )
+    check_size(service, found, body.logprobs, NUMBER, "logprobs")
     return found
 
 

@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyhead.generate.service import Likely
+from polyhead.generate.service import Asked, Likely
 from polyhead.generate.stream import UNFINISHED, TextStream
 from polyhead.run import Run
+from polyhead.serve.refusal import Refusal
+from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
 from polyhead.text.tokenizer import Tokenizer
+
+NUMBER = 32  # characters in which a number is told, with what stands around it
+ENTRY = 80  # characters in which a token of a conversation is told: its text, how likely it was, its bytes
+
+
+def check_size(service: Service, found: Sequence[Asked], others: int, each: int, field: str) -> None:
+    """Refuse what would tell of its new tokens, and of so many ``others`` in the place of each, more than a request may have."""
+    tokens, most = sum(one.n * one.search.most for one in found), service.limits.body
+    told = each * (1 + others) * tokens
+    if told > most:
+        raise Refusal(
+            400,
+            "answer_too_long",
+            f"logprobs of up to {tokens:,} tokens would be told in {told:,} characters; {most:,} at most, which have "
+            f"{most // (each * (1 + others)):,} tokens: ask for a lower max_tokens, n or {field}",
+            "max_tokens",
+        )
 
 
 class Places:
