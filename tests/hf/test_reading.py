@@ -214,6 +214,24 @@ def test_roles_come_from_whichever_file_gives_them(gpt2: Path, caplog: pytest.Lo
     assert caplog.messages == [f"{gpt2}: decoding ends with </s>; not with <mask> as well"]
 
 
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [("<mask>", "<unk>"), ("<mask>", None), (None, "<unk>"), ("<mask>", {"content": "<unk>"})],
+)
+def test_where_files_disagree_about_a_role_it_is_as_the_reference_has_it(
+    gpt2: Path, newer: Any, older: Any, listed: bool
+) -> None:
+    """The file of newer releases counts where it lists the added tokens."""
+    tokens = {"added_tokens_decoder": {"3": {"content": "<unk>", "special": True}}} if listed else {}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": newer, **tokens}
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps(said))
+    (gpt2 / "special_tokens_map.json").write_text(json.dumps({"unk_token": older}))
+    wanted = transformers.AutoTokenizer.from_pretrained(gpt2).unk_token_id
+    assert wanted == ({"<mask>": 4, None: None}[newer] if listed else 3 if older else None)
+    assert ph.load(gpt2).tokenizer.ids.get("unk_token") == wanted
+
+
 def test_an_imported_run_without_roles_is_read_again(gpt2: Path, tmp_path: Path) -> None:
     (gpt2 / "tokenizer_config.json").write_text("{}")
     assert main(["import", str(gpt2), str(tmp_path / "run")]) == 0

@@ -214,11 +214,15 @@ def _config(directory: Path) -> Given:
 
 
 def roles_in(directory: Path) -> dict[str, str]:
-    """Which token plays which role, as the files beside a vocabulary say."""
-    found: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        found |= roles_of(read_json(directory, name) or {})
-    return found
+    """Which token plays which role, as the files beside a vocabulary say.
+
+    Where they disagree it is as the reference has it: tokenizer_config.json is right if it lists the added tokens, which
+    newer releases write, and else special_tokens_map.json.
+    """
+    config, older = (
+        read_json(directory, name) or {} for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    return roles_of(older | config if "added_tokens_decoder" in config else config | older)
 
 
 def _lines(directory: Path, name: str) -> list[str] | None:
