@@ -232,6 +232,11 @@ PATHOLOGIES: dict[str, tuple[Files, Expected]] = {
     "random binary": ({"a.en": bytes(range(256)) * 400, "a.de": "1\n"}, "does not look like UTF-8 text"),
     "zeros": ({"a.en": bytes(100_000), "a.de": "1\n"}, "does not look like UTF-8 text"),
     "zip archive": ({"a.en": b"PK\x03\x04\x14\x00\x00\x00\x08\x00" * 9, "a.de": "1\n"}, "by zip.*unzip"),
+    "workbook": (
+        {"a.en": b"PK\x03\x04" + b"\n" * 26 + b"[Content_Types].xml", "a.de": "1\n"},
+        "a.en is a file of an office program, wanted text: save it there as CSV in UTF-8",
+    ),
+    "old workbook": ({"a.en": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a.de": "1\n"}, "a.en is a file of an office program"),
     "bzip2": ({"a.en": bz2.compress(ENOUGH.encode()), "a.de": ENOUGH}, "bunzip2"),
     "xz": ({"a.en": lzma.compress(ENOUGH.encode()), "a.de": ENOUGH}, "unxz"),
     "Parquet": ({"a.en": b"PAR1\x15\x04\x15\x80" * 9, "a.de": "1\n"}, "is damaged: Parquet"),

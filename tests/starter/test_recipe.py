@@ -360,6 +360,47 @@ def test_what_is_proposed_gives_way_to_what_is_given() -> None:
     assert not {"tokenizer", "model"} & started.keys()
 
 
+def test_answers_that_are_several_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text has one label here; which of several is meant nobody asked, and what became of the table was a language model in silence."""
+    flags = [
+        {"id": i % 9, "text": s, "toxic": i % 2, "threat": int(i % 3 == 0)} for i, s in enumerate(SENTENCES)
+    ]
+    tags = [{"text": s, "tags": [LABELS[i]], "vector": [i / 7, s[0]]} for i, s in enumerate(SENTENCES)]
+    each = "toxic and threat may each be a label, and a text has one: data.label=toxic makes a classifier of that."
+    several = "tags has several labels of a text, and one is learned: write each into a column of its own, yes or no."
+    for rows, note in ((flags, each), (tags, several)):
+        file = str(tmp_path / table(tmp_path, "a.jsonl", rows))
+        found = look([file], {})
+        assert (found.task, found.notes) == ("language-model", [note])
+        for way in (
+            look([file], {"text": "text"}),
+            look([file], {}, "language-model"),
+            look([file], {}, "masked-lm"),
+        ):
+            assert way.notes == []
+        assert main(["recipe", file]) == 0
+        assert capsys.readouterr().out.splitlines()[1] == f"# {note}"
+        assert main(["recipe", file, "--output", str(tmp_path / f"{note[:5]}.yaml")]) == 0
+        assert capsys.readouterr().err.splitlines()[1] == note
+    assert look([table(tmp_path, "b.jsonl", STORIES)], {"root": tmp_path}).notes == []
+
+
+def test_the_rate_is_that_of_the_optimizer_that_is_given() -> None:
+    """What suits Muon is too much for AdamW."""
+    plain = Look("language-model", {"train": ["a"], "valid_share": 0.1}, 1000, 10**7, [80] * 1000)
+    hidden = Look("masked-lm", {"train": ["a"], "valid_share": 0.1}, 1000, 10**7, [80] * 1000)
+
+    def rate(found: Look, **keys: Any) -> Any:
+        return propose(found, {key.replace("_", "."): value for key, value in keys.items()})["train"]["lr"]
+
+    assert (
+        (rate(plain), rate(hidden)) == (0.006, 0.004) == (rate(plain, train_optimizer="muon"), rate(hidden))
+    )
+    for given in ({"train_optimizer": "adamw"}, {"train_optimizer": {"name": "adamw", "beta1": 0.8}}):
+        assert (rate(plain, **given), rate(hidden, **given)) == (0.002, 0.001)
+    assert rate(plain, train_optimizer_name="adamw") == 0.002
+
+
 def test_a_recipe_that_begins_with_a_run_can_be_trained(
     plain: Callable[..., list[str]],
     tmp_path: Path,

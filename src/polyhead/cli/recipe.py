@@ -65,5 +65,6 @@ def run(
         print(text, end="")
         return
     put(output, text.encode())
-    print(text.partition("\n")[0].removeprefix("# "), file=sys.stderr)
+    for line in text.split("\n")[: 1 + len(found.notes)]:
+        print(line.removeprefix("# "), file=sys.stderr)
     print(f"{output}; train it: polyhead train {shlex.quote(str(output))}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import zlib
 from collections.abc import Iterator
 from functools import partial
@@ -25,6 +26,12 @@ PACKED = {
     b"PK\x03\x04": "packed by zip, wanted text or gzip; unpack it: unzip",
 }
 """What else files begin with, and what to do."""
+
+# workbooks and documents, of old days and, packed by zip, of today
+OFFICE = re.compile(
+    rb"\xd0\xcf\x11\xe0|PK\x03\x04.{26}(\[Content_Types\]|_rels/|docProps/|xl/|word/|mimetypeapplication/vnd\.oasis)",
+    re.S,
+)
 
 
 def check_file(path: Path) -> Path:
@@ -153,6 +160,10 @@ def refuse_packed(name: object, begin: bytes) -> None:
     """What begins as no UTF-8 text does, but could be made one, is a UserError that says how."""
     if begin[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{name} is UTF-16, wanted UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
+    if OFFICE.match(begin):
+        raise UserError(
+            f"{name} is a file of an office program, wanted text: save it there as CSV in UTF-8, or as plain text"
+        )
     for mark, what in PACKED.items():
         if begin.startswith(mark):
             raise UserError(f"{name} is {what}")

@@ -147,6 +147,22 @@ class Columns:
                     "for a language model of the text alone name it, data.text=..."
                 )
 
+    def passed_over(self) -> list[str]:
+        """What of them could be answers, and is not learned: one label a text is, so of several nobody can say which is meant."""
+        able = [str(column) for column in self.labels if not str(column).endswith("id")]
+        notes = []
+        if len(able) > 1:
+            notes.append(
+                f"{_listed(able)} may each be a label, and a text has one: data.label={able[0]} makes a classifier of that."
+            )
+        for column, values in self.values.items():
+            lists = all(isinstance(value, list) for value in values)
+            if lists and _few([one for value in values for one in value]):
+                notes.append(
+                    f"{column} has several labels of a text, and one is learned: write each into a column of its own, yes or no."
+                )
+        return notes
+
     def _about(self, label: Column) -> Column | list[Column]:
         """The column of the text that the label is about, or the two."""
         for pair in PAIRS:
@@ -236,6 +252,12 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}.{inner}", one) for inner, one in _flat(value))
         else:
             yield key, value
+
+
+def _listed(names: list[str]) -> str:
+    """The first few of them, with an "and"."""
+    shown = names[:5] + ([f"{len(names) - 5} more"] if len(names) > 5 else [])
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _last(column: Column) -> str:

@@ -37,6 +37,7 @@ class Look:
     lengths: list[int] = field(default_factory=list)  # bytes of each row, of its longer side
     labels: int = 0
     whole: bool = True  # whether everything was read
+    notes: list[str] = field(default_factory=list)  # what could be meant otherwise
 
     def long(self, share: float = 0.99) -> int:
         """Bytes that such a share of the rows does not exceed."""
@@ -66,6 +67,8 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
         columns = columns_of(paths[0], table)
         found = Look(task or columns.task(given), data)
         data |= {key: value for key, value in columns.roles(found.task, given).items() if key not in given}
+        if task is None and found.task == "language-model" and "text" not in given:
+            found.notes = columns.passed_over()
     if found.task == "translation":
         data |= {
             key: code for key, code in _languages(section, data, table is None).items() if key not in given

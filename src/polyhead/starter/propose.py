@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from polyhead import document
 from polyhead.presets import PRESETS
+from polyhead.registry import Choice
 from polyhead.starter.look import Look
 
 TOKEN = 4  # bytes, about, of a token of any of the tokenizers
@@ -47,7 +48,7 @@ LABELLED = [
     Size(1e7, 128, 1, 0.3, 8000, 4),
     Size(math.inf, 256, 1, 0.3, 16000, 2),
 ]
-RATES = {128: 0.004, 256: 0.002, 384: 0.001, 512: 0.0007}  # of translators, by width
+RATES = {128: 0.004, 256: 0.002, 384: 0.001, 512: 0.0007}  # of AdamW, by width
 
 REASONS = {
     "data.valid_share": "held out to measure on; files of your own are better: valid: [...]",
@@ -106,6 +107,7 @@ def written(tree: Mapping[str, Any], look: Look, name: str) -> str:
     reasons |= {"data.max_len": LENGTHS.get(look.task, "tokens of a row")}
     lines = [
         f"# {title}: {rows}{size} of text ({few}).",
+        *(f"# {note}" for note in look.notes),
         f"# polyhead plan {name}      what it costs in time and memory, before it is trained",
         f"# polyhead train {name}",
     ]
@@ -126,7 +128,6 @@ def _line(indent: str, key: str, value: Any, reason: str | None) -> str:
 def _translation(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
     size = _size(PAIRS, look, given)
     batch = 2048 if size.d_model <= 128 else 4096
-    width = min(RATES, key=lambda width: abs(width - size.d_model))
     return {
         "data": {"max_len": _length(look)},
         "tokenizer": {"kind": "bpe", "vocab_size": size.vocab_size},
@@ -135,7 +136,7 @@ def _translation(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
             "d_ff": (2 if size.d_model <= 128 else 4) * size.d_model,
             "position": "rope",
         },
-        "train": _train(look, given, size, batch, RATES[width], "inverse_sqrt", 1.0 / 8, cooldown=0.3)
+        "train": _train(look, given, size, batch, _rate(size), "inverse_sqrt", 1.0 / 8, cooldown=0.3)
         | {"label_smoothing": 0.1, "average": 5, "keep": 5},
         "generation": {"beam_size": 5, "length_penalty": 1.0},
     }
@@ -150,7 +151,7 @@ def _language(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
             **_model(size, max(1, size.d_model // 64)), "max_len": 256, "position": "rope", "norm": "rmsnorm",
             "feed_forward": "swiglu", "init": "normal", "scale_embedding": False,
         },
-        "train": _train(look, given, size, 2048, 0.006, "cosine", 1.0 / 20, optimizer="muon"),
+        "train": _train(look, given, size, 2048, _rate(size) if _adamw(given) else 0.006, "cosine", 1.0 / 20, optimizer="muon"),
         "generation": {"temperature": 0.8, "top_p": 0.95},
     }  # fmt: skip
 
@@ -164,7 +165,7 @@ def _masked(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
             **_model(size, max(1, size.d_model // 64)), "max_len": 128, "position": "learned", "feed_forward": "gelu",
             "head_bias": True, "init": "normal", "scale_embedding": False,
         },
-        "train": _train(look, given, size, 2048, 0.004, "cosine", 1.0 / 20, optimizer="muon"),
+        "train": _train(look, given, size, 2048, 0.001 if _adamw(given) else 0.004, "cosine", 1.0 / 20, optimizer="muon"),
     }  # fmt: skip
 
 
@@ -209,6 +210,17 @@ def _number(given: Mapping[str, Any], key: str, other: float) -> float:
     """A number that is given, if it is one that can be reckoned with."""
     value = given.get(key)
     return value if isinstance(value, int | float) and 1e-3 < value < 1e12 else other
+
+
+def _rate(size: Size) -> float:
+    """The peak rate of AdamW for this width."""
+    return RATES[min(RATES, key=lambda width: abs(width - size.d_model))]
+
+
+def _adamw(given: Mapping[str, Any]) -> bool:
+    """Whether AdamW is given in place of Muon, which bears higher rates."""
+    choice = given.get("train.optimizer", given.get("train.optimizer.name"))
+    return choice is not None and Choice.read(choice).name == "adamw"
 
 
 def _model(size: Size, n_heads: int) -> Section:
