@@ -29,6 +29,10 @@ SILENT = (
     "corda_config", "eva_config", "lora_ga_config", "runtime_config", "ephemeral_gpu_offload",
 )  # fmt: skip
 OTHERS = ("use_dora", "lora_bias", "use_qalora")  # ways to add something else
+UNBUILT = {
+    "target_parameters": "null: LoRA of parameters that are no linear map's, such as those of experts, is not built",
+    "layer_replication": "null: layers that are repeated are not built",
+}
 FLAGS = ("use_rslora", "init_lora_weights")  # whose false says something
 BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")  # that leave the checkpoint as it is
 
@@ -99,6 +103,9 @@ def open_adapter(directory: Path) -> Adapter:
     given.only("peft_type", "LORA")
     for other in OTHERS:
         given.only(other, False)
+    for key, wanted in UNBUILT.items():
+        if given.has(key):
+            raise given.wrong(key, wanted)
     if given.values.get("init_lora_weights", True) not in BEGINNINGS:
         raise given.wrong("init_lora_weights", "one that leaves the checkpoint as it is")
     alpha, root = given.number("lora_alpha", 8), given.flag("use_rslora", False)
