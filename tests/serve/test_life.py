@@ -147,7 +147,7 @@ LONG = BODY | {
 @pytest.mark.acceptance("E2")
 @pytest.mark.parametrize("said", [False, True], ids=["while the model speaks", "when all has been said"])
 def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, slowly, said):
-    limits = Limits(write_time=4.0 if said else 0.3, max_tokens=100_000)
+    limits = Limits(write_time=4.0 if said else 0.3, max_tokens=100_000, body=2**25)
     with serving(runs["decoder"], limits=limits) as live, slowly(live) as engine:
         sock = little_buffer(live, LONG | {"stream": True})
         live.until(lambda: engine.entered == 1, "it runs")
@@ -165,7 +165,7 @@ def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, s
 @pytest.mark.acceptance("E2")
 def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, serving, monkeypatch):
     monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
-    with serving(runs["decoder"], limits=Limits(write_time=0.3, max_tokens=100_000)) as live:
+    with serving(runs["decoder"], limits=Limits(write_time=0.3, max_tokens=100_000, body=2**25)) as live:
         sock = little_buffer(live, LONG | {"max_tokens": 150})
         connections = live.server.server_state.connections
         live.until(lambda: len(connections) == 1, "it is there")
@@ -176,7 +176,7 @@ def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, ser
 @pytest.mark.acceptance("E2")
 def test_who_reads_slowly_gets_all(runs, serving, monkeypatch):
     monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
-    with serving(runs["decoder"], limits=Limits(write_time=1.0, max_tokens=100_000)) as live:
+    with serving(runs["decoder"], limits=Limits(write_time=1.0, max_tokens=100_000, body=2**25)) as live:
         wanted = live.ask("/v1/completions", LONG).json()["choices"]
         sock, answer = little_buffer(live, LONG), b""
         while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
@@ -270,7 +270,7 @@ def test_who_resets_a_connection_leaves_nothing_of_it(runs, serving):
 @pytest.mark.acceptance("R10")
 def test_an_answer_that_is_still_being_read_is_not_cut_by_the_end(runs, serving, monkeypatch):
     monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
-    with serving(runs["decoder"], limits=Limits(max_tokens=100_000)) as live:
+    with serving(runs["decoder"], limits=Limits(max_tokens=100_000, body=2**25)) as live:
         sock = little_buffer(live, LONG)
         answer = sock.recv(1000)
         live.server.drain()
