@@ -16,7 +16,7 @@ from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, INIT, NORM, POOLIN
 
 Kind = Literal["encoder-decoder", "decoder", "encoder"]
 Tying = Literal["all", "target", "inputs", "none"]
-HeadActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
+HeadActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "none"]
 WIDEST, DEEPEST = 2**20, 10_000  # beyond reason; larger ones would be built for hours before memory ends
 
 PARTS: dict[str, Registry[Any]] = {
@@ -154,7 +154,8 @@ class ModelSection(Checked):
         0, ge=0, le=DEEPEST, description="layers of the one that puts tokens in, where an encoder tells which"
     )
     head_activation: HeadActivation = Field(
-        "gelu", description="activation of the map below an encoder's scores of the vocabulary"
+        "gelu",
+        description='activation of the map below an encoder\'s scores of the vocabulary; "none": no map, as in EuroBERT',
     )
     map_bias: bool | None = Field(
         None, description="biases in that map and in that of pooling; as in the feed-forwards if not given"

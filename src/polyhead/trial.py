@@ -46,6 +46,11 @@ def try_together(config: ModelSection) -> None:
         raise UserError(
             f"head_activation is of the map below an encoder's scores of the vocabulary; this is kind={config.kind!r}: leave it out"
         )
+    if config.head_activation == "none" and (config.generator or config.d_embedding is not None):
+        raise UserError(
+            "head_activation=none leaves out the map below an encoder's scores, which generator and d_embedding need: "
+            "give an activation"
+        )
     if config.kind != "encoder" and config.map_bias is not None:
         raise UserError(
             f"map_bias is of the maps between an encoder's layers and its scores; this is kind={config.kind!r}: leave it out"

@@ -164,6 +164,18 @@ CASES = {
         Case("GteConfig", BARE, {**SIZES, "type_vocab_size": 2, "rope_parameters": NEAR}),
         Case("GteConfig", BARE, {**ODD, "type_vocab_size": 0, "hidden_act": "gelu_new", "max_position_embeddings": 33}),
     ],
+    "eurobert": [
+        Case("EuroBertConfig", MLM, SIZES),
+        Case("EuroBertConfig", MLM, {**ODD, "num_key_value_heads": 1, "tie_word_embeddings": True, "mlp_bias": True,
+                                     "attention_bias": True, "rms_norm_eps": 1e-3, "classifier_pooling": "mean",
+                                     "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}}),
+        Case("EuroBertConfig", MLM, {**ONE, "head_dim": 6, "hidden_act": "gelu", "classifier_pooling": "bos"}),
+        Case("EuroBertConfig", CLASSES, {**ODD, **NAMES, "classifier_pooling": "late", "rope_parameters": NEAR}),
+        Case("EuroBertConfig", CLASSES, {**SIZES, "num_key_value_heads": 2, "classifier_pooling": "mean", "mlp_bias": True}),
+        Case("EuroBertConfig", CLASSES, {**ONE, "num_labels": 1, "classifier_pooling": "bos"}),
+        Case("EuroBertConfig", BARE, {**SIZES, "rope_parameters": NEAR}),
+        Case("EuroBertConfig", BARE, {**ODD, "num_key_value_heads": 1, "mlp_bias": True, "max_position_embeddings": 33}),
+    ],
 }  # fmt: skip
 SEGMENTED = ("Bert", "Roberta", "Electra", "Albert", "Deberta", "Nomic", "Gte")
 COUNTED = ("Roberta", "XLMRoberta", "Camembert", "MPNet")  # positions from that of padding on
@@ -286,7 +298,7 @@ def test_padding_on_either_side_does_not_matter(case: Case, side: str, tmp_path:
         alone = [ours(tokens[row][real[row]][None])[0] for row in range(3)]
         if case.auto == CLASSES:  # theirs reads the first place, whatever stands there
             torch.testing.assert_close(found, torch.stack(alone), rtol=1e-5, atol=1e-5)
-            if side == "left" and case.sizes.get("classifier_pooling") != "mean":
+            if side == "left" and case.sizes.get("classifier_pooling") not in ("mean", "late"):
                 return
         else:
             torch.testing.assert_close(found[real], torch.cat(alone), rtol=1e-5, atol=1e-5)
@@ -353,9 +365,8 @@ def test_a_classifier_that_begins_with_masks_is_one_of_its_family(case: Case, tm
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
     theirs, info = getattr(transformers, CLASSES).from_pretrained(tmp_path / "b", output_loading_info=True)
     assert not any(info.values()), info
-    assert getattr(theirs.config, "classifier_pooling", None) == case.sizes.get(
-        "classifier_pooling", "cls" if case.config == "ModernBertConfig" else None
-    )
+    pooled = {"ModernBertConfig": "cls", "EuroBertConfig": "late"}.get(case.config)
+    assert getattr(theirs.config, "classifier_pooling", None) == case.sizes.get("classifier_pooling", pooled)
     tokenizer, run = transformers.AutoTokenizer.from_pretrained(tmp_path / "b"), ph.load(tmp_path / "run")
     for text in TEXTS:
         with torch.no_grad():
@@ -380,6 +391,7 @@ TEXT_CASES = [
     ("deberta-v2", 0),
     ("nomic_bert", 0),
     ("gte", 1),
+    ("eurobert", 0),
 ]
 
 
@@ -414,6 +426,7 @@ def test_masks_are_filled_as_by_the_pipeline_of_the_reference(name: str, number:
         ("deberta-v2", 5),
         ("nomic_bert", 5),
         ("gte", 6),
+        ("eurobert", 7),
     ],
 )
 def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -440,6 +453,8 @@ def test_vectors_are_those_of_the_reference(name: str, number: int, tmp_path: Pa
         ("deberta-v2", 3),
         ("nomic_bert", 3),
         ("gte", 3),
+        ("eurobert", 3),
+        ("eurobert", 4),
     ],
 )
 def test_texts_and_pairs_are_classified_as_by_the_reference(name: str, number: int, tmp_path: Path) -> None:
@@ -798,6 +813,11 @@ def test_the_config_of_an_older_modernbert_says_the_same(every: int, tmp_path: P
         ("gte", 0, {"pack_qkv": False}, "pack_qkv is false, wanted true, all that is built"),
         ("gte", 0, {"head_dim": 12}, "'head_dim' not known for this family"),
         ("gte", 0, {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling: type is 'ntk', wanted one of default"),
+        ("eurobert", 0, {"classifier_pooling": "max"}, "classifier_pooling is 'max', wanted one of late, mean, bos"),
+        ("eurobert", 0, {"clf_pooling": "mean"}, "clf_pooling is 'mean', wanted 'late', all that is built"),
+        ("eurobert", 0, {"hidden_act": "tanh"}, "hidden_act is 'tanh', wanted one of"),
+        ("eurobert", 0, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', wanted one of"),
+        ("eurobert", 0, {"architectures": ["EuroBertForTokenClassification"]}, "wanted one of EuroBertForMaskedLM, EuroBertForSequence"),
         ("modernbert", 0, {"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], wanted"),
         ("modernbert", 0, {"classifier_activation": "relu"}, "classifier_activation is 'relu', wanted one of gelu"),
         ("modernbert", 0, {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type is 'yarn', wanted one of default"),
@@ -835,6 +855,11 @@ LIKE_NOMIC = LIKE_BERT | {
     "position": {"name": "rope", "theta": 1000.0}, "attention": {"name": "softmax", "bias": False}, "feed_forward": "swiglu",
     "head_activation": "silu", "map_bias": True,
 }  # fmt: skip
+LIKE_EUROBERT = {
+    "kind": "encoder", "d_model": 24, "n_heads": 3, "n_layers": 2, "max_len": 32, "position": "rope", "norm": "rmsnorm",
+    "norm_first": True, "attention": {"name": "softmax", "bias": False}, "feed_forward": "swiglu", "scale_embedding": False,
+    "head_activation": "none",
+}  # fmt: skip
 LIKE_GTE = LIKE_NOMIC | {
     "attention": "softmax", "feed_forward": {"name": "geglu", "bias": "down"}, "head_activation": "gelu", "map_bias": None,
 }  # fmt: skip
@@ -866,6 +891,10 @@ OWN = [
     ("nomic_bert", MLM, LIKE_NOMIC),
     ("nomic_bert", CLASSES, LIKE_NOMIC | {"labels": ("a", "b"), "feed_forward": "geglu"}),
     ("nomic_bert", BARE, LIKE_NOMIC | {"head": False, "head_dim": 6, "map_bias": None}),
+    ("eurobert", MLM, LIKE_EUROBERT),
+    ("eurobert", CLASSES, LIKE_EUROBERT | {"labels": ("a", "b"), "map_bias": True,
+                                           "pooling": {"name": "mean", "activation": "gelu", "map_first": True}}),
+    ("eurobert", BARE, LIKE_EUROBERT | {"head": False, "n_kv_heads": 1}),
 ]  # fmt: skip
 
 
@@ -1012,6 +1041,27 @@ def test_files_as_gte_was_published_are_the_same(number: int, tmp_path: Path) ->
 def test_what_nomic_bert_has_not_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         fitting(own(**(LIKE_NOMIC | changes)), "nomic_bert")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_activation": "gelu"}, "head_activation is 'gelu', there 'none'"),
+        ({"head_bias": True}, "head_bias is true, there false"),
+        (
+            {"labels": ("a", "b"), "pooling": {"name": "first", "activation": "gelu"}},
+            "map_bias is null, there true",
+        ),
+        (
+            {"labels": ("a", "b"), "pooling": "mean", "map_bias": True},
+            "activation of pooling 'mean' is 'none', there 'gelu'",
+        ),
+        ({"head": False, "pooling": "mean"}, "pooling is 'mean', there null"),
+    ],
+)
+def test_what_eurobert_has_not_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fitting(own(**(LIKE_EUROBERT | changes)), "eurobert")
 
 
 @pytest.mark.parametrize(

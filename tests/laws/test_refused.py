@@ -77,6 +77,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "head_activation is of the map below an encoder's scores of the vocabulary; this is kind='decoder': leave it out",
     ),
     (
+        {"kind": "encoder", "head_activation": "none", "d_embedding": 8},
+        "head_activation=none leaves out the map below an encoder's scores, which generator and d_embedding need: give an activation",
+    ),
+    (
+        {"kind": "encoder", "labels": ("a", "b"), "pooling": {"name": "mean", "map_first": True}},
+        "map_first of pooling wants the map that it has with an activation alone",
+    ),
+    (
         {"kind": "decoder", "map_bias": False},
         "map_bias is of the maps between an encoder's layers and its scores; this is kind='decoder': leave it out",
     ),

@@ -79,6 +79,22 @@ def test_the_map_below_the_scores_has_any_activation(name, function):
     )
 
 
+def test_without_a_map_the_head_reads_the_encoder_itself():
+    model = made(head_activation="none", head_bias=True)
+    wanted = model.encoder(TOKENS, POS) @ model.encoder.embedding.token.weight.T + model.head.bias
+    torch.testing.assert_close(model(TOKENS, POS), wanted)
+    assert not [name for name, _ in model.named_parameters() if "transform" in name]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_mean_may_be_of_tokens_that_were_mapped(bias):
+    pooling = {"name": "mean", "activation": "gelu", "map_first": True}
+    model = made(pooling=pooling, map_bias=bias, labels=["a", "b"])
+    h = F.gelu(model.pooler.proj(model.encoder(TOKENS, POS)))
+    means = torch.stack([row[pos >= 0].mean(0) for row, pos in zip(h, POS, strict=True)])
+    torch.testing.assert_close(model(TOKENS, POS), model.classifier(means))
+
+
 @pytest.mark.parametrize(("own", "feed_forward", "wanted"), [
     (None, "gelu", True), (None, "swiglu", False), (True, "swiglu", True), (False, "gelu", False),
 ])  # fmt: skip

@@ -182,6 +182,7 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
             )
         if field == "map_bias" and ours != theirs:
             ours, theirs = _biased(config), _biased(back)
+            theirs = None if ours is None else theirs
         if field == "pooling" and config.labels:
             ours = ours or POOLING.check(Choice("first"))  # as the classifier itself
         if field in LAYERED:
@@ -197,7 +198,7 @@ def in_the_way(config: ModelConfig, family: str) -> list[str]:
 
 def _biased(config: ModelConfig) -> bool | None:
     """Whether the maps behind an encoder's layers have biases; nothing where there are none."""
-    there = config.head or config.labels or config.pooling
+    there = (config.head and config.head_activation != "none") or config.labels or config.pooling
     return biased(config) if config.kind == "encoder" and there else None
 
 

@@ -22,6 +22,7 @@ class Detector(nn.Module):
         self.config = config
         self.encoder = Encoder(config)
         self.detector_transform = nn.Linear(config.d_model, config.d_model)
+        assert config.head_activation != "none"
         self.activation = ACTIVATIONS[config.head_activation]()
         self.detector = nn.Linear(config.d_model, 1)
         self.generator = MaskedLM(config.of_generator, self.encoder.embedding)

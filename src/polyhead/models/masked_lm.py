@@ -42,9 +42,11 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config, embedding)
-        self.transform = nn.Linear(config.d_model, config.embedding_width, bias=biased(config))
-        self.activation = ACTIVATIONS[config.head_activation]()
-        self.transform_norm = NORM.build(config.norm, config.embedding_width)
+        self.mapped = config.head_activation != "none"
+        if config.head_activation != "none":
+            self.transform = nn.Linear(config.d_model, config.embedding_width, bias=biased(config))
+            self.activation = ACTIVATIONS[config.head_activation]()
+            self.transform_norm = NORM.build(config.norm, config.embedding_width)
         self.head = Head.of(config, self.encoder.embedding.token)
 
     def forward(self, tokens: Tensor, pos: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
@@ -58,8 +60,7 @@ class MaskedLM(nn.Module):
 
     def transformed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """The encoder's output as the head reads it: (..., C) -> (..., E), token by token."""
-        out: Tensor = self.transform_norm(self.activation(self.transform(x)), pos)
-        return out
+        return self.transform_norm(self.activation(self.transform(x)), pos) if self.mapped else x
 
 
 class Classifier(nn.Module):

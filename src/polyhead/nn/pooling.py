@@ -6,6 +6,7 @@ BERT, relu in DistilBERT, gelu with a norm in ModernBERT. Padding never counts.
 Options:
   activation: after a linear map of the pooled vector; without one there is no map
   norm: the model's norm after the activation
+  map_first: of mean, map each token, and take the mean of what comes of it
 """
 
 from __future__ import annotations
@@ -39,13 +40,22 @@ def biased(config: ModelSection) -> bool:
 class Pooler(nn.Module):
     """One vector of each row, and a map of it where there is an activation."""
 
-    def __init__(self, config: ModelSection, pool: Pool, activation: Activation, norm: bool) -> None:
+    def __init__(
+        self,
+        config: ModelSection,
+        pool: Pool,
+        activation: Activation,
+        norm: bool,
+        map_first: bool = False,
+    ) -> None:
         super().__init__()
+        if map_first and activation == "none":
+            raise UserError("map_first of pooling wants the map that it has with an activation alone")
         if norm and activation == "none":
             raise UserError(
                 "norm of pooling follows the linear map, which pooling has with an activation alone"
             )
-        self.pool, self.activation = pool, ACTIVATIONS.get(activation)
+        self.pool, self.activation, self.map_first = pool, ACTIVATIONS.get(activation), map_first
         self.proj = (
             nn.Linear(config.d_model, config.d_model, bias=biased(config)) if self.activation else None
         )
@@ -53,11 +63,14 @@ class Pooler(nn.Module):
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(B, T, C), (B, T) -> (B, C)."""
-        pooled = self.pool(x, pos)
+        return self.pool(self.mapped(x), pos) if self.map_first else self.mapped(self.pool(x, pos))
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """Through the map, its activation and its norm, if there are any: (..., C) -> (..., C)."""
         if self.activation is None or self.proj is None:
-            return pooled
-        pooled = self.activation(self.proj(pooled))
-        return pooled if self.norm is None else self.norm(pooled)
+            return x
+        x = self.activation(self.proj(x))
+        return x if self.norm is None else self.norm(x)
 
 
 class DenseMap(nn.Module):
@@ -117,14 +130,16 @@ def first(config: ModelSection, *, activation: Activation = "tanh", norm: bool =
 
 
 @POOLING.register("mean")
-def mean(config: ModelSection, *, activation: Activation = "none", norm: bool = False) -> Pooler:
+def mean(
+    config: ModelSection, *, activation: Activation = "none", norm: bool = False, map_first: bool = False
+) -> Pooler:
     """The mean of all tokens.
 
-    Equation: y = 1/T Σ_t x_t
+    Equation: y = 1/T Σ_t x_t,  or, with map_first, y = 1/T Σ_t g(W x_t + b)
     Paper: Reimers & Gurevych, 2019, sec. 3
     When: sentence embeddings; classes that are learned from scratch
     """
-    return Pooler(config, mean_token, activation, norm)
+    return Pooler(config, mean_token, activation, norm, map_first)
 
 
 @POOLING.register("max")

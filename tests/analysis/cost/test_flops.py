@@ -103,7 +103,10 @@ def test_every_part_has_a_form() -> None:
     assert set(flops.NORMS) == set(NORM.names())
 
 
-@pytest.mark.parametrize("pooling", [*POOLING.names(), {"name": "mean", "activation": "relu"}])
+MAPPED = {"name": "mean", "activation": "relu"}
+
+
+@pytest.mark.parametrize("pooling", [*POOLING.names(), MAPPED, MAPPED | {"map_first": True}])
 def test_of_a_classifier(pooling: Any) -> None:
     config = ModelConfig.model_validate(
         {**SIZES, "kind": "encoder", "labels": ("a", "b", "c"), "pooling": pooling}
@@ -112,6 +115,13 @@ def test_of_a_classifier(pooling: Any) -> None:
     with torch.no_grad():
         wanted = flops_of(lambda: model(*given(config, load)))
     assert sum(work.total for work in forward(config, load)) == wanted
+
+
+def test_of_scores_without_a_map_below_them() -> None:
+    config, load = config_of("encoder", {"head_activation": "none"}), Load(3, 13)
+    works = {work.name: work for work in forward(config, load)}
+    assert sum(work.total for work in works.values()) == counted(config, load)
+    assert "transform" not in works
 
 
 @pytest.mark.parametrize("width", [6, 16, 20])

@@ -239,11 +239,14 @@ def _ends(config: ModelConfig, load: Load) -> list[Work]:
             raise Unknown(f"pooling {pooling.name!r}")
         mapped = pooling.options.get("activation") != "none"
         classes = len(config.labels)
-        each = load.rows * (2 * C * C * mapped + 2 * C * classes)
-        return [Work("pooler and classes", 1, each, f"{'2BH² + ' if mapped else ''}2BH x {classes}")]
+        every = pooling.options.get("map_first", False)
+        each = (load.tokens if every else load.rows) * 2 * C * C * mapped + load.rows * 2 * C * classes
+        shown = f"2B{'S' if every else ''}H² + " if mapped else ""
+        return [Work("pooler and classes", 1, each, f"{shown}2BH x {classes}")]
     said = "2BS{}" if load.asked is None else "2{} a label"
     head = Work("head", 1, 2 * load.labels * E * V, said.format(f"{e}V"))
-    if config.kind != "encoder" and config.d_embedding is None:
+    unmapped = config.d_embedding is None if config.kind != "encoder" else config.head_activation == "none"
+    if unmapped:
         return [head]
     square = said.format("H²" if config.d_embedding is None else "HE")
     return [Work("transform", 1, 2 * load.labels * C * E, square), head]
