@@ -53,6 +53,7 @@ LANGUAGE: dict[str, dict[str, Any]] = {
                      "feed_forward": {"name": "geglu", "tanh": True}, "scale_embedding": True},
     "gemma3": LIKE | {"norm": {"name": "rmsnorm", "around_one": True}, "sandwich_norm": True, "n_kv_heads": 1,
                       "attention": {"name": "softmax", "bias": False, "qk_norm": "around_one", "scale": 0.2}},
+    "weightless": LIKE | {"norm": {"name": "rmsnorm", "weight": False}, "attention": {"name": "softmax", "qk_norm": "plain"}},
     "shared": LIKE | {"share_layers": True, "n_layers": 3},
     "odd": {"attention": {"name": "softmax", "scale": 0.4, "tie": "kv"}, "scale_output": True,
             "norm": {"name": "layernorm", "bias": False, "eps": 1e-2}},

@@ -30,6 +30,10 @@ MODELS = {
     "base": {"kind": "encoder-decoder"},
     "gpt2": {"position": "learned", "norm_first": True, "feed_forward": {"name": "gelu", "tanh": True}},
     "arcee": {**GROUPS, "position": "rope", "norm": "rmsnorm", "feed_forward": "relu2"},
+    "nanochat": {
+        **GROUPS, "position": "rope", "norm": {"name": "rmsnorm", "weight": False}, "embedding_norm": True, "feed_forward": "relu2",
+        "attention": {"name": "softmax", "qk_norm": "plain"},
+    },
     "llama": {**GROUPS, "position": "rope", "feed_forward": "swiglu"},
     "qwen3": {**GROUPS, "position": "rope", "attention": {"name": "softmax", "qk_norm": True, "bias": False}, "feed_forward": "glu"},
     "window": {"position": "rope", "attention": {"name": "softmax", "window": 3, "sink": 1, "scale": 0.3}, "feed_forward": "silu"},

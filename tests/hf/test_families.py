@@ -136,6 +136,13 @@ CASES = {
                              "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
                                                  "original_max_position_embeddings": 16}}),
     ],
+    "nanochat": [
+        Case("NanoChatConfig", LLAMA),
+        Case("NanoChatConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 3,
+                                "attention_bias": True, "tie_word_embeddings": True, "final_logit_softcapping": 2.0,
+                                "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
+        Case("NanoChatConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "final_logit_softcapping": None}),
+    ],
     "gpt_neo": [
         Case("GPTNeoConfig", {**NEO, "window_size": 4}),
         Case("GPTNeoConfig", {**NEO, "hidden_size": 30, "num_heads": 5, "num_layers": 5, "intermediate_size": 20, "window_size": 3,

@@ -350,6 +350,7 @@ GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 GEMMA3 = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
 OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
+NANO = ("NanoChatConfig", LLAMA)
 NEO = (
     "GPTNeoConfig",
     {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
@@ -407,6 +408,10 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "layer_types is ['sliding_attention', "),
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "wanted layers that see all, without"),
         (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
+        (NANO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
+        (NANO, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}},
+         "rope_type is 'yarn', wanted one of default, linear, llama3"),
+        (NANO, {"mlp_bias": True}, "missing: model.layers.0.mlp.fc1.bias"),
         (OLMO, {"rms_norm_eps": None}, "rms_norm_eps is null, wanted 1e-06, all that is built"),
         (FALCON, {"alibi": True}, "alibi is true, wanted false, all that is built"),
         *((NEO, {"attention_layers": layers}, f"attention_layers is {layers}, wanted local or global for each of 2 layers")

@@ -52,6 +52,10 @@ LIKE_OLMO = LIKE_LLAMA | {
     "sandwich_norm": "after",
     "attention": {"name": "softmax", "bias": False, "qk_norm": "whole"},
 }
+LIKE_NANOCHAT = LIKE_LLAMA | {
+    "norm": {"name": "rmsnorm", "weight": False}, "embedding_norm": True, "feed_forward": {"name": "relu2", "bias": False},
+    "attention": {"name": "softmax", "bias": False, "qk_norm": "plain"},
+}  # fmt: skip
 LLAMA3 = {"name": "rope", "scaling": "llama3", "factor": 4.0, "original_len": 16, "theta": 100.0}
 WINDOWED = {"name": "softmax", "bias": False, "window": 4, "softcap": 20.0}
 LIKE_GEMMA = {
@@ -94,6 +98,11 @@ FITTING = [
     ("gemma3_text", LIKE_GEMMA3 | {"pattern": [], "tie_embeddings": "none", "logit_softcap": 5.0}),
     ("gemma3_text", LIKE_GEMMA3 | {"pattern": [{"attention": {**LOCAL, "window": 4}}]}),
     ("gemma3_text", LIKE_GEMMA3 | {"attention": "softmax", "pattern": [{"attention": LOCAL}]}),
+    ("nanochat", LIKE_NANOCHAT),
+    (
+        "nanochat",
+        LIKE_NANOCHAT | {"n_kv_heads": 1, "head_dim": 10, "tie_embeddings": "none", "logit_softcap": 5.0},
+    ),
     ("smollm3", LIKE_LLAMA | NOPE),
     (
         "smollm3",

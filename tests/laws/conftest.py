@@ -24,6 +24,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"window": 2, "sink": 1, "softcap": 2.0},
         {"qk_norm": True, "scale": 0.3, "bias": False},
         {"qk_norm": "whole"},
+        {"qk_norm": "plain"},
         {"tie": "kv", "bias": "qkv"},
         {"bias": "o"},
     ],
@@ -40,7 +41,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "learned": [{"offset": 2}],
     "sinusoidal": [{"layout": "halves", "endpoint": True, "offset": 2}],
-    "rmsnorm": [{"around_one": True}],
+    "rmsnorm": [{"around_one": True}, {"weight": False}],
     "t5": [{"buckets": 6, "max_distance": 5}],
     "disentangled": [
         {"span": 4, "max_distance": 7, "terms": "c2p"},

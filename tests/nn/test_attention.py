@@ -37,7 +37,7 @@ def reference(a, x, memory=None, pos=None, scale=None, qk_norm=False):
         q = queries[..., h * D : (h + 1) * D]
         k = keys[..., h // group * D : (h // group + 1) * D]
         v = a.v_proj(memory)[..., h // group * V : (h // group + 1) * V]
-        if qk_norm in (True, "around_one"):
+        if qk_norm in (True, "around_one", "plain"):
             q, k = (rms(norm, y, qk_norm == "around_one") for norm, y in ((a.q_norm, q), (a.k_norm, k)))
         q, k = (a.position.rotate(y[:, None], p)[:, 0] for y, p in ((q, pos), (k, pos)))
         scores = (q @ k.mT) * (D**-0.5 if a.scale is None else a.scale)
@@ -58,6 +58,7 @@ OPTIONS = [
     {"scale": 1.0},
     {"qk_norm": True},
     {"qk_norm": "around_one"},
+    {"qk_norm": "plain", "position": Rope},
     {"qk_norm": "whole", "position": Rope},
     {"qk_norm": "whole", "head_dim": 4, "v_head_dim": 3},
     {"bias": False},

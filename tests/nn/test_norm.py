@@ -47,6 +47,17 @@ def test_rmsnorm_and_its_gradient_equal_the_formula(shape, eps):
         torch.testing.assert_close(norm(x), plain)
 
 
+def test_rmsnorm_without_a_weight_learns_nothing():
+    norm, x = RMSNorm(4, weight=False), torch.randn(3, 4, requires_grad=True)
+    wanted = rms(x, 1, 1e-6)
+    torch.testing.assert_close(norm(x), wanted)
+    g = torch.randn(3, 4)
+    torch.testing.assert_close(torch.autograd.grad(norm(x), x, g), torch.autograd.grad(wanted, x, g))
+    assert not list(norm.parameters()) and not norm.state_dict()
+    with pytest.raises(UserError, match="around_one of rmsnorm is of a weight that learns"):
+        RMSNorm(4, weight=False, around_one=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rmsnorm_equals_that_of_torch(dtype):
     torch.manual_seed(0)

@@ -47,6 +47,16 @@ def expert_by_expert(config: ModelConfig) -> Step:
     )
 
 
+def halves_swapped(config: ModelConfig) -> Step:
+    """The second half of each head's features before the first, which rope then turns the other way."""
+    half = config.shape(causal=True).head_dim // 2
+
+    def swapped(x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, 2, half)).flip(1).flatten(0, 2)
+
+    return Step(lambda ours: swapped(ours[0]), lambda theirs, rows: [swapped(theirs)])
+
+
 AnyStep = Step | Callable[[ModelConfig], Step]
 
 

@@ -52,12 +52,22 @@ class RMSNorm(nn.Module):
     Options:
       eps: added to the mean square
       around_one: γ is kept as its distance from 1 and begins at 0, so weight decay pulls the factor to 1 (Gemma, 2024)
+      weight: learn γ; without, it stays 1 (nanochat, 2025)
     """
 
-    def __init__(self, d_model: int, *, eps: AtLeast0 = 1e-6, around_one: bool = False) -> None:
+    def __init__(
+        self, d_model: int, *, eps: AtLeast0 = 1e-6, around_one: bool = False, weight: bool = True
+    ) -> None:
         super().__init__()
+        if around_one and not weight:
+            raise UserError("around_one of rmsnorm is of a weight that learns; leave it or weight=false out")
         self.eps, self.around_one = eps, around_one
-        self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
+        factors = torch.zeros(d_model) if around_one else torch.ones(d_model)
+        self.weight: Tensor
+        if weight:
+            self.weight = nn.Parameter(factors)
+        else:
+            self.register_buffer("weight", factors, persistent=False)
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """(..., C) -> (..., C)."""

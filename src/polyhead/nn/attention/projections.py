@@ -19,8 +19,8 @@ Bias = bool | Literal["qkv", "o"]
 """Which projections have one: all four, none, all but that of the output, or that of the output alone."""
 
 
-QKNorm = bool | Literal["around_one", "whole"]
-"""What is normed: each head, the same by factors kept around one, all heads of a token as one vector, or nothing."""
+QKNorm = bool | Literal["around_one", "plain", "whole"]
+"""What is normed: each head, the same by factors kept around one or by none, all heads of a token as one vector, or nothing."""
 
 
 class WholeNorm(RMSNorm):
@@ -37,8 +37,8 @@ def norms(shape: Shape, qk_norm: QKNorm) -> tuple[nn.Module, nn.Module]:
         return nn.Identity(), nn.Identity()
     if qk_norm == "whole":
         return WholeNorm(shape.n_heads * shape.head_dim), WholeNorm(shape.n_kv_heads * shape.head_dim)
-    around_one = qk_norm == "around_one"
-    return RMSNorm(shape.head_dim, around_one=around_one), RMSNorm(shape.head_dim, around_one=around_one)
+    options = {"around_one": qk_norm == "around_one", "weight": qk_norm != "plain"}
+    return RMSNorm(shape.head_dim, **options), RMSNorm(shape.head_dim, **options)
 
 
 def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
