@@ -57,6 +57,13 @@ CASES = {
                             "layer_norm_epsilon": 1e-3}),
         Case("GPT2Config", {**GPT2, "scale_attn_weights": False, "activation_function": "gelu"}),
     ],
+    "gpt_bigcode": [
+        Case("GPTBigCodeConfig", GPT2),
+        Case("GPTBigCodeConfig", {**GPT2, "n_embd": 36, "n_head": 3, "n_layer": 3, "n_inner": 20, "tie_word_embeddings": False,
+                                  "multi_query": False, "layer_norm_epsilon": 1e-3}),
+        Case("GPTBigCodeConfig", {**GPT2, "n_embd": 20, "n_head": 5, "n_layer": 1, "activation_function": "relu"}),
+        Case("GPTBigCodeConfig", {**GPT2, "n_embd": 24, "n_head": 1, "scale_attn_weights": False, "activation_function": "gelu"}),
+    ],
     "llama": [
         Case("LlamaConfig", LLAMA),
         Case("LlamaConfig", {**LLAMA, "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4,

@@ -350,6 +350,7 @@ GEMMA = ("Gemma2Config", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 GEMMA3 = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
 OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
+BIGCODE = ("GPTBigCodeConfig", GPT2)
 NANO = ("NanoChatConfig", LLAMA)
 NEO = (
     "GPTNeoConfig",
@@ -408,6 +409,10 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "layer_types is ['sliding_attention', "),
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "wanted layers that see all, without"),
         (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
+        (BIGCODE, {"add_cross_attention": True}, "add_cross_attention is true, wanted false, all that is built"),
+        (BIGCODE, {"multi_query": 1}, "multi_query is 1, wanted true or false"),
+        (BIGCODE, {"multi_query": False}, "transformer.h.0.attn.c_attn.weight [32, 16], wanted [48, 16]"),
+        (BIGCODE, {"activation_function": "swiglu"}, "activation_function is 'swiglu', wanted one of"),
         (NANO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
         (NANO, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}},
          "rope_type is 'yarn', wanted one of default, linear, llama3"),

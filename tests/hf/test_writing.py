@@ -72,6 +72,7 @@ LIKE_GEMMA3 = LIKE_GEMMA | {
 FITTING = [
     ("gpt2", {}),
     ("gpt2", {"feed_forward": "relu", "tie_embeddings": "none"}),
+    ("gpt_bigcode", {"n_kv_heads": 1}),
     ("llama", LIKE_LLAMA),
     (
         "llama",
