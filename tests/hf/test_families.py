@@ -42,6 +42,7 @@ GPTJ = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim"
 NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64,
        "attention_types": [[["global", "local"], 1]]}  # fmt: skip
 FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+MPT = {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}
 OPT = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -204,6 +205,12 @@ CASES = {
         Case("BloomConfig", {"hidden_size": 30, "n_layer": 3, "n_head": 5, "tie_word_embeddings": False,
                              "layer_norm_epsilon": 1e-3}),
         Case("BloomConfig", {"hidden_size": 18, "n_layer": 1, "n_head": 3}),
+    ],
+    "mpt": [
+        Case("MptConfig", MPT),
+        Case("MptConfig", {**MPT, "d_model": 30, "n_layers": 3, "n_heads": 5, "tie_word_embeddings": False, "layer_norm_epsilon": 1e-3,
+                           "attn_config": {"softmax_scale": 0.7}}),
+        Case("MptConfig", {**MPT, "d_model": 36, "n_heads": 6, "n_layers": 1}),
     ],
     "granite": [
         Case("GraniteConfig", {**LLAMA, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625, "residual_multiplier": 0.22,

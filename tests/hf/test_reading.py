@@ -351,6 +351,7 @@ GEMMA3 = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4})
 SMOLLM = ("SmolLM3Config", {**LLAMA, "num_hidden_layers": 4})
 OLMO = ("Olmo2Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_key_value_heads": 4})
 BIGCODE = ("GPTBigCodeConfig", GPT2)
+MPT = ("MptConfig", {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64})
 NANO = ("NanoChatConfig", LLAMA)
 NEO = (
     "GPTNeoConfig",
@@ -409,6 +410,15 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "layer_types is ['sliding_attention', "),
         (SMOLLM, {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": True}, "wanted layers that see all, without"),
         (OLMO, {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, wanted 1e-06, all that is built"),
+        *((MPT, {"attn_config": {key: value}}, f"attn_config: {key} is {shown}, wanted {wanted}") for key, value, shown, wanted in (
+            ("clip_qkv", 6.0, "6.0", "null, all that is built"), ("qk_ln", True, "true", "false"), ("alibi", False, "false", "true"),
+            ("alibi_bias_max", 16, "16", "8"), ("prefix_lm", True, "true", "false"), ("softmax_scale", "x", "'x'", "a number"),
+            ("attn_type", "multiquery_attention", "'multiquery_attention'", "'multihead_attention'"))),
+        (MPT, {"attn_config": {"qk_gn": True}}, "attn_config: 'qk_gn' not known for this family"),
+        (MPT, {"logit_scale": "inv_sqrt_d_model"}, "logit_scale is 'inv_sqrt_d_model', wanted null, all that is built"),
+        (MPT, {"no_bias": False}, "no_bias is false, wanted true, all that is built"),
+        (MPT, {"expansion_ratio": 2}, "expansion_ratio is 2, wanted 4, all that is built"),
+        (MPT, {"norm_type": "rmsnorm"}, "norm_type is 'rmsnorm', wanted one of low_precision_layernorm, layernorm"),
         (BIGCODE, {"add_cross_attention": True}, "add_cross_attention is true, wanted false, all that is built"),
         (BIGCODE, {"multi_query": 1}, "multi_query is 1, wanted true or false"),
         (BIGCODE, {"multi_query": False}, "transformer.h.0.attn.c_attn.weight [32, 16], wanted [48, 16]"),

@@ -52,6 +52,10 @@ LIKE_OLMO = LIKE_LLAMA | {
     "sandwich_norm": "after",
     "attention": {"name": "softmax", "bias": False, "qk_norm": "whole"},
 }
+LIKE_MPT = {
+    "position": "alibi", "norm": {"name": "layernorm", "bias": False}, "feed_forward": {"name": "gelu", "bias": False},
+    "attention": {"name": "softmax", "bias": False, "scale": 0.3},
+}  # fmt: skip
 LIKE_NANOCHAT = LIKE_LLAMA | {
     "norm": {"name": "rmsnorm", "weight": False}, "embedding_norm": True, "feed_forward": {"name": "relu2", "bias": False},
     "attention": {"name": "softmax", "bias": False, "qk_norm": "plain"},
@@ -94,6 +98,7 @@ FITTING = [
     ("gpt_neox", {"position": "rope"}),
     ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
     ("bloom", {"position": "alibi", "embedding_norm": True}),
+    ("mpt", LIKE_MPT),
     ("gemma2", LIKE_GEMMA),
     ("gemma3_text", LIKE_GEMMA3),
     ("gemma3_text", LIKE_GEMMA3 | {"pattern": [], "tie_embeddings": "none", "logit_softcap": 5.0}),
@@ -228,6 +233,8 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
         ("opt", {}, "offset of position 'learned' is 0, there 2"),
         ("opt", {"position": {"name": "learned", "offset": 2}, "norm": {"name": "layernorm", "eps": 1e-3}}, "eps of norm"),
         ("bloom", {"position": "alibi", "embedding_norm": True, "d_ff": 95}, "d_ff is 95, there 96"),
+        ("mpt", LIKE_MPT | {"d_ff": 95}, "d_ff is 95, there 96"),
+        ("mpt", LIKE_MPT | {"n_kv_heads": 1}, "n_kv_heads is 1, there 3"),
         ("bloom", {"position": "alibi"}, "embedding_norm is false, there true"),
         ("gemma2", LIKE_GEMMA | {"norm": "rmsnorm"}, "around_one of norm 'rmsnorm' is false, there true"),
         ("gemma2", LIKE_GEMMA | {"pattern": [{"attention": WINDOWED}, {"attention": {**WINDOWED, "window": 7}}]},
