@@ -171,6 +171,9 @@ CASES = {
                            "num_hidden_layers": 3, "layer_norm_eps": 1e-3, "hidden_act": "relu",
                            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4}}),
         Case("PhiConfig", {**LLAMA, "num_key_value_heads": 4, "partial_rotary_factor": 1.0}),
+        Case("PhiConfig", {**LLAMA, "qk_layernorm": True}),
+        Case("PhiConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1, "qk_layernorm": True,
+                           "partial_rotary_factor": 0.6}),
     ],
     "falcon": [
         Case("FalconConfig", FALCON),
@@ -191,6 +194,9 @@ CASES = {
                                 "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4}}),
         Case("StableLmConfig", {**LLAMA, "num_key_value_heads": 4, "use_parallel_residual": True, "hidden_act": "gelu",
                                 "partial_rotary_factor": 0.5}),
+        Case("StableLmConfig", {**LLAMA, "hidden_size": 64, "qk_layernorm": True, "use_parallel_residual": True}),
+        Case("StableLmConfig", {**LLAMA, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "qk_layernorm": True,
+                                "use_qkv_bias": True}),
     ],
     "opt": [
         Case("OPTConfig", OPT),
@@ -338,6 +344,9 @@ CASES = {
         Case("CohereConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "num_hidden_layers": 3,
                               "attention_bias": True, "tie_word_embeddings": False, "layer_norm_eps": 1e-3, "logit_scale": 0.8,
                               "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("CohereConfig", {**LLAMA, "use_qk_norm": True, "logit_scale": 0.25}),
+        Case("CohereConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "use_qk_norm": True,
+                              "attention_bias": True, "num_hidden_layers": 1}),
         Case("CohereConfig", {**LLAMA, "num_key_value_heads": 4, "hidden_act": "gelu", "logit_scale": 1.0,
                               "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
     ],
@@ -352,7 +361,9 @@ CASES = {
     ],
 }  # fmt: skip
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+NORMED = {"cohere": 2, "stablelm": 3, "phi": 3}  # those with normalised queries and keys
 FIRST = [pytest.param(cases[1], id=name) for name, cases in CASES.items()]
+FIRST += [pytest.param(CASES[name][i], id=f"{name}-normed") for name, i in NORMED.items()]
 
 
 def test_every_family_has_three_shapes() -> None:

@@ -358,6 +358,7 @@ NEO = (
     {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
 )
 COMMAND = ("CohereConfig", LLAMA)
+STABLE, OLD_PHI = ("StableLmConfig", LLAMA), ("PhiConfig", LLAMA)
 FALCON = ("FalconConfig", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4})
 LOCAL_2, GLOBAL_9 = (
     {"rope_type": "default", "rope_theta": 2e4},
@@ -434,7 +435,12 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         *((NEO, {"attention_layers": None, "attention_types": types}, "wanted local or global for each of 2 layers")
           for types in ([[["global"], 1]], [[["global"], 10**12]], [[[], 10**12]], [[["near"], 2]], [[["local"], "2"]], [[1, 2]],
                         [["local", "global"]], "local", 3)),
-        (COMMAND, {"use_qk_norm": True}, "use_qk_norm is true, wanted false, all that is built"),
+        (COMMAND, {"use_qk_norm": True}, "missing: model.layers.0.self_attn.k_norm.weight"),
+        *((model, {key: True, "layer_norm_eps": 1e-3}, "layer_norm_eps is 0.001, wanted 1e-05, all that is built")
+          for model, key in ((COMMAND, "use_qk_norm"), (STABLE, "qk_layernorm"), (OLD_PHI, "qk_layernorm"))),
+        (("Cohere2Config", LLAMA), {"use_qk_norm": True}, "'use_qk_norm' not known for this family"),
+        (STABLE, {"qk_layernorm": True}, "missing: model.layers.0.self_attn.k_layernorm.norms.0.weight"),
+        (OLD_PHI, {"qk_layernorm": True}, "missing: model.layers.0.self_attn.k_layernorm.bias"),
         (COMMAND, {"logit_scale": 0}, "logit_scale is 0, wanted a number above 0"),
         (OLMO, {"clip_qkv": 8.0}, "'clip_qkv' not known for this family"),
         (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, wanted a number above 0"),

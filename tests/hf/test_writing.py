@@ -52,6 +52,11 @@ LIKE_OLMO = LIKE_LLAMA | {
     "sandwich_norm": "after",
     "attention": {"name": "softmax", "bias": False, "qk_norm": "whole"},
 }
+LIKE_STABLELM = LIKE_LLAMA | {"norm": "layernorm", "position": {"name": "rope", "fraction": 0.5}}
+LIKE_PHI = {
+    "block": {"name": "parallel", "one_norm": True}, "position": {"name": "rope", "fraction": 0.5}, "head_bias": True,
+    "attention": {"name": "softmax", "qk_norm": "layer"}, "tie_embeddings": "none",
+}  # fmt: skip
 LIKE_MPT = {
     "position": "alibi", "norm": {"name": "layernorm", "bias": False}, "feed_forward": {"name": "gelu", "bias": False},
     "attention": {"name": "softmax", "bias": False, "scale": 0.3},
@@ -99,6 +104,22 @@ FITTING = [
     ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
     ("bloom", {"position": "alibi", "embedding_norm": True}),
     ("mpt", LIKE_MPT),
+    *(
+        ("stablelm", LIKE_STABLELM | {"attention": {"name": "softmax", "bias": False, "qk_norm": norm}})
+        for norm in (False, "each")
+    ),
+    ("phi", LIKE_PHI),
+    (
+        "cohere",
+        LIKE_LLAMA
+        | {
+            "block": {"name": "parallel", "one_norm": True},
+            "position": {"name": "rope", "layout": "interleaved"},
+            "norm": {"name": "layernorm", "bias": False},
+            "scale_output": 4.0,
+            "attention": {"name": "softmax", "bias": False, "qk_norm": "each"},
+        },
+    ),
     ("gemma2", LIKE_GEMMA),
     ("gemma3_text", LIKE_GEMMA3),
     ("gemma3_text", LIKE_GEMMA3 | {"pattern": [], "tie_embeddings": "none", "logit_softcap": 5.0}),

@@ -25,6 +25,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"qk_norm": True, "scale": 0.3, "bias": False},
         {"qk_norm": "whole"},
         {"qk_norm": "plain"},
+        {"qk_norm": "each"},
         {"tie": "kv", "bias": "qkv"},
         {"bias": "o"},
     ],

@@ -24,6 +24,11 @@ def layer(n_kv_heads=2, causal=False, position=Position, head_dim=2, v_head_dim=
     return made
 
 
+def centred(x):
+    """Layer norm before its factors (Ba et al., 2016)."""
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+
 def reference(a, x, memory=None, pos=None, scale=None, qk_norm=False):
     """MultiHead(Q, K, V) head by head (Vaswani et al., 2017, sec. 3.2.2), keys repeated for their group."""
     memory = x if memory is None else memory
@@ -39,6 +44,10 @@ def reference(a, x, memory=None, pos=None, scale=None, qk_norm=False):
         v = a.v_proj(memory)[..., h // group * V : (h // group + 1) * V]
         if qk_norm in (True, "around_one", "plain"):
             q, k = (rms(norm, y, qk_norm == "around_one") for norm, y in ((a.q_norm, q), (a.k_norm, k)))
+        if qk_norm == "layer":
+            q, k = (centred(y) * norm.weight + norm.bias for norm, y in ((a.q_norm, q), (a.k_norm, k)))
+        if qk_norm == "each":
+            q, k = centred(q) * a.q_norm.heads[h], centred(k) * a.k_norm.heads[h // group]
         q, k = (a.position.rotate(y[:, None], p)[:, 0] for y, p in ((q, pos), (k, pos)))
         scores = (q @ k.mT) * (D**-0.5 if a.scale is None else a.scale)
         if a.softcap is not None:
@@ -59,6 +68,8 @@ OPTIONS = [
     {"qk_norm": True},
     {"qk_norm": "around_one"},
     {"qk_norm": "plain", "position": Rope},
+    {"qk_norm": "layer", "position": Rope},
+    {"qk_norm": "each", "head_dim": 4, "v_head_dim": 3, "position": Rope},
     {"qk_norm": "whole", "position": Rope},
     {"qk_norm": "whole", "head_dim": 4, "v_head_dim": 3},
     {"bias": False},

@@ -61,6 +61,8 @@ def _attention(config: ModelConfig) -> Iterator[str]:
         yield f"qk_norm is {show(next(filter(None, normed.values())))}, there false in an encoder-decoder"
     elif "whole" in normed.values():
         yield "qk_norm is 'whole', there of each head"
+    elif found := {"layer", "each"} & set(normed.values()):
+        yield f"qk_norm is {show(*found)}, there an RMS norm that all heads share"
     if any(normed.values()) and config.norm.options.get("eps") != QK_EPS:
         yield f"eps of norm is {show(config.norm.options.get('eps'))}, there {QK_EPS} beside qk_norm"
     if config.v_head_dim != config.head_dim:

@@ -148,6 +148,8 @@ class Writer:
         angles, turning, interleaved = self.angles(attn.position)
         about = {"heads": heads, "dim": D, "v_dim": Dv, "layer": number, "source": int(source)}
         normed, whole = isinstance(attn.q_norm, RMSNorm), isinstance(attn.q_norm, WholeNorm)
+        if not normed and not isinstance(attn.q_norm, nn.Identity):
+            raise Unknown
         if not source or normed or turning:
             factors = [self.hold(_factor(norm)) if normed else None for norm in (attn.q_norm, attn.k_norm)]
             self.add(

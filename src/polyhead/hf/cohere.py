@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.family import FAMILY, LAYER, Family
 from polyhead.hf.given import Given
 from polyhead.hf.granite import above_0
-from polyhead.hf.llama import BUFFERS, TIED, attention, common, divided, rope_said, said
+from polyhead.hf.llama import BLOCK, BUFFERS, TIED, attention, common, divided, rope_said, said
 from polyhead.hf.llama import TABLE as LLAMA
 from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, turn, window_of, windows_said
+from polyhead.hf.table import STACKED, one
 from polyhead.ranges import factor_of
 
 # what files say and the reference does not read
@@ -22,8 +23,11 @@ UNREAD = """
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    given.only("use_qk_norm", False)
-    return fields(given, 500_000.0)
+    found = fields(given, 500_000.0)
+    if not given.flag("use_qk_norm", False):
+        return found
+    given.only("layer_norm_eps", 1e-5)  # that of qk_norm
+    return found | {"attention": found["attention"] | {"qk_norm": "each"}}
 
 
 def fields(given: Given, theta: float) -> dict[str, Any]:
@@ -57,6 +61,11 @@ def read_2(given: Given) -> dict[str, Any]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
+    return around(config) | {"use_qk_norm": config.attention.options.get("qk_norm") == "each"}
+
+
+def around(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``fields``."""
     return {key: value for key, value in said(config).items() if key != "rms_norm_eps"} | {
         "layer_norm_eps": config.norm.options.get("eps", 1e-5),
         "attention_bias": config.attention.options.get("bias") is True,
@@ -68,10 +77,14 @@ def write_2(config: ModelConfig) -> dict[str, Any]:
     """As that, with the kinds of the layers."""
     layers = [part(config, "position", i) for i in range(config.n_layers)]
     rope = next((position for position in layers if position.name != "none"), config.position)
-    return write(config) | rope_said(rope.options) | windows_said(config, config.max_len)
+    return around(config) | rope_said(rope.options) | windows_said(config, config.max_len)
 
 
-TABLE = tuple(row for row in LLAMA if "post_attention" not in row.theirs and "_norm." not in row.theirs)
+TABLE = (
+    *(row for row in LLAMA if "post_attention" not in row.theirs and "_norm." not in row.theirs),
+    *one(f"{BLOCK}.self_attn.q_norm.weight", f"{LAYER}.attn.q_norm.heads.{{q}}", step=STACKED),
+    *one(f"{BLOCK}.self_attn.k_norm.weight", f"{LAYER}.attn.k_norm.heads.{{k}}", step=STACKED),
+)
 COHERE = FAMILY.register("cohere")(
     Family({"CausalLM": "CohereForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
 )

@@ -17,7 +17,9 @@ FRACTION = "partial_rotary_factor"
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
     given.passed("embd_pdrop")
-    given.only("qk_layernorm", False)
+    normed = given.flag("qk_layernorm", False)
+    if normed:
+        given.only("layer_norm_eps", 1e-5)  # that of qk_norm
     given.assume(
         hidden_size=2048,
         intermediate_size=8192,
@@ -27,7 +29,8 @@ def read(given: Given) -> dict[str, Any]:
     )
     max_len = given.size("max_position_embeddings", 2048)
     position = rope(given, max_len, fraction=FRACTION, turning=0.5)
-    return common(given, max_len=max_len, position=position) | attention(given, bias=True) | {
+    fields = common(given, max_len=max_len, position=position)
+    return fields | attention(given, bias=True, qk_norm="layer" if normed else False) | {
         "block": {"name": "parallel", "one_norm": True},
         "norm": {"name": "layernorm", "eps": given.number("layer_norm_eps", 1e-5)},
         "feed_forward": PLAIN[given.word("hidden_act", "gelu_new", PLAIN)].written(),
@@ -42,6 +45,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != "rms_norm_eps"} | {
         "hidden_act": activation_of(config.feed_forward, PLAIN),
         "layer_norm_eps": config.norm.options.get("eps", 1e-5),
+        "qk_layernorm": config.attention.options.get("qk_norm") == "layer",
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         FRACTION: fraction,
@@ -55,6 +59,8 @@ TABLE = (
     *both(f"{BLOCK}.self_attn.dense", f"{LAYER}.attn.o_proj"),
     *both(f"{BLOCK}.mlp.fc1", f"{LAYER}.ffn.up_proj"),
     *both(f"{BLOCK}.mlp.fc2", f"{LAYER}.ffn.down_proj"),
+    *both(f"{BLOCK}.self_attn.q_layernorm", f"{LAYER}.attn.q_norm"),
+    *both(f"{BLOCK}.self_attn.k_layernorm", f"{LAYER}.attn.k_norm"),
     *both("model.final_layernorm", FINAL_NORM),
     *one("lm_head.bias", "head.bias"),
 )

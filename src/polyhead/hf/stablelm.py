@@ -9,19 +9,22 @@ from polyhead.hf.family import FAMILY, FINAL_NORM, LAYER, Family
 from polyhead.hf.given import Given
 from polyhead.hf.llama import BLOCK, BUFFERS, TIED, attention, common, divided, rope, said
 from polyhead.hf.llama import TABLE as LLAMA
-from polyhead.hf.table import both
+from polyhead.hf.table import both, one
 
 FRACTION = "partial_rotary_factor"
 
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. What is not given is as in StableLM 3B."""
-    given.only("qk_layernorm", False)
+    normed = given.flag("qk_layernorm", False)
+    if normed:
+        given.only("layer_norm_eps", 1e-5)  # that of qk_norm
+    bias = "qkv" if given.flag("use_qkv_bias", False) else False
     given.assume(hidden_size=2560, intermediate_size=6912, vocab_size=50304)
     max_len = given.size("max_position_embeddings", 4096)
     position = rope(given, max_len, fraction=FRACTION, turning=0.25)
     fields = divided(given, common(given, kv_heads=32, max_len=max_len, position=position))
-    return fields | attention(given, bias="qkv" if given.flag("use_qkv_bias", False) else False) | {
+    return fields | attention(given, bias=bias, qk_norm="each" if normed else False) | {
         "block": {"name": "parallel", "one_norm": True} if given.flag("use_parallel_residual", False) else "transformer",
         "norm": {"name": "layernorm", "eps": given.number("layer_norm_eps", 1e-5)},
         "dropout": given.number("hidden_dropout", 0.0),
@@ -36,6 +39,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "hidden_dropout": config.dropout,
         "use_qkv_bias": bool(config.attention.options.get("bias")),
         "use_parallel_residual": config.block.name == "parallel",
+        "qk_layernorm": config.attention.options.get("qk_norm") == "each",
         FRACTION: fraction,
         "rope_parameters": fields["rope_parameters"] | {FRACTION: fraction},
     }
@@ -46,6 +50,8 @@ TABLE = (
     *both(f"{BLOCK}.input_layernorm", f"{LAYER}.attn_residual.norm"),
     *both(f"{BLOCK}.post_attention_layernorm", f"{LAYER}.ffn_residual.norm"),
     *both("model.norm", FINAL_NORM),
+    *one(f"{BLOCK}.self_attn.q_layernorm.norms.{{q}}.weight", f"{LAYER}.attn.q_norm.heads.{{q}}"),
+    *one(f"{BLOCK}.self_attn.k_layernorm.norms.{{k}}.weight", f"{LAYER}.attn.k_norm.heads.{{k}}"),
 )
 STABLELM = FAMILY.register("stablelm")(
     Family({"CausalLM": "StableLmForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)

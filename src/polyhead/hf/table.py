@@ -20,6 +20,7 @@ class Step(NamedTuple):
 
 
 SAME = Step(lambda ours: ours[0], lambda theirs, rows: [theirs])
+STACKED = Step(lambda ours: torch.stack(list(ours)), lambda theirs, rows: theirs.unbind())
 TRANSPOSED = Step(lambda ours: ours[0].T, lambda theirs, rows: [theirs.T])
 FUSED = Step(lambda ours: torch.cat(list(ours)), lambda theirs, rows: theirs.split(rows))
 FUSED_TRANSPOSED = Step(lambda ours: torch.cat(list(ours)).T, lambda theirs, rows: theirs.T.split(rows))
@@ -61,9 +62,10 @@ AnyStep = Step | Callable[[ModelConfig], Step]
 
 
 class Row(NamedTuple):
-    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer, ``{e}`` that of an expert.
+    """A published name and those of ours that it holds; ``{n}`` in both is the number of a layer, ``{e}`` that of an expert,
+    ``{q}`` that of a head of queries and ``{k}`` that of a head of keys.
 
-    With ``{e}`` in ours alone it holds those of the first expert, then those of the second, and so on.
+    With ``{e}`` in ours alone it holds those of the first expert, then those of the second, and so on; so with heads.
     """
 
     theirs: str
@@ -105,14 +107,17 @@ def rows(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) 
 
 
 def _numbered(names: tuple[str, ...], config: ModelConfig) -> Iterator[list[str]]:
-    """The names with every number of a layer in the place of {n} and every number of an expert in that of {e}."""
+    """The names with every number of a layer in the place of {n}, and every number of an expert or of a head in that of its mark."""
     layers = range(max(config.n_layers, config.decoder_layers)) if "{n}" in names[0] else (0,)
-    every, (theirs, *ours) = range(config.feed_forward.options.get("n_experts", 0)), names
-    if any("{e}" in name for name in ours) and "{e}" not in theirs:
-        names = (theirs, *(name.replace("{e}", str(e)) for e in every for name in ours))
-    experts = every if "{e}" in theirs else (0,)
-    for n, e in itertools.product(layers, experts):
-        yield [name.replace("{n}", str(n)).replace("{e}", str(e)) for name in names]
+    experts = config.feed_forward.options.get("n_experts", 0)
+    counts = {"{e}": experts, "{q}": config.n_heads, "{k}": config.kv_heads}
+    theirs, *ours = names
+    mark = next((mark for mark in counts if mark in "".join(names)), "{e}")
+    every = range(counts[mark])
+    if mark not in theirs and mark in "".join(ours):
+        names = (theirs, *(name.replace(mark, str(e)) for e in every for name in ours))
+    for n, e in itertools.product(layers, every if mark in theirs else (0,)):
+        yield [name.replace("{n}", str(n)).replace(mark, str(e)) for name in names]
 
 
 def joined(table: Iterable[Row], ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.kv import merge_heads, split_heads
-from polyhead.nn.norm import RMSNorm
+from polyhead.nn.norm import LayerNorm, RMSNorm
 
 Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are one: keys and values, queries and keys, or all three."""
@@ -19,8 +20,9 @@ Bias = bool | Literal["qkv", "o"]
 """Which projections have one: all four, none, all but that of the output, or that of the output alone."""
 
 
-QKNorm = bool | Literal["around_one", "plain", "whole"]
-"""What is normed: each head, the same by factors kept around one or by none, all heads of a token as one vector, or nothing."""
+QKNorm = bool | Literal["around_one", "plain", "whole", "layer", "each"]
+"""What is normed: each head, the same by factors kept around one or by none, all heads of a token as one vector, or nothing;
+each head by a layer norm, or by one without a bias whose factors are its own."""
 
 
 class WholeNorm(RMSNorm):
@@ -31,12 +33,29 @@ class WholeNorm(RMSNorm):
         return split_heads(super().forward(merge_heads(x), pos), x.size(-1))
 
 
+class EachNorm(nn.Module):
+    """Layer norm of each head by factors of its own, without a bias."""
+
+    def __init__(self, n_heads: int, head_dim: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.heads = nn.ParameterList(torch.ones(head_dim) for _ in range(n_heads))
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D)."""
+        return torch.layer_norm(x, x.shape[-1:], eps=self.eps) * torch.stack(list(self.heads))[:, None]
+
+
 def norms(shape: Shape, qk_norm: QKNorm) -> tuple[nn.Module, nn.Module]:
     """That of the heads of queries, and that of those of keys."""
     if not qk_norm:
         return nn.Identity(), nn.Identity()
     if qk_norm == "whole":
         return WholeNorm(shape.n_heads * shape.head_dim), WholeNorm(shape.n_kv_heads * shape.head_dim)
+    if qk_norm == "each":
+        return EachNorm(shape.n_heads, shape.head_dim), EachNorm(shape.n_kv_heads, shape.head_dim)
+    if qk_norm == "layer":
+        return LayerNorm(shape.head_dim), LayerNorm(shape.head_dim)
     options = {"around_one": qk_norm == "around_one", "weight": qk_norm != "plain"}
     return RMSNorm(shape.head_dim, **options), RMSNorm(shape.head_dim, **options)
 

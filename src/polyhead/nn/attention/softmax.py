@@ -35,7 +35,8 @@ class Attention(nn.Module):
       sink: with a window, so many first tokens of the row are seen all the same (Xiao et al., 2023)
       softcap: c tanh(scores / c) bounds the scores by c (Gemma 2, 2024); none if not given
       qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020); around_one: by
-        factors kept as their distance from 1 (Gemma 3, 2025); plain: by none (nanochat, 2025); whole: all heads of a token as one vector (OLMo 2, 2024)
+        factors kept as their distance from 1 (Gemma 3, 2025); plain: by none (nanochat, 2025); whole: all heads of a token as one vector (OLMo 2, 2024);
+        layer: layer norm of each head (Phi); each: layer norm without a bias, by factors of each head's own (Command R+)
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections, in all but that of the output (qkv, as in Qwen2), or in that alone (o, as in
         GPT-Neo)
