@@ -77,6 +77,24 @@ CASES = {
         Case("LlamaConfig", {**LLAMA, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}}),
     ],
+    "seed_oss": [
+        Case("SeedOssConfig", {**LLAMA, "head_dim": 8}),
+        Case("SeedOssConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12,
+                               "num_hidden_layers": 3, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+                               "rms_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("SeedOssConfig", {**LLAMA, "num_key_value_heads": 4, "head_dim": None, "attention_bias": False, "hidden_act": "gelu",
+                               "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                                                   "original_max_position_embeddings": 16}}),
+        Case("SeedOssConfig", {**LLAMA, "head_dim": 6, "attention_bias": False, "attention_out_bias": True}),
+    ],
+    "helium": [
+        Case("HeliumConfig", {**LLAMA, "head_dim": 8}),
+        Case("HeliumConfig", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6,
+                              "num_hidden_layers": 3, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+                              "rms_norm_eps": 1e-3, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+        Case("HeliumConfig", {**LLAMA, "num_key_value_heads": 4, "head_dim": 8, "hidden_act": "gelu",
+                              "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    ],
     "mistral": [
         Case("MistralConfig", {**LLAMA, "sliding_window": None}),
         Case("MistralConfig", {**LLAMA, "hidden_size": 20, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6,

@@ -439,6 +439,8 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
         *((model, {key: True, "layer_norm_eps": 1e-3}, "layer_norm_eps is 0.001, wanted 1e-05, all that is built")
           for model, key in ((COMMAND, "use_qk_norm"), (STABLE, "qk_layernorm"), (OLD_PHI, "qk_layernorm"))),
         (("Cohere2Config", LLAMA), {"use_qk_norm": True}, "'use_qk_norm' not known for this family"),
+        (("HeliumConfig", {**LLAMA, "head_dim": 8}), {"head_dim": 16}, "head_dim is 16, wanted hidden_size / num_attention_heads, all"),
+        (("SeedOssConfig", {**LLAMA, "head_dim": 8}), {"attention_out_bias": True}, "missing: model.layers.0.self_attn.o_proj.bias"),
         (STABLE, {"qk_layernorm": True}, "missing: model.layers.0.self_attn.k_layernorm.norms.0.weight"),
         (OLD_PHI, {"qk_layernorm": True}, "missing: model.layers.0.self_attn.k_layernorm.bias"),
         (COMMAND, {"logit_scale": 0}, "logit_scale is 0, wanted a number above 0"),

@@ -103,6 +103,16 @@ FITTING = [
     ("gpt_neox", {"position": "rope"}),
     ("opt", {"position": {"name": "learned", "offset": 2}, "norm_first": False, "feed_forward": "relu"}),
     ("bloom", {"position": "alibi", "embedding_norm": True}),
+    ("seed_oss", LIKE_LLAMA | {"attention": {"name": "softmax", "bias": "o"}, "head_dim": 10}),
+    (
+        "helium",
+        LIKE_LLAMA
+        | {
+            "position": {"name": "rope", "layout": "interleaved"},
+            "attention": {"name": "softmax", "bias": "qkv"},
+            "feed_forward": {"name": "swiglu", "bias": True},
+        },
+    ),
     ("mpt", LIKE_MPT),
     *(
         ("stablelm", LIKE_STABLELM | {"attention": {"name": "softmax", "bias": False, "qk_norm": norm}})
