@@ -24,8 +24,6 @@ SAID = (
 # what the reference has where nothing is said, and is not built
 BUILT: dict[str, dict[str, Any]] = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True},
-    "olmo2": {"rms_norm_eps": 1e-6},
-    "olmo3": {"rms_norm_eps": 1e-6},
 }
 
 

@@ -55,7 +55,7 @@ LIKE_OLMO = LIKE_LLAMA | {
 LIKE_STABLELM = LIKE_LLAMA | {"norm": "layernorm", "position": {"name": "rope", "fraction": 0.5}}
 LIKE_PHI = {
     "block": {"name": "parallel", "one_norm": True}, "position": {"name": "rope", "fraction": 0.5}, "head_bias": True,
-    "attention": {"name": "softmax", "qk_norm": "layer"}, "tie_embeddings": "none",
+    "attention": {"name": "softmax", "qk_norm": "layer", "qk_eps": 1e-5}, "tie_embeddings": "none",
 }  # fmt: skip
 LIKE_MPT = {
     "position": "alibi", "norm": {"name": "layernorm", "bias": False}, "feed_forward": {"name": "gelu", "bias": False},
@@ -115,8 +115,8 @@ FITTING = [
     ),
     ("mpt", LIKE_MPT),
     *(
-        ("stablelm", LIKE_STABLELM | {"attention": {"name": "softmax", "bias": False, "qk_norm": norm}})
-        for norm in (False, "each")
+        ("stablelm", LIKE_STABLELM | {"attention": {"name": "softmax", "bias": False, **normed}})
+        for normed in ({}, {"qk_norm": "each", "qk_eps": 1e-5})
     ),
     ("phi", LIKE_PHI),
     (
@@ -127,7 +127,7 @@ FITTING = [
             "position": {"name": "rope", "layout": "interleaved"},
             "norm": {"name": "layernorm", "bias": False},
             "scale_output": 4.0,
-            "attention": {"name": "softmax", "bias": False, "qk_norm": "each"},
+            "attention": {"name": "softmax", "bias": False, "qk_norm": "each", "qk_eps": 1e-5},
         },
     ),
     ("gemma2", LIKE_GEMMA),
@@ -252,8 +252,12 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
         match="the nearest is 'llama': scaling of position 'rope' is 'ntk', there 'none'; factor of",
     ):
         fitting(config(**ntk))
-    with pytest.raises(UserError, match=r"qwen3: rms_norm_eps is 0.001, wanted 1e-06, all that is built"):
-        fitting(config(**(LIKE_LLAMA | {"norm": {"name": "rmsnorm", "eps": 1e-3}})), "qwen3")
+    normed = {
+        "norm": {"name": "rmsnorm", "eps": 1e-3},
+        "attention": {"name": "softmax", "bias": False, "qk_norm": True},
+    }
+    with pytest.raises(UserError, match=r"family: qk_eps of attention 'softmax' is 1e-06, there 0.001"):
+        fitting(config(**(LIKE_LLAMA | normed)), "qwen3")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,7 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
         ("gemma2", LIKE_GEMMA3, "qk_norm of attention 'softmax' is 'around_one', there false"),
         ("gemma3_text", LIKE_GEMMA, "softcap of attention 'softmax' is 20.0, there null"),
         ("gemma3_text", LIKE_GEMMA3 | {"norm": {"name": "rmsnorm", "around_one": True, "eps": 1e-3}},
-         "gemma3_text: rms_norm_eps is 0.001, wanted 1e-06, all that is built"),
+         "qk_eps of attention 'softmax' is 1e-06, there 0.001"),
         ("gemma3_text", LIKE_GEMMA3 | {"position": {"name": "rope", "scaling": "ntk", "factor": 2.0}},
          "scaling of position 'rope' is 'ntk', there 'none'"),
         ("gemma3_text", LIKE_GEMMA3 | {"position": "alibi"}, "position is 'alibi', there 'rope'"),
@@ -286,7 +290,7 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
         ("smollm3", LIKE_LLAMA | {"pattern": [{}, {"position": "alibi"}]}, "position is 'alibi', there 'rope'"),
         ("olmo2", LIKE_LLAMA, "qk_norm of attention 'softmax' is false, there 'whole'; sandwich_norm is false, there 'after'"),
         ("olmo2", LIKE_OLMO | {"sandwich_norm": True}, "sandwich_norm is true, there 'after'"),
-        ("olmo2", LIKE_OLMO | {"norm": {"name": "rmsnorm", "eps": 1e-5}}, "olmo2: rms_norm_eps is 1e-05, wanted 1e-06, all that"),
+        ("olmo2", LIKE_OLMO | {"norm": {"name": "rmsnorm", "eps": 1e-5}}, "qk_eps of attention 'softmax' is 1e-06, there 1e-05"),
         ("llama", LIKE_LLAMA | {"position": "sinusoidal", "pattern": [{"position": "rope"}]}, "position is 'sinusoidal', there 'rope'"),
         ("llama", LIKE_LLAMA | {"position": {"name": "rope", "fraction": 0.5}}, "fraction of position 'rope' is 0.5, there 1.0"),
     ],

@@ -85,6 +85,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "map_first of pooling wants the map that it has with an activation alone",
     ),
     (
+        {"attention": {"name": "softmax", "qk_eps": 1e-3}},
+        "qk_eps is 0.001, and nothing norms queries and keys: give qk_norm too",
+    ),
+    (
         {"kind": "decoder", "map_bias": False},
         "map_bias is of the maps between an encoder's layers and its scores; this is kind='decoder': leave it out",
     ),

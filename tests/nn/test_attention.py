@@ -12,7 +12,7 @@ from polyhead.nn.position.rope import Rope
 
 def rms(norm, x, around_one=False):
     """x / √(mean(x²) + eps) by a factor for each number of it (Zhang & Sennrich, 2019, eq. 4)."""
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (norm.weight + around_one)
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight + around_one)
 
 
 def layer(n_kv_heads=2, causal=False, position=Position, head_dim=2, v_head_dim=None, **options):
@@ -26,7 +26,14 @@ def layer(n_kv_heads=2, causal=False, position=Position, head_dim=2, v_head_dim=
 
 def centred(x):
     """Layer norm before its factors (Ba et al., 2016)."""
-    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+
+
+@pytest.mark.parametrize("kind", [True, "around_one", "plain", "whole", "layer", "each"])
+def test_what_norms_queries_and_keys_adds_qk_eps(kind):
+    for given, eps in (({"qk_eps": 0.5}, 0.5), ({}, 1e-6)):
+        made = layer(qk_norm=kind, **given)
+        assert (made.q_norm.eps, made.k_norm.eps) == (eps, eps)
 
 
 def reference(a, x, memory=None, pos=None, scale=None, qk_norm=False):
@@ -71,6 +78,7 @@ OPTIONS = [
     {"qk_norm": "layer", "position": Rope},
     {"qk_norm": "each", "head_dim": 4, "v_head_dim": 3, "position": Rope},
     {"qk_norm": "whole", "position": Rope},
+    {"qk_norm": True, "qk_eps": 0.5},
     {"qk_norm": "whole", "head_dim": 4, "v_head_dim": 3},
     {"bias": False},
     {"window": 1},

@@ -22,7 +22,6 @@ FEED_FORWARDS = ("relu", "gelu", "silu", "tanh", "glu", "reglu", "geglu", "swigl
 INNER = ("relu", "gelu", "gelu_tanh", "silu", "tanh")  # of conv1x1
 SCALINGS = ("none", "linear", "ntk")
 NORMS = ("layernorm", "rmsnorm")
-QK_EPS = 1e-6  # of the norms of queries and keys here; there all norms have one
 
 
 def in_the_way(config: ModelConfig) -> list[str]:
@@ -63,8 +62,9 @@ def _attention(config: ModelConfig) -> Iterator[str]:
         yield "qk_norm is 'whole', there of each head"
     elif found := {"layer", "each"} & set(normed.values()):
         yield f"qk_norm is {show(*found)}, there an RMS norm that all heads share"
-    if any(normed.values()) and config.norm.options.get("eps") != QK_EPS:
-        yield f"eps of norm is {show(config.norm.options.get('eps'))}, there {QK_EPS} beside qk_norm"
+    eps, qk_eps = config.norm.options.get("eps"), config.attention.options.get("qk_eps")
+    if any(normed.values()) and eps != qk_eps:
+        yield f"eps of norm is {show(eps)}, there {show(qk_eps)}, as qk_eps"
     if config.v_head_dim != config.head_dim:
         yield f"v_head_dim is {config.v_head_dim}, there {config.head_dim}, as head_dim"
 

@@ -26,8 +26,7 @@ def read(given: Given) -> dict[str, Any]:
     found = fields(given, 500_000.0)
     if not given.flag("use_qk_norm", False):
         return found
-    given.only("layer_norm_eps", 1e-5)  # that of qk_norm
-    return found | {"attention": found["attention"] | {"qk_norm": "each"}}
+    return found | {"attention": found["attention"] | {"qk_norm": "each", "qk_eps": found["norm"]["eps"]}}
 
 
 def fields(given: Given, theta: float) -> dict[str, Any]:

@@ -26,7 +26,6 @@ def read(given: Given) -> dict[str, Any]:
 
     That of an encoder is as wide as the file says on both sides together.
     """
-    given.only("rms_norm_eps", 1e-6)  # that of qk_norm
     if given.has("attn_logit_softcapping"):
         raise given.wrong(
             "attn_logit_softcapping", "null; the reference does not bound scores, whatever is here"
@@ -36,7 +35,7 @@ def read(given: Given) -> dict[str, Any]:
     positions = ropes(given, THETAS, MAX_LEN)
     given.assume(hidden_size=2304, num_hidden_layers=26, num_attention_heads=8)
     fields = common(given, kv_heads=4, head_dim=256, max_len=MAX_LEN, position=positions[WHOLE])
-    options = scores(given, fields) | {"qk_norm": "around_one"}
+    options = scores(given, fields) | {"qk_norm": "around_one", "qk_eps": fields["norm"]["eps"]}
     kinds = kinds_of(given, fields["n_layers"], lambda layer: (layer + 1) % every > 0)
     turns: dict[str, dict[str, Any]] = {WHOLE: {}}
     if WINDOW in kinds:

@@ -72,7 +72,6 @@ def write_mixtral(config: ModelConfig) -> dict[str, Any]:
 
 def read_qwen(given: Given) -> dict[str, Any]:
     """config.json of Qwen3 with experts -> fields of ModelConfig. The width of an expert has a key of its own."""
-    given.only("rms_norm_eps", 1e-6)  # that of qk_norm
     for key, built in (("decoder_sparse_step", 1), ("mlp_only_layers", []), ("use_sliding_window", False)):
         given.only(key, built)
     given.passed("sliding_window", "max_window_layers")
@@ -82,7 +81,9 @@ def read_qwen(given: Given) -> dict[str, Any]:
     return (
         fields
         | {"d_ff": given.size("moe_intermediate_size")}
-        | attention(given, bias=given.flag("attention_bias", False), qk_norm=True)
+        | attention(
+            given, bias=given.flag("attention_bias", False), qk_norm=True, qk_eps=fields["norm"]["eps"]
+        )
         | experts(given, count, normalize=given.flag("norm_topk_prob", False))
     )
 

@@ -17,13 +17,12 @@ from polyhead.hf.table import both, halves_swapped
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. The reference normalises what rope has turned, which undoes the gain of yarn."""
-    given.only("rms_norm_eps", 1e-6)  # that of qk_norm
     given.assume(hidden_size=768, hidden_act="relu2", num_attention_heads=6, num_hidden_layers=12)
     fields = common(given, max_len=2048, activations=ACTIVATIONS)
     if fields["position"].get("scaling") == "yarn":
         raise UserError(f"{given.where}: rope_type is 'yarn', wanted one of default, linear, llama3")
-    bias = given.flag("attention_bias", False)
-    return fields | biased(given, fields) | attention(given, bias=bias, qk_norm="plain") | {
+    bias, eps = given.flag("attention_bias", False), fields["norm"]["eps"]
+    return fields | biased(given, fields) | attention(given, bias=bias, qk_norm="plain", qk_eps=eps) | {
         "norm": fields["norm"] | {"weight": False},
         "embedding_norm": True,
         "logit_softcap": bound(given, "final_logit_softcapping", 15.0),

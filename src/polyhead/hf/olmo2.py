@@ -20,10 +20,8 @@ def read(given: Given) -> dict[str, Any]:
 def fields(given: Given, max_len: int, position: dict[str, Any] | None = None) -> dict[str, Any]:
     """What all of this family say, with the usual keys of rope unless the ``position`` is given."""
     found = common(given, max_len=max_len, eps=1e-5, position=position)
-    if found["norm"]["eps"] != 1e-6:  # that of qk_norm
-        raise given.wrong("rms_norm_eps", "1e-06, all that is built")
-    options = {"bias": given.flag("attention_bias", False), "qk_norm": "whole"}
-    return found | attention(given, **options) | {"sandwich_norm": "after"}
+    bias, eps = given.flag("attention_bias", False), found["norm"]["eps"]
+    return found | attention(given, bias=bias, qk_norm="whole", qk_eps=eps) | {"sandwich_norm": "after"}
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

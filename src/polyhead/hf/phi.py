@@ -17,9 +17,8 @@ FRACTION = "partial_rotary_factor"
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
     given.passed("embd_pdrop")
-    normed = given.flag("qk_layernorm", False)
-    if normed:
-        given.only("layer_norm_eps", 1e-5)  # that of qk_norm
+    eps = given.number("layer_norm_eps", 1e-5)
+    normed = {"qk_norm": "layer", "qk_eps": eps} if given.flag("qk_layernorm", False) else {}
     given.assume(
         hidden_size=2048,
         intermediate_size=8192,
@@ -30,9 +29,9 @@ def read(given: Given) -> dict[str, Any]:
     max_len = given.size("max_position_embeddings", 2048)
     position = rope(given, max_len, fraction=FRACTION, turning=0.5)
     fields = common(given, max_len=max_len, position=position)
-    return fields | attention(given, bias=True, qk_norm="layer" if normed else False) | {
+    return fields | attention(given, bias=True, **normed) | {
         "block": {"name": "parallel", "one_norm": True},
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_eps", 1e-5)},
+        "norm": {"name": "layernorm", "eps": eps},
         "feed_forward": PLAIN[given.word("hidden_act", "gelu_new", PLAIN)].written(),
         "dropout": given.number("resid_pdrop", 0.0),
         "head_bias": True,

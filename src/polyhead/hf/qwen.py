@@ -53,12 +53,12 @@ def write_2(config: ModelConfig) -> dict[str, Any]:
 
 def read_3(given: Given) -> dict[str, Any]:
     """config.json of Qwen3 -> fields of ModelConfig."""
-    given.only("rms_norm_eps", 1e-6)  # that of qk_norm
     fields, bias = (
         common(given, kv_heads=32, head_dim=128, max_len=32768),
         given.flag("attention_bias", False),
     )
-    return fields | attention(given, bias=bias, qk_norm=True, window=window(given, fields["n_layers"]))
+    normed = {"qk_norm": True, "qk_eps": fields["norm"]["eps"]}
+    return fields | attention(given, bias=bias, **normed, window=window(given, fields["n_layers"]))
 
 
 def write_3(config: ModelConfig) -> dict[str, Any]:

@@ -16,17 +16,16 @@ FRACTION = "partial_rotary_factor"
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig. What is not given is as in StableLM 3B."""
-    normed = given.flag("qk_layernorm", False)
-    if normed:
-        given.only("layer_norm_eps", 1e-5)  # that of qk_norm
+    eps = given.number("layer_norm_eps", 1e-5)
+    normed = {"qk_norm": "each", "qk_eps": eps} if given.flag("qk_layernorm", False) else {}
     bias = "qkv" if given.flag("use_qkv_bias", False) else False
     given.assume(hidden_size=2560, intermediate_size=6912, vocab_size=50304)
     max_len = given.size("max_position_embeddings", 4096)
     position = rope(given, max_len, fraction=FRACTION, turning=0.25)
     fields = divided(given, common(given, kv_heads=32, max_len=max_len, position=position))
-    return fields | attention(given, bias=bias, qk_norm="each" if normed else False) | {
+    return fields | attention(given, bias=bias, **normed) | {
         "block": {"name": "parallel", "one_norm": True} if given.flag("use_parallel_residual", False) else "transformer",
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_eps", 1e-5)},
+        "norm": {"name": "layernorm", "eps": eps},
         "dropout": given.number("hidden_dropout", 0.0),
     }  # fmt: skip
 

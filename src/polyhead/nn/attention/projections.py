@@ -25,6 +25,10 @@ QKNorm = bool | Literal["around_one", "plain", "whole", "layer", "each"]
 each head by a layer norm, or by one without a bias whose factors are its own."""
 
 
+QK_EPS = 1e-6
+"""Added to the mean square or variance of what is normed, if nothing is said."""
+
+
 class WholeNorm(RMSNorm):
     """RMS norm of all heads of a token as one vector."""
 
@@ -36,7 +40,7 @@ class WholeNorm(RMSNorm):
 class EachNorm(nn.Module):
     """Layer norm of each head by factors of its own, without a bias."""
 
-    def __init__(self, n_heads: int, head_dim: int, *, eps: float = 1e-5) -> None:
+    def __init__(self, n_heads: int, head_dim: int, *, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.heads = nn.ParameterList(torch.ones(head_dim) for _ in range(n_heads))
@@ -46,18 +50,24 @@ class EachNorm(nn.Module):
         return torch.layer_norm(x, x.shape[-1:], eps=self.eps) * torch.stack(list(self.heads))[:, None]
 
 
-def norms(shape: Shape, qk_norm: QKNorm) -> tuple[nn.Module, nn.Module]:
+def norms(shape: Shape, qk_norm: QKNorm, eps: float = QK_EPS) -> tuple[nn.Module, nn.Module]:
     """That of the heads of queries, and that of those of keys."""
+    if not qk_norm and eps != QK_EPS:
+        raise UserError(f"qk_eps is {eps}, and nothing norms queries and keys: give qk_norm too")
     if not qk_norm:
         return nn.Identity(), nn.Identity()
+    q, k = (_norm(qk_norm, heads, shape.head_dim, eps) for heads in (shape.n_heads, shape.n_kv_heads))
+    return q, k
+
+
+def _norm(qk_norm: QKNorm, n_heads: int, head_dim: int, eps: float) -> nn.Module:
     if qk_norm == "whole":
-        return WholeNorm(shape.n_heads * shape.head_dim), WholeNorm(shape.n_kv_heads * shape.head_dim)
+        return WholeNorm(n_heads * head_dim, eps=eps)
     if qk_norm == "each":
-        return EachNorm(shape.n_heads, shape.head_dim), EachNorm(shape.n_kv_heads, shape.head_dim)
+        return EachNorm(n_heads, head_dim, eps=eps)
     if qk_norm == "layer":
-        return LayerNorm(shape.head_dim), LayerNorm(shape.head_dim)
-    options = {"around_one": qk_norm == "around_one", "weight": qk_norm != "plain"}
-    return RMSNorm(shape.head_dim, **options), RMSNorm(shape.head_dim, **options)
+        return LayerNorm(head_dim, eps=eps)
+    return RMSNorm(head_dim, eps=eps, around_one=qk_norm == "around_one", weight=qk_norm != "plain")
 
 
 def projections(shape: Shape, tie: Tie, bias: Bias) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Bias, QKNorm, Tie, keys_values, norms, projections
+from polyhead.nn.attention.projections import QK_EPS, Bias, QKNorm, Tie, keys_values, norms, projections
 from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
 from polyhead.nn.position.base import Position
-from polyhead.ranges import Above0
+from polyhead.ranges import Above0, AtLeast0
 from polyhead.registry import ATTENTION
 
 
@@ -37,6 +37,7 @@ class Attention(nn.Module):
       qk_norm: RMS-normalise every query and key head before its position is applied (Henry et al., 2020); around_one: by
         factors kept as their distance from 1 (Gemma 3, 2025); plain: by none (nanochat, 2025); whole: all heads of a token as one vector (OLMo 2, 2024);
         layer: layer norm of each head (Phi); each: layer norm without a bias, by factors of each head's own (Command R+)
+      qk_eps: added there to the mean square or variance
       tie: keys and values (kv), queries and keys (qk) or all three (qkv) share one projection
       bias: biases in the four projections, in all but that of the output (qkv, as in Qwen2), or in that alone (o, as in
         GPT-Neo)
@@ -53,6 +54,7 @@ class Attention(nn.Module):
         sink: int = 0,
         softcap: float | None = None,
         qk_norm: QKNorm = False,
+        qk_eps: AtLeast0 = QK_EPS,
         tie: Tie = "none",
         bias: Bias = True,
         dropout: float = 0.0,
@@ -74,7 +76,7 @@ class Attention(nn.Module):
         self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.window = None if window is None else Window(window, sink)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections(shape, tie, bias)
-        self.q_norm, self.k_norm = norms(shape, qk_norm)
+        self.q_norm, self.k_norm = norms(shape, qk_norm, qk_eps)
         self.position = position
         self.watchers: list[Watcher] = []
 
