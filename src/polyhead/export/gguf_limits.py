@@ -64,6 +64,8 @@ def in_the_way(config: ModelConfig, arch: Arch) -> Iterator[str]:
         yield f"bias of attention is {show(biased)}, there {show('qkv' if arch.biases else False)}"
     if scale is not None and "attention.scale" not in arch.keys(config):
         yield f"scale of attention is {scale:g}, there null"
+    if (normed := layers[0].options["qk_norm"]) in ("layer", "each"):
+        yield f"qk_norm of attention is {normed!r}, there false, true, 'around_one' or 'whole'"
     assert config.head_dim is not None
     if arch.square and config.n_heads * config.head_dim != config.d_model:
         yield f"head_dim is {config.head_dim}, there d_model / n_heads"
