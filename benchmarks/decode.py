@@ -1,4 +1,4 @@
-"""Decoding with the same weights: Polyhead against Hugging Face generate and CTranslate2, taking turns, a process each.
+"""Decoding with the same weights: Polyhead against Hugging Face generate, CTranslate2 and llama.cpp, in turns, a process each.
 
 A decoder of GPT-2 small's sizes (gpt2) and an encoder-decoder of base sizes (base), random weights, greedy and beam 5, batch 1
 and 32. Every output has the same length, so only speed differs; the time is that of the whole call, what is read included.
@@ -7,7 +7,8 @@ python benchmarks/decode.py                                     all eight cases
 python benchmarks/decode.py --models gpt2 --batches 1 --beams 1 one of them
 python benchmarks/paging.py steps                               what a step costs with each cache
 
-CTranslate2 takes part where it is installed (pip install ctranslate2), with its own bf16 only if this processor has it there.
+CTranslate2 and llama.cpp take part where they are installed (pip install ctranslate2 llama-cpp-python); the latter with gpt2, one text
+and one beam, in the file that `polyhead export --to gguf` writes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
-from itertools import product
+from itertools import islice, product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +33,10 @@ from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
 from polyhead.loading import DTYPES
 from polyhead.models import CausalLM, Seq2Seq, build, preset
+from polyhead.recipe import GenerationConfig
+from polyhead.registry import Choice
+from polyhead.run import Run
+from polyhead.text.learn import train_tokenizer
 
 PAD, BOS, EOS = 0, 1, 2
 Outputs = Callable[[], list[list[int]]]
@@ -51,9 +57,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    if find_spec("ctranslate2") is None:
-        options.systems = [name for name in options.systems if "CTranslate2" not in name]
-        print("CTranslate2 is not installed and takes no part\n")
+    for name, package in (("CTranslate2", "ctranslate2"), ("llama.cpp", "llama_cpp")):
+        if find_spec(package) is None:
+            options.systems = [system for system in options.systems if name not in system]
+            print(f"{name} is not installed and takes no part\n")
     print(f"{options.given} tokens in, {options.new_tokens} out, {options.threads} threads, medians of {options.rounds} interleaved rounds, "
           "a process each\n")  # fmt: skip
     rows = [
@@ -69,8 +76,11 @@ def main() -> None:
         ]
     ]
     for model, batch, beam in product(options.models, options.batches, options.beams):
-        rows += case(argparse.Namespace(**vars(options), model=model, batch=batch, beam=beam))
-        print("\n".join(map(" | ".join, rows[-len(options.systems) :])), flush=True)
+        whole = (model, batch, beam) == ("gpt2", 1, 1)
+        systems = [name for name in options.systems if whole or "llama.cpp" not in name]
+        given = vars(options) | {"systems": systems, "model": model, "batch": batch, "beam": beam}
+        rows += case(argparse.Namespace(**given))
+        print("\n".join(map(" | ".join, rows[-len(systems) :])), flush=True)
     print("\n" + table(rows))
 
 
@@ -167,6 +177,29 @@ def ctranslate2_of(options: argparse.Namespace, precision: str) -> Outputs:
     return decode
 
 
+def llama_cpp_of(options: argparse.Namespace, dtype: str) -> Outputs:
+    """The same of llama.cpp, one text at a time, on the file that is exported for it."""
+    from llama_cpp import Llama
+
+    from polyhead.export.gguf import FILE, write
+
+    model, source = prepare(options)
+    run = Run(model, train_tokenizer(["a"], Choice("byte"), 261), GenerationConfig())
+    with tempfile.TemporaryDirectory() as folder:
+        write(run, Path(folder), dtype)
+        made = Llama(
+            f"{folder}/{FILE}", n_ctx=options.given + options.new_tokens, n_threads=options.threads,
+            n_threads_batch=options.threads, use_mmap=False, verbose=False,
+        )  # fmt: skip
+
+    def decode() -> list[list[int]]:
+        made.reset()
+        said = made.generate(source[0].tolist(), top_k=1, temp=0.0, repeat_penalty=1.0)
+        return [list(islice(said, options.new_tokens))]
+
+    return decode
+
+
 def converter(theirs: nn.Module, vocab_size: int) -> Any:
     """CTranslate2's own converter, given a model instead of a directory; a token's text is its number."""
     from ctranslate2.converters import TransformersConverter
@@ -250,6 +283,16 @@ def ctranslate2_int8(options: argparse.Namespace) -> Outputs:
     return ctranslate2_of(options, "int8")
 
 
+def llama_cpp_fp32(options: argparse.Namespace) -> Outputs:
+    """llama.cpp with fp32 weights."""
+    return llama_cpp_of(options, "fp32")
+
+
+def llama_cpp_int8(options: argparse.Namespace) -> Outputs:
+    """llama.cpp with weights of 8 bits (Q8_0)."""
+    return llama_cpp_of(options, "int8")
+
+
 SYSTEMS = {
     "Hugging Face fp32": hugging_face_fp32,
     "Hugging Face bf16": hugging_face_bf16,
@@ -258,6 +301,8 @@ SYSTEMS = {
     "Polyhead int8": polyhead_int8,
     "CTranslate2 fp32": ctranslate2_fp32,
     "CTranslate2 int8": ctranslate2_int8,
+    "llama.cpp fp32": llama_cpp_fp32,
+    "llama.cpp int8": llama_cpp_int8,
 }
 
 
