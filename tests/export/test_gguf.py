@@ -70,6 +70,8 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows, and two ropes": ("gemma3", GEMMA | {"attention": {**BARE, "qk_norm": "around_one"}, "pattern": [
         {"attention": {**WINDOW, "qk_norm": "around_one"}, "position": {"name": "rope", "theta": 50.0}}, {}]}),
     "a part turns": ("phi3", LIKE | {"position": {"name": "rope", "fraction": 0.5}, "head_dim": None, "d_model": 32}),
+    "one head of keys": ("starcoder", NANO | {"n_kv_heads": 1}),
+    "penalties of distance, no biases": ("mpt", NANO | {"position": "alibi", "n_heads": 6, "d_ff": 96, "feed_forward": {"name": "gelu", "bias": False}}),
     "side by side": ("gptneox", NANO | {"block": "parallel", "position": "rope", "tie_embeddings": "none"}),
 }  # fmt: skip
 # cases of the families' own tests that transformers' reader knows whole
@@ -78,7 +80,7 @@ READ = [("llama", 0), ("mistral", 0), ("qwen2", 0), ("qwen2", 1), ("bloom", 0), 
 # those that llama.cpp has; the others have windows, activations, biases or scales that it has not
 NUMBERS = {
     "llama": (0, 1, 3, 4), "gpt2": (0, 1), "mistral": (0,), "qwen2": (0, 1), "qwen3": (0, 2), "gemma": (0, 2),
-    "gemma2": (0,), "gemma3_text": (0,), "phi3": (0,), "gpt_neox": (0, 1, 2, 3), "bloom": (0, 1, 2), "starcoder2": (0, 2),
+    "gemma2": (0,), "gemma3_text": (0,), "phi3": (0,), "gpt_neox": (0, 1, 2, 3), "bloom": (0, 1, 2), "gpt_bigcode": (0, 1), "mpt": (0, 2), "starcoder2": (0, 2),
     "stablelm": (0, 1), "olmo2": (0,), "granite": (0, 1, 3), "smollm3": (0,), "arcee": (0,), "ernie4_5": (0,), "cohere": (0,),
 }  # fmt: skip
 RUN = [(family, number) for family, numbers in NUMBERS.items() for number in numbers]

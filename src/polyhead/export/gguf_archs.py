@@ -147,6 +147,8 @@ ARCHS = {
         "gptneox", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True, output="must", keys=side_by_side
     ),
     "bloom": Arch("bloom", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True),
+    "gpt_bigcode": Arch("starcoder", (*COMMON, *UP, *FUSED_QKV), GELU, MAPS, zeros=True),
+    "mpt": Arch("mpt", (*COMMON, *UP, *FUSED_QKV), GELU, keys=lambda config: {"attention.max_alibi_bias": 8.0}),
     "starcoder2": Arch("starcoder2", (*COMMON, *UP, *APART), GELU, MAPS, zeros=True),
     "stablelm": Arch("stablelm", (*GATED, *APART), biases=NAMES, output="must", keys=side_by_side),
     "olmo2": Arch("olmo2", (*GATED, *APART), output="must"),

@@ -60,7 +60,7 @@ def in_the_way(config: ModelConfig, arch: Arch) -> Iterator[str]:
     if not arch.windows and any(choice.options["window"] for choice in layers):
         yield "attention has windows, there none"
     biased, scale = (layers[0].options[name] for name in ("bias", "scale"))
-    if (biased and NAMES[0] not in arch.biases) or (biased is True and "o_proj" not in arch.biases):
+    if (biased and NAMES[0] not in arch.biases) or (biased in (True, "o") and "o_proj" not in arch.biases):
         yield f"bias of attention is {show(biased)}, there {show('qkv' if arch.biases else False)}"
     if scale is not None and "attention.scale" not in arch.keys(config):
         yield f"scale of attention is {scale:g}, there null"
