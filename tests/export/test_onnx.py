@@ -261,8 +261,8 @@ def test_a_part_that_is_no_graph_is_named(
     ("arguments", "message"),
     [
         (["--dtype", "bf16"], "unknown dtype 'bf16'; did you mean 'fp16'? Known: fp16, fp32, int8"),
-        (["--family", "gpt2"], "--family belong to --to hf, not to onnx"),
-        (["--shard-size", "1GB"], "--shard-size belong to --to hf, not to onnx"),
+        (["--family", "gpt2"], "--family belongs to --to hf, not to onnx"),
+        (["--shard-size", "1GB"], "--shard-size belongs to --to hf, not to onnx"),
     ],
 )
 def test_a_mistake_at_the_verb_is_one_line(

@@ -61,7 +61,9 @@ def run(
     of_hf = {"--family": family, "--shard-size": shard_size}
     given = {name: value for name, value in of_hf.items() if value is not None}
     if to != "hf" and given:
-        raise UserError(f"{' and '.join(given)} belong to --to hf, not to {to}")
+        raise UserError(
+            f"{' and '.join(given)} belong{'' if len(given) > 1 else 's'} to --to hf, not to {to}"
+        )
     new_directory(out, "the checkpoint")
     from polyhead.files import whole_directory
     from polyhead.loading import load

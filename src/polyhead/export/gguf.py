@@ -79,9 +79,9 @@ def named(model: Any, arch: Arch) -> dict[str, Tensor]:
     if config.norm.options.get("around_one"):
         found |= {name: x + 1 for name, x in found.items() if name.endswith("norm.weight")}
     if arch.zeros:
-        for name in [name for name, x in found.items() if name.startswith("blk.") or "norm" in name]:
-            bias = name.replace(".weight", ".bias")
-            found.setdefault(bias, torch.zeros(len(found[name])))
+        rows = {name: len(x) for name, x in found.items() if name.startswith("blk.") or "norm" in name}
+        for name, count in rows.items():
+            found.setdefault(name.replace(".weight", ".bias"), torch.zeros(count))
     if arch.output == "must" and "output.weight" not in found:
         found["output.weight"] = found["token_embd.weight"]
     if (rates := slower(config)) is not None:

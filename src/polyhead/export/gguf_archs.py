@@ -11,6 +11,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FINAL_NORM, HEAD, LAYER
 from polyhead.hf.pattern import part
 from polyhead.hf.table import FUSED, Row, Step, both, one
+from polyhead.ranges import factor_of
 
 Keys = dict[str, Any]
 BLOCK = "blk.{n}"
@@ -84,16 +85,12 @@ GELU = ("gelu",)
 def factors(config: ModelConfig) -> Keys:
     """Those of Granite on embeddings, what sub-layers add, scores, and what the head reads."""
     root, scale = config.d_model**0.5, config.attention.options["scale"]
-
-    def factor(value: bool | float) -> float:
-        return root if value is True else value or 1.0
-
     assert config.head_dim is not None
     return {
-        "embedding_scale": factor(config.scale_embedding),
+        "embedding_scale": factor_of(config.scale_embedding, root),
         "residual_scale": config.scale_residual,
         "attention.scale": config.head_dim**-0.5 if scale is None else scale,
-        "logit_scale": factor(config.scale_output),
+        "logit_scale": factor_of(config.scale_output, root),
     }
 
 
@@ -108,8 +105,9 @@ def bounds(config: ModelConfig) -> Keys:
 
 def both_bounds(config: ModelConfig) -> Iterator[str]:
     """Gemma 2 has both."""
-    for key in {"attn_logit_softcapping", "final_logit_softcapping"} - bounds(config).keys():
-        yield f"{'softcap of attention' if key.startswith('attn') else 'logit_softcap'} is null, there a number"
+    for key, option in {"attn": "softcap of attention", "final": "logit_softcap"}.items():
+        if f"{key}_logit_softcapping" not in bounds(config):
+            yield f"{option} is null, there a number"
 
 
 def every_fourth(config: ModelConfig) -> Iterator[str]:
@@ -121,8 +119,7 @@ def every_fourth(config: ModelConfig) -> Iterator[str]:
 
 def head_scale(config: ModelConfig) -> Keys:
     """What Command R multiplies scores by."""
-    value = config.scale_output
-    return {"logit_scale": 1 / (config.d_model**0.5 if value is True else value or 1.0)}
+    return {"logit_scale": 1 / factor_of(config.scale_output, config.d_model**0.5)}
 
 
 def side_by_side(config: ModelConfig) -> Keys:
