@@ -364,6 +364,33 @@ def test_rows_without_a_token_are_told(tmp_path: Path) -> None:
     assert found["tokenizer.ggml.token_type"][260:] == [gguf.TokenType.NORMAL, *[gguf.TokenType.UNUSED] * 2]
 
 
+def test_characters_are_merged_from_their_bytes() -> None:
+    """Of three bytes the first two, and then the third; what those make is the character as bytes are spelled."""
+    found = vocabulary(train_tokenizer(["a中"], Choice("char"), 300), 8)
+    spelled = "".join(chr({0xE4: 0xE4, 0xB8: 0xB8, 0xAD: 0x143}[byte]) for byte in "中".encode())
+    assert found["tokenizer.ggml.merges"] == [f"{spelled[0]} {spelled[1]}", f"{spelled[:2]} {spelled[2]}"]
+    assert {"a", spelled} <= set(found["tokenizer.ggml.tokens"])
+
+
+def test_pieces_that_are_merged_first_score_highest() -> None:
+    tokenizer = pieces()
+    found = vocabulary(tokenizer, tokenizer.vocab_size)
+    scores = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"], strict=True))
+    merged = ["".join(pair) for pair in json.loads(tokenizer.rules)["model"]["merges"]]
+    assert [scores[piece] for piece in merged] == [-float(i) for i in range(len(merged))]
+    assert min(scores.values()) == scores["<0x41>"] == -len(merged)
+
+
+def test_scaled_rope_is_a_number_for_each_pair(tmp_path: Path) -> None:
+    """Llama 3.1's rule: pairs of four turns or more in the old length as they were, those of one or fewer 8 times slower."""
+    write(language_model(**PARTS["scaled by numbers"][1]), tmp_path)
+    turns = [16 * 100.0 ** (-2 * j / 8) / (2 * np.pi) for j in range(4)]
+    kept = [min(1.0, max(0.0, (t - 1) / 3)) for t in turns]
+    wanted = torch.tensor([1 / (k + (1 - k) / 8) for k in kept])
+    torch.testing.assert_close(tensors(tmp_path)["rope_freqs.weight"], wanted)
+    assert 1 < wanted[0] < wanted[-1] == 8
+
+
 # ---- llama.cpp itself
 
 
