@@ -154,8 +154,7 @@ class ModelSection(Checked):
         0, ge=0, le=DEEPEST, description="layers of the one that puts tokens in, where an encoder tells which"
     )
     head_activation: HeadActivation = Field(
-        "gelu",
-        description='activation of the map below an encoder\'s scores of the vocabulary; "none": no map, as in EuroBERT',
+        "gelu", description="activation of the map below an encoder's scores of the vocabulary; none: no map"
     )
     map_bias: bool | None = Field(
         None, description="biases in that map and in that of pooling; as in the feed-forwards if not given"

@@ -47,6 +47,8 @@ def test_one_part_is_told_whole(capsys: pytest.CaptureFixture[str], monkeypatch:
         "  around_one: bool = false\n"
         "      γ is kept as its distance from 1 and begins at 0, so weight decay\n"
         "      pulls the factor to 1 (Gemma, 2024)\n"
+        "  weight: bool = true\n"
+        "      learn γ; without, it stays 1 (nanochat, 2025)\n"
         "\n"
         "Defined in polyhead.nn.norm\n"
     )

@@ -111,7 +111,7 @@ def test_it_learns_what_there_is_to_learn(learned: tuple[Path, Notes]) -> None:
     assert [one.label for one in found] == ["bad", "good", "odd"]
     assert all(sum(one.probabilities.values()) == pytest.approx(1) for one in found)
     assert run.classify([]) == []
-    with pytest.raises(UserError, match="batch_tokens is 0; wanted 1 or more"):
+    with pytest.raises(UserError, match="batch_tokens is 0; wanted a whole number, 1 or more"):
         run.classify([], batch_tokens=0)
     readme = (out / "README.md").read_text()
     assert "| test accuracy |" in readme and "| valid mcc |" in readme and "perplexity" not in readme
