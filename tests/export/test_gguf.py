@@ -274,7 +274,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, monkeypatch
 # ---- vocabularies
 
 
-def pieces() -> Tokenizer:
+def pieces(pre: Any = None, prefix: bool = True) -> Tokenizer:
     """A vocabulary of pieces with bytes for what is none, as Llama 2 has it."""
     inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     inner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
@@ -296,7 +296,9 @@ def pieces() -> Tokenizer:
             fuse_unk=True,
         )
     )
-    whole.normalizer = inner.normalizer
+    whole.normalizer = inner.normalizer if prefix else normalizers.Replace(" ", "▁")
+    if pre is not None:
+        whole.pre_tokenizer = pre
     whole.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -325,13 +327,18 @@ def cut_by(*steps: Any, ignore_merges: bool = False) -> Callable[[], Tokenizer]:
 
 BYTES_ALONE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 GPT2_WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-QWEN = pre_tokenizers.Split(Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}"), "isolated")
+QWEN_WORDS = Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}")
+QWEN = pre_tokenizers.Split(QWEN_WORDS, "isolated")
 LLAMA = pre_tokenizers.Split(Regex(rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"), "isolated")
 VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
     "bpe": lambda: train_tokenizer([*TEXTS * 5, "a  b <c (d)"], Choice("bpe"), 300),
     "byte": lambda: train_tokenizer(TEXTS, Choice("byte"), 300),
     "char": lambda: train_tokenizer([*TEXTS, "é中文😀ñ\n\t<>"], Choice("char"), 300),
     "pieces": pieces,
+    "pieces as of Gemma": lambda: pieces(pre_tokenizers.Split(" ", "merged_with_previous"), prefix=False),
+    "pieces without a blank before": lambda: pieces(
+        pre_tokenizers.Metaspace(prepend_scheme="never", split=False), prefix=False
+    ),
     "gpt2": cut_by(GPT2_WORDS),
     "starcoder": cut_by(pre_tokenizers.Digits(individual_digits=True), GPT2_WORDS),
     "qwen2": cut_by(QWEN, BYTES_ALONE),
@@ -349,6 +356,15 @@ VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
             "it changes texts first (Lowercase)",
         ),
         (cut_by(pre_tokenizers.Whitespace(), BYTES_ALONE), "it cuts words by 'Whitespace'"),
+        (
+            cut_by(pre_tokenizers.Digits(individual_digits=False), GPT2_WORDS),
+            "'Digits together' and 'ByteLevel'",
+        ),
+        (
+            cut_by(pre_tokenizers.Split(QWEN_WORDS, "merged_with_next"), BYTES_ALONE),
+            "it cuts words by 'Split'",
+        ),
+        (lambda: pieces(pre_tokenizers.Split("e", "isolated")), "Split beside bytes for what is unknown"),
         (cut_by(GPT2_WORDS, ignore_merges=True), "ignore_merges beside the rule 'gpt-2'"),
     ],
 )
@@ -379,6 +395,15 @@ def test_pieces_that_are_merged_first_score_highest() -> None:
     merged = ["".join(pair) for pair in json.loads(tokenizer.rules)["model"]["merges"]]
     assert [scores[piece] for piece in merged] == [-float(i) for i in range(len(merged))]
     assert min(scores.values()) == scores["<0x41>"] == -len(merged)
+
+
+def test_tokens_that_were_added_to_pieces_have_scores_too() -> None:
+    tokenizer = pieces()
+    tokenizer._inner.add_tokens([tokenizers.AddedToken("<|user|>", normalized=False)])
+    found = vocabulary(tokenizer, tokenizer.vocab_size + 2)
+    assert found["tokenizer.ggml.tokens"][-3:-1] == ["<|user|>", f"[PAD{tokenizer.vocab_size}]"]
+    lengths = {len(found[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type", "scores")}
+    assert lengths == {tokenizer.vocab_size + 2}
 
 
 def test_scaled_rope_is_a_number_for_each_pair(tmp_path: Path) -> None:

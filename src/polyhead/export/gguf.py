@@ -122,7 +122,7 @@ def _sampling(settings: GenerationConfig) -> dict[str, Any]:
     """How it decodes if nobody says otherwise."""
     return {
         "general.sampling.temp": settings.temperature,
-        "general.sampling.top_k": settings.top_k or 0,
+        "general.sampling.top_k": settings.top_k,
         "general.sampling.top_p": settings.top_p,
         "general.sampling.min_p": settings.min_p,
         "general.sampling.penalty_repeat": settings.repetition_penalty,

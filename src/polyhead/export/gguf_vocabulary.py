@@ -28,6 +28,7 @@ RULES = {
 }
 # the same rule, of vocabularies that take a word that is a token as it is
 TAKING_WHOLE = {"dbrx": "llama-bpe"}
+WHOLE = (("Isolated", False), ("Removed", True))  # ways of a Split in which what matches is a word
 NEVER = f"{SPELLED[0]} {SPELLED[0]}"  # llama.cpp wants a merge; what this one makes is no token, and falls apart again
 
 
@@ -39,8 +40,11 @@ def vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     file = json.loads(tokenizer.rules)
     if file["model"]["type"] != "BPE":
         raise _refused(f"a vocabulary of the kind {file['model']['type']}")
-    found = _pieces(file) if file["model"].get("byte_fallback") else _bytes(file)
-    names, types = _names(tokenizer, rows, file, found.pop("spelled"))
+    pieces = bool(file["model"].get("byte_fallback"))
+    found, spelled = (_pieces(file), {}) if pieces else _bytes(file)
+    names, types = _names(tokenizer, rows, file, spelled)
+    if pieces:
+        found["scores"] = _scores(file, names)
     return {
         "tokenizer.ggml.tokens": names,
         "tokenizer.ggml.token_type": types,
@@ -82,8 +86,8 @@ def _roles(tokenizer: Tokenizer) -> dict[str, int]:
     return {f"{said[role]}_token_id": i for role, i in tokenizer.ids.items() if role in said}
 
 
-def _bytes(file: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a vocabulary of bytes and what they merge to, or of characters."""
+def _bytes(file: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Of a vocabulary of bytes and what they merge to, or of characters; and names that are spelled otherwise there."""
     model = file["model"]
     if file["normalizer"] and file["normalizer"]["type"] != "NFC":  # most texts are in that form already
         raise _refused(f"it changes texts first ({file['normalizer']['type']})")
@@ -106,8 +110,10 @@ def _bytes(file: Mapping[str, Any]) -> dict[str, Any]:
     return _gpt2(rule, merges, {})
 
 
-def _gpt2(rule: str, merges: list[str], spelled: Mapping[str, str]) -> dict[str, Any]:
-    return {"model": "gpt2", "pre": rule, "merges": merges or [NEVER], "spelled": spelled}
+def _gpt2(
+    rule: str, merges: list[str], spelled: Mapping[str, str]
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    return {"model": "gpt2", "pre": rule, "merges": merges or [NEVER]}, spelled
 
 
 def _spelled(character: str) -> str:
@@ -128,31 +134,35 @@ def _steps(pre: Mapping[str, Any] | None) -> tuple[str, ...]:
         if kind == "Split" and pattern.get("String") == OPENING:
             continue
         if kind == "ByteLevel":
-            if part["add_prefix_space"]:
-                found.append("add_prefix_space")
+            found += ["add_prefix_space"] if part["add_prefix_space"] else []
             found += [GPT2] if part["use_regex"] else []
+        elif (part.get("behavior"), part.get("invert")) in WHOLE:
+            found.append(pattern.get("Regex", kind))
         else:
-            found.append(pattern.get("Regex") or kind)
+            found.append(kind if part.get("individual_digits", True) else "Digits together")
     return tuple(found)
 
 
 def _pieces(file: Mapping[str, Any]) -> dict[str, Any]:
     """Of a vocabulary of pieces, blanks being a mark, and bytes for what is none (Llama 2, Mistral, Gemma)."""
-    kinds = {part["type"] for rule in ("normalizer", "pre_tokenizer") for part in _parts(file[rule])}
-    if not kinds <= {"Prepend", "Replace", "Metaspace", "Split"}:
-        raise _refused(f"{' and '.join(sorted(kinds))} beside bytes for what is unknown")
+    parts = [part for rule in ("normalizer", "pre_tokenizer") for part in _parts(file[rule])]
+    for part in parts:
+        kind, pattern = part["type"], part.get("pattern", {"String": " "})
+        if kind not in ("Prepend", "Replace", "Metaspace", "Split") or pattern != {"String": " "}:
+            raise _refused(f"{kind} beside bytes for what is unknown")
+    prefix = any(
+        part["type"] == "Prepend" or part.get("prepend_scheme", "never") != "never" for part in parts
+    )
+    return {"model": "llama", "pre": "default", "add_space_prefix": prefix}
+
+
+def _scores(file: Mapping[str, Any], names: Sequence[str]) -> list[float]:
+    """Of each row; what is merged first has the highest."""
     merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in file["model"]["merges"]]
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
-    names = sorted(file["model"]["vocab"], key=file["model"]["vocab"].__getitem__)
-    return {
-        "model": "llama",
-        "pre": "default",
-        "scores": [float(-ranks.get(name, len(merges))) for name in names],
-        "add_space_prefix": bool(kinds & {"Prepend", "Metaspace"}),
-        "spelled": {},
-    }
+    return [float(-ranks.get(name, len(merges))) for name in names]
 
 
 def _parts(rule: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
