@@ -31,9 +31,9 @@ from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
+from polyhead.generation_section import GenerationConfig
 from polyhead.loading import DTYPES
 from polyhead.models import CausalLM, Seq2Seq, build, preset
-from polyhead.recipe import GenerationConfig
 from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer

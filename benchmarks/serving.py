@@ -33,7 +33,7 @@ from timing import apart, ratio, table
 
 from polyhead import Choice, ModelConfig, build, load
 from polyhead.fast.memory import tune_memory
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

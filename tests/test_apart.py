@@ -89,7 +89,7 @@ def served(run, *requests):
 """
 MAKES = r"""
 from polyhead.run import Run
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.text.learn import train_tokenizer
 does("train", "dogs.yaml")
 tokenizer = train_tokenizer(["a dog barks ."] * 9, ph.Choice("bpe"), 280)

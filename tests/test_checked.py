@@ -12,7 +12,8 @@ import polyhead as ph
 from polyhead.config import ModelSection
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
 
 GIVEN: dict[str, Any] = {"data": {"train": "a", "valid": "b"}, "train": {"steps": 1}}
 

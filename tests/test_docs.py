@@ -26,7 +26,8 @@ from polyhead.cli import main
 from polyhead.cli.app import VERBS
 from polyhead.cli.docstring import read, told
 from polyhead.cli.keys import keys
-from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import ALL, Registry
 
 ROOT = Path(__file__).parents[1]

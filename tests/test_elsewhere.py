@@ -14,7 +14,8 @@ from polyhead.config import PARTS
 from polyhead.elsewhere import ELSEWHERE, NOTES
 from polyhead.errors import UserError, section
 from polyhead.generate.settings import changed
-from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
 from polyhead.registry import OPTIMIZER, SCHEDULE, Choice
 
 REGISTRIES = {**PARTS, "optimizer": OPTIMIZER, "schedule": SCHEDULE}

@@ -13,7 +13,8 @@ import torch
 import polyhead as ph
 from polyhead.config import ModelSection
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig, Recipe, load_recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe, load_recipe
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

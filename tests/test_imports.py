@@ -33,6 +33,7 @@ LAYERS = [
         "recipe",
         "sections",
         "data_sections",
+        "generation_section",
         "places",
         "checked",
         "calls",

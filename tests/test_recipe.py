@@ -10,7 +10,8 @@ import pytest
 from polyhead import Choice
 from polyhead.document import parse_part
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
 from polyhead.registry import CACHE, POSITION
 
 TEXT = """

@@ -18,7 +18,7 @@ import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.errors import UserError
 from polyhead.fast.pack import dtype_of
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer

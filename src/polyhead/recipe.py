@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from polyhead import document
 from polyhead.config import ModelSection
 from polyhead.data_sections import DataConfig, TokenizerConfig
-from polyhead.errors import UserError, explain, show, unknown
+from polyhead.errors import UserError, explain, show
+from polyhead.generation_section import GenerationConfig
 from polyhead.presets import PRESETS
-from polyhead.registry import CACHE, CHAT, FORM, OPTIMIZER, SCHEDULE, SPECULATE, TASK, Choice, Registry
+from polyhead.registry import OPTIMIZER, SCHEDULE, TASK, Choice, Registry
 from polyhead.sections import AdaptSection, DistillSection, Section, Start
-
-Pooling = Literal["mean", "first", "max", "last", "own"]
-Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
 
 
 class TrainConfig(Section):
@@ -93,99 +90,6 @@ class TrainConfig(Section):
                 f"average ({self.average}) is more than the checkpoints that are kept: keep ({self.keep})"
             )
         return self
-
-
-class GenerationConfig(Section):
-    """How outputs are searched for (translations), or drawn (what a language model says)."""
-
-    beam_size: int = Field(5, ge=1, le=64, description="hypotheses kept; 1 is greedy")
-    length_penalty: float = Field(
-        1.0, ge=-50, le=50, description="exponent of the length: above 0 favours longer outputs"
-    )
-    n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
-    min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
-    max_length_ratio: float = Field(
-        2.0, ge=0, description="an output has at most ratio x source + extra tokens"
-    )
-    max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
-    forbidden: tuple[str, ...] = Field(
-        (), description="translations: tokens that are never said, e.g. [<unk>]"
-    )
-    early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
-    max_new_tokens: int = Field(200, ge=1, description="language models: longest output, in tokens")
-    temperature: float = Field(
-        1.0, ge=0, description="language models: below 1 safer, above 1 bolder, 0 the likeliest"
-    )
-    top_k: int = Field(0, ge=0, description="language models: only the k likeliest tokens; 0: all")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="language models: the likeliest tokens with this much probability"
-    )
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="language models: tokens at least this share as likely as the likeliest"
-    )
-    repetition_penalty: float = Field(
-        1.0, gt=0, description="language models: above 1 against saying things again"
-    )
-    no_repeat_ngram_size: int = Field(
-        0, ge=0, description="so many tokens in a row never come twice in a text; 0: they may"
-    )
-    batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
-    cache: Choice | None = Field(
-        None, description="what decoding remembers; what fits the model if not given"
-    )
-    speculate: Choice | None = Field(
-        None, description="language models: who guesses tokens, several a step; nobody if not given"
-    )
-
-    chat: Choice | None = Field(
-        None, description="language models: how conversations are written; none are held if not given"
-    )
-    form: Choice | None = Field(
-        None, description="language models: what an output must look like; anything goes if not given"
-    )
-
-    pooling: Pooling = Field(
-        "mean",
-        description="how embed makes one vector of a text: mean, first, max or last of its tokens, or own",
-    )
-    normalize: bool = Field(False, description="whether such a vector has the length 1")
-    max_text_len: int | None = Field(
-        None,
-        gt=0,
-        description="tokens of a text that embed and classify read; all that the model can if not given",
-    )
-    prompts: dict[str, str] = Field(
-        default_factory=dict,
-        description='what embed can put before texts, by name, e.g. {query: "query: "}',
-    )
-    prompt: str = Field("", description="what embed puts before a text, a name of prompts or itself")
-    pool_prompt: bool = Field(True, description="whether the tokens of that count in a text's vector")
-
-    sigmoid: bool = Field(
-        True, description="classifiers of one label: whether their score is bounded by 0 and 1"
-    )
-
-    @field_validator("cache", "speculate", "chat", "form")
-    @classmethod
-    def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        known = {"cache": CACHE, "speculate": SPECULATE, "chat": CHAT, "form": FORM}
-        registry: Registry[Any] = known[str(info.field_name)]
-        return None if choice is None else registry.check(choice)
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.n_best > self.beam_size:
-            raise UserError(f"n_best ({self.n_best}) is more than beam_size ({self.beam_size})")
-        if self.prompt not in self.prompts and re.fullmatch(r"[\w-]+", self.prompt):  # no text to go on from
-            raise UserError(
-                f"{unknown('prompt', self.prompt, self.prompts)}; one that is no name has a blank or a mark, as 'query: '"
-            )
-        return self
-
-    @property
-    def before(self) -> str:
-        """What stands before each text of which a vector is made."""
-        return self.prompts.get(self.prompt, self.prompt)
 
 
 class Recipe(Section):
@@ -290,11 +194,3 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         return Recipe.model_validate(tree)
     except ValidationError as error:
         raise explain(error, Recipe) from None
-
-
-def _early(given: Any) -> Any:
-    """Say what is allowed in one line, where a union would complain once for each member."""
-    words = {"true": True, "false": False, "never": "never"}
-    if str(given).lower() not in words:
-        raise UserError(f"{given!r} is not one of true, false, never")
-    return words[str(given).lower()]

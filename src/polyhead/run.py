@@ -30,9 +30,10 @@ from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, sampled, searched
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, gathered, likeliest, likeliest_continuations
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import Model
 from polyhead.models.build import check_able, kind_of
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.recipe import Recipe
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import describe, write_weights
 from polyhead.text.listed import check_each, check_texts, stop_texts

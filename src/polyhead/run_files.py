@@ -15,10 +15,10 @@ from torch import Tensor
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, nearest
 from polyhead.files import read_regular, replace_file, replacing
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import Model
 from polyhead.nn.adapter import merged
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig
 from polyhead.sections import AdaptSection
 from polyhead.text.chat.recognise import template_of
 from polyhead.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ import torch
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.registry import TOKENIZER, Choice
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer

@@ -16,7 +16,8 @@ from polyhead.cli import main
 from polyhead.data.text import open_text
 from polyhead.errors import UserError
 from polyhead.generate.frame import frame
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

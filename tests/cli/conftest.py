@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

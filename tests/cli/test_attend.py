@@ -15,7 +15,8 @@ from polyhead import ModelConfig, build
 from polyhead.analysis.attention_maps import watch
 from polyhead.analysis.heat_map import AttentionMap, attention_text
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 
 SOURCE, TARGET = "ein hund bellt .", "a dog barks ."

@@ -17,8 +17,8 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
+from polyhead.generation_section import GenerationConfig
 from polyhead.loading import load
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

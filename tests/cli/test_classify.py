@@ -14,7 +14,8 @@ import polyhead
 from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

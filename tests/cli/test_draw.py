@@ -17,7 +17,8 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.positions import position_grids
 from polyhead.analysis.projection import pca
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

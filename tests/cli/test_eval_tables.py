@@ -12,7 +12,8 @@ from pyarrow import parquet
 from polyhead import Choice, ModelConfig, build, load
 from polyhead.cli import main
 from polyhead.data.text import open_text
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

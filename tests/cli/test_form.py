@@ -11,7 +11,7 @@ import pytest
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

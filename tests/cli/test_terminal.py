@@ -13,7 +13,7 @@ import torch
 from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.heat_map import AttentionMap, attention_text, heat_map
 from polyhead.cli import main
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.control import spelled
 from polyhead.text.learn import train_tokenizer

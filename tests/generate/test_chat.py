@@ -9,7 +9,7 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.errors import UserError
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.stream import TextStream
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.registry import CHAT
 from polyhead.run import Run
 from polyhead.text.chat.base import Message

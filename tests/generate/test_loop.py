@@ -14,8 +14,8 @@ from polyhead.generate.loop import generate
 from polyhead.generate.padding import pad
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.text import continuations
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import build
-from polyhead.recipe import GenerationConfig
 
 PAD, EOS, V = 0, 2, 23
 NEVER = -1  # an end that no model says

@@ -4,7 +4,7 @@ import torch
 from polyhead.errors import UserError
 from polyhead.generate.padding import pad
 from polyhead.generate.search import in_order, limit, search
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.text.sides import Sides
 
 EOS, BOS, PAD = 0, 4, 9

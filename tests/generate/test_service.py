@@ -7,7 +7,7 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

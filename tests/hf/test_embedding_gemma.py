@@ -20,9 +20,9 @@ import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf.reading import open_model
 from polyhead.hf.writing import fitting
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer

@@ -19,12 +19,12 @@ import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf import writing
 from polyhead.hf.family import FAMILY
 from polyhead.hf.given import Given
 from polyhead.hf.reading import open_model, read_config
 from polyhead.hf.writing import fitting
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

@@ -19,13 +19,13 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.data.collate import collate_pairs
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf.family import FAMILY
 from polyhead.hf.reading import open_model
 from polyhead.hf.writing import fitting
 from polyhead.hf.writing import published as export
 from polyhead.nn.loss import IGNORED
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
+from polyhead.generation_section import GenerationConfig
 from polyhead.lab.cache_claims import change, claims, exact, worse
 from polyhead.lab.divergence import Found, divergence, equal_tokens, goes_on, kl_divergence
 from polyhead.lab.front import best_of, front_chart, labels
@@ -23,7 +24,6 @@ from polyhead.lab.result import Front
 from polyhead.lab.rows import Rows, rows
 from polyhead.lab.subject import Subject
 from polyhead.nn.loss import IGNORED
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

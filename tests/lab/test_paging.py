@@ -12,11 +12,11 @@ from polyhead import Choice, ModelConfig, build
 from polyhead.cache.pages import Usage
 from polyhead.cli import main
 from polyhead.generate.engine import Engine
+from polyhead.generation_section import GenerationConfig
 from polyhead.lab.serving import BATCHES, PAGES, RESERVED, Wish, memory_of, serve, settings, through, wishes
 from polyhead.lab.sharing import Watched, Way, from_usages, saved, ways
 from polyhead.lab.subject import Subject
 from polyhead.lab.waste import when_full, while_growing
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 

@@ -19,11 +19,11 @@ from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.fast.pack import packed
+from polyhead.generation_section import GenerationConfig
 from polyhead.loading import load
 from polyhead.models import build
 from polyhead.nn.adapter import merge
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig
 from polyhead.registry import CACHE, OPTIMIZER
 from polyhead.run import Run
 from polyhead.sections import AdaptSection

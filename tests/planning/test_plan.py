@@ -16,11 +16,12 @@ from polyhead.analysis.cost.flops import TRAINING, forward
 from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import build, preset
 from polyhead.planning import plan, texts
 from polyhead.planning.probe import Blank, Learning, decoding, learning
 from polyhead.planning.report import lines, scaled
-from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer

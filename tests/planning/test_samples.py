@@ -11,9 +11,10 @@ import pytest
 from pyarrow.parquet import write_table
 
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import build
 from polyhead.planning import plan, texts
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.sections import DistillSection

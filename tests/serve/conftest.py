@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from polyhead import Choice, ModelConfig, build
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits

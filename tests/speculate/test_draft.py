@@ -13,7 +13,7 @@ import polyhead as ph
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.speculate import draft
 from polyhead.text.learn import train_tokenizer

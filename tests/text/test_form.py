@@ -18,7 +18,7 @@ import torch
 
 from polyhead.errors import UserError
 from polyhead.generate.settings import changed
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.registry import FORM, Choice
 from polyhead.text.form import form as forms
 from polyhead.text.form.form import Form, form_of

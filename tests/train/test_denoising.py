@@ -16,7 +16,8 @@ from tests.train.test_resume import KILLED, Deadly, in_child, result
 import polyhead as ph
 from polyhead.data.collate import Batch
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from tests.train.test_ranks import place, recipe_of
 
 import polyhead as ph
 from polyhead.errors import UserError
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.generation_section import GenerationConfig
+from polyhead.recipe import Recipe
 from polyhead.registry import Choice
 from polyhead.train import checkpoint
 from polyhead.train.pipeline import run_training

@@ -20,8 +20,9 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import Classifier, Detector
-from polyhead.recipe import GenerationConfig, Recipe
+from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer

@@ -12,9 +12,10 @@ from tests.train.conftest import Notes, Toy, equal, small_recipe, toy_model, wri
 
 import polyhead as ph
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import build
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig, Recipe, TrainConfig, load_recipe
+from polyhead.recipe import Recipe, TrainConfig, load_recipe
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.train.learned import scale_rates

@@ -17,8 +17,8 @@ from polyhead.analysis.vectors import reach
 from polyhead.data.framed import framed_texts
 from polyhead.data.labelled import Example
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import Classifier
-from polyhead.recipe import GenerationConfig
 from polyhead.text.listed import check_listed
 from polyhead.text.tokenizer import Tokenizer
 

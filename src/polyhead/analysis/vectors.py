@@ -13,9 +13,9 @@ from polyhead.config import ModelConfig
 from polyhead.data.framed import Framed, framed, framed_by
 from polyhead.errors import UserError, at
 from polyhead.generate.frame import Frame
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM
 from polyhead.nn.pooling import first_token, largest_token, last_token, mean_token
-from polyhead.recipe import GenerationConfig
 from polyhead.text.frame import Around
 from polyhead.text.listed import check_texts
 from polyhead.text.tokenizer import Tokenizer

@@ -19,10 +19,10 @@ from polyhead.export.gguf_keys import keys_of, slower
 from polyhead.export.gguf_limits import arch_of
 from polyhead.export.gguf_vocabulary import vocabulary
 from polyhead.generate.frame import frame
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf.table import joined
 from polyhead.hf.writing import chat_ends
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.chat.recognise import template_of
 

@@ -9,7 +9,7 @@ from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.engine import Engine
 from polyhead.generate.request import Request
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.text.form.form import Form
 from polyhead.text.sides import Sides
 

@@ -19,7 +19,7 @@ from polyhead.generate.search import beaming, limit
 from polyhead.generate.settings import DRAWN, sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generate.text import Said
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form, form_of
 from polyhead.text.listed import stop_texts

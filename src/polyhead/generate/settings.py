@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from polyhead.elsewhere import keys_of, told
 from polyhead.errors import UserError, check_whole, explain, nearest
 from polyhead.generate.sampling import Sampling
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 
 DRAWN = frozenset(
     ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]

@@ -11,7 +11,7 @@ from polyhead.generate.search import continued
 from polyhead.generate.settings import sampling_of
 from polyhead.generate.speculative import Proposer, speculative
 from polyhead.generate.stream import TextStream
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.text.form.form import form_of
 from polyhead.text.tokenizer import Tokenizer
 

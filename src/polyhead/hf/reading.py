@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, explain, show
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf.adapted import Stored, adapted, with_classes
 from polyhead.hf.adapters import Adapter, is_adapter, open_adapter
 from polyhead.hf.chat import chat_of
@@ -26,7 +27,6 @@ from polyhead.hf.tokens import open_tokenizer
 from polyhead.models import Embedder
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig
 from polyhead.text.files import FILE as TOKENIZER
 from polyhead.text.tokenizer import Tokenizer
 

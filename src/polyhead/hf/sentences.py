@@ -10,10 +10,10 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.dense import Dense
 from polyhead.errors import UserError, show
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf.files import WEIGHTS, Entry, entries, inside, read_json, read_value
 from polyhead.hf.given import Given
 from polyhead.hf.table import Row, both
-from polyhead.recipe import GenerationConfig
 from polyhead.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyhead.config import LayerParts, ModelConfig
 from polyhead.errors import UserError, show, unknown
+from polyhead.generation_section import GenerationConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import WEIGHTS
 from polyhead.hf.given import Given
@@ -20,7 +21,6 @@ from polyhead.hf.table import joined
 from polyhead.models.build import Model, model_class
 from polyhead.nn.pooling import biased
 from polyhead.nn.weights import weights
-from polyhead.recipe import GenerationConfig
 from polyhead.registry import CHAT, POOLING, POSITION, Choice
 from polyhead.text.chat.tokens import ends
 from polyhead.text.tokenizer import Tokenizer
