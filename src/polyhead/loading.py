@@ -10,6 +10,7 @@ import torch
 from polyhead.calls import told
 from polyhead.errors import UserError, nearest, show, unknown
 from polyhead.fast.pack import packed
+from polyhead.generate.shortlist import Shortlist
 from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
@@ -80,4 +81,6 @@ def _own(directory: Path) -> Run:
     model = build(config)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
-    return Run(model, tokenizer, read_generation(directory), recipe)
+    run = Run(model, tokenizer, read_generation(directory), recipe)
+    run.shortlist = Shortlist.load(directory, config.vocab_size)
+    return run

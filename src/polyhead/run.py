@@ -28,6 +28,7 @@ from polyhead.generate.frame import Frame, about_vectors, frame
 from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, sampled, searched
+from polyhead.generate.shortlist import Shortlist
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, gathered, likeliest, likeliest_continuations
 from polyhead.generation_section import GenerationConfig
@@ -56,6 +57,7 @@ class Run:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.generation, self.recipe = generation, recipe
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
+        self.shortlist: Shortlist | None = None
         self._guessing: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:
@@ -130,10 +132,11 @@ class Run:
     def engine(self, **options: Any) -> TextEngine:
         """For many requests, each at its own time: ``run.engine(cache="paged").submit("Once", n=4)``.
 
-        ``options`` are those of ``polyhead.generate.engine.Engine``.
+        ``options`` are those of ``polyhead.generate.engine.Engine``; ``shortlist=True`` takes that of the run.
         """
         about = self._frame if self.kind == "decoder" else None
         model = self._need("encoder-decoder", "decoder")
+        options["shortlist"] = self._suggested(options.get("shortlist", False))
         return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
 
     def chat(self, messages: Sequence[Any], **changes: Any) -> str:
@@ -151,6 +154,16 @@ class Run:
         """For conversations that go on: what was read is not read again. ``options`` are those of the engine."""
         self._need("decoder")
         return Chat(self.engine(**options), Choice.read(chat) if chat else self.generation.chat)
+
+    def _suggested(self, wanted: bool) -> Shortlist | None:
+        """The shortlist, where one is wanted."""
+        if not wanted:
+            return None
+        self._need("encoder-decoder")
+        self._alone("a shortlist is")
+        if self.shortlist is None:
+            raise UserError("this run has no shortlist; make one: polyhead shortlist RUN")
+        return self.shortlist
 
     def _proposer(self, choice: Choice | None) -> Proposer | None:
         """Who guesses tokens; kept, for it may be a model that had to be opened."""
@@ -174,6 +187,7 @@ class Run:
         texts: Sequence[str],
         *,
         truncate: bool = False,
+        shortlist: bool = False,
         progress: Callable[[int], None] | None = None,
         source_lang: str | None = None,
         target_lang: str | None = None,
@@ -182,7 +196,8 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
 
-        ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``.
+        ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``,
+        and with ``shortlist`` has no tokens but those that its source suggests.
         """
         self._need("encoder-decoder", "decoder", hypotheses=(texts,))
         if self.config.kind == "decoder" and prefix is None:
@@ -196,7 +211,8 @@ class Run:
         never = [self.tokenizer.id_of(token) for token in config.forbidden]
         begun = None if prefix is None else self.tokenizer.target.encode(prefix)
         rest: dict[str, Any] = {"max_len": most, "truncate": truncate, "prefix": begun, "forbidden": never}
-        found = search(model, read, config, sides=between(self.tokenizer, source_lang, target_lang), **rest)
+        rest |= {"sides": between(self.tokenizer, source_lang, target_lang)}
+        found = search(model, read, config, shortlist=self._suggested(shortlist), **rest)
         return in_order(found, len(texts), progress)
 
     @overload

@@ -36,6 +36,7 @@ VERBS = {
     "export": ("export", "Write a run for transformers, onnxruntime, CTranslate2 or llama.cpp."),
     "convert-heads": ("convert_heads", "Make a trained model's attention grouped or multi-query."),
     "parts": ("parts", "List the parts a model can be made of, with their options."),
+    "shortlist": ("shortlist", "Make a translator faster: the tokens that each source word suggests."),
     "sizes": ("sizes", "Count the parameters of a model, part by part."),
     "lab": ("lab", "Measure claims of the literature on this machine."),
     "env": ("env", "Describe this installation, for reports of defects."),

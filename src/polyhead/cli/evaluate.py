@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.answers import output_place
-from polyhead.cli.options import AS_TRAINED, Device, Dtype, With, opened
+from polyhead.cli.options import AS_TRAINED, Device, Dtype, Short, With, opened
 from polyhead.errors import UserError
 
 
@@ -35,6 +35,7 @@ def run(
         int | None,
         typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
     ] = None,
+    shortlist: Short = False,
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
         Path | None,
@@ -94,6 +95,7 @@ def run(
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "batch_tokens": batch_tokens,
+        "shortlist": shortlist or None,
         "limit": limit,
         "output": output,
         "text": text or None,

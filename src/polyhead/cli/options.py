@@ -62,6 +62,12 @@ TargetLang = Annotated[str | None, typer.Option(help="the same of the output", s
 CacheName = Annotated[
     str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
 ]
+Short = Annotated[
+    bool,
+    typer.Option(
+        "--shortlist", help="say only what the source suggests: faster; polyhead shortlist RUN comes first"
+    ),
+]
 With = Annotated[
     list[str] | None,
     typer.Option(

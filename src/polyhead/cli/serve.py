@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, With, opened, parts
+from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, Short, With, opened, parts
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
@@ -43,6 +43,7 @@ def run(
         typer.Option("--strict", help="refuse unknown fields, which else are ignored and told in a header"),
     ] = False,
     cache: CacheName = None,
+    shortlist: Short = False,
     chat: Annotated[
         str | None,
         typer.Option(
@@ -104,7 +105,7 @@ def run(
         "chunk": chunk,
         "chat": None if chat is None else Choice.read(parse_part(chat)),
     }
-    options |= parts(cache=cache)
+    options |= parts(cache=cache) | ({"shortlist": True} if shortlist else {})
     for needed in ("uvicorn", "prometheus_client"):
         import_module(needed)  # what is missing is told before torch and the model are loaded
     import torch

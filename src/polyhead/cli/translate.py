@@ -18,6 +18,7 @@ from polyhead.cli.options import (
     Dtype,
     NoRepeat,
     Output,
+    Short,
     SourceLang,
     TargetLang,
     With,
@@ -66,6 +67,7 @@ def run(
     truncate: Annotated[
         bool, typer.Option("--truncate", help="translate the beginning of lines too long for the model")
     ] = False,
+    shortlist: Short = False,
     output: Output = None,
     chunk: Annotated[
         int, typer.Option(min=1, help="lines read before the first is answered; 1 in a conversation")
@@ -102,7 +104,7 @@ def run(
 
     translator = opened(directory, others, dtype, device)
     counter, done, most = Counter(prints=output is None), 0, translator.config.max_len
-    changes |= {"truncate": truncate, "progress": counter.at}
+    changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.at}
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     cuts = translator.tokenizer
     room = most - len(between(cuts, source_lang, target_lang).source(()))

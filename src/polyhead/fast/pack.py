@@ -89,8 +89,13 @@ class PackedHead(Head):
     """A head whose product is packed."""
 
     def __init__(self, head: Head, product: Product) -> None:
-        super().__init__(head.weight.detach(), None, head.scale, head.softcap)
-        self.product = product(head.weight, head.bias)
+        bias = None if head.bias is None else nn.Parameter(head.bias.detach(), requires_grad=False)
+        super().__init__(head.weight.detach(), bias, head.scale, head.softcap)
+        self.way, self.product = product, product(head.weight, head.bias)
+
+    def narrowed(self, tokens: Tensor) -> PackedHead:
+        """A packed head for these tokens alone."""
+        return PackedHead(super().narrowed(tokens), self.way)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from polyhead.cache.base import Cache, KnownBeginnings
-from polyhead.generate.decoder import Decoder
+from polyhead.generate.decoder import Decoder, Ints
 from polyhead.generate.padding import following, pad
 from polyhead.generate.request import Request
+from polyhead.generate.shortlist import Narrow, Shortlist
 from polyhead.nn.kv import Memory
 
 
@@ -25,6 +26,7 @@ class Member:
         self.held = [0]  # tokens that each row holds, which is the position of the next
         self.due = [request.text(0)[: request.shared]]  # those that it must still read before it goes on
         self.parted = False  # whether all rows are there
+        self.suggested: Ints = np.empty(0, np.int64)  # by its source, where nothing else shall be said
 
     @property
     def unread(self) -> int:
@@ -45,9 +47,12 @@ class Member:
 class Batch:
     """A cache and the requests that have rows in it: those of one after those of the other."""
 
-    def __init__(self, model: Decoder, cache: Cache, share: bool) -> None:
+    def __init__(self, model: Decoder, cache: Cache, share: bool, shortlist: Shortlist | None = None) -> None:
         self.model, self.cache, self.device = model, cache, model.cache_shape.device
+        self.shortlist = shortlist  # what sources suggest, if nothing else shall be said
+        self.narrow: Narrow | None = None  # the head for the members that came last, and those before
         self.encode: Any = getattr(model, "encode", None)
+        self.head: Any = getattr(model, "head", None)
         self.known = cache if share and self.encode is None and isinstance(cache, KnownBeginnings) else None
         self.members: list[Member] = []  # in the order they came
         self.memory: list[Memory] | None = None  # what the members read of their sources, a row each
@@ -67,6 +72,12 @@ class Batch:
             if self.memory is not None:
                 read = [old.join(new) for old, new in zip(self.memory, read, strict=True)]
             self.memory = [memory.kept() for memory in read]
+        if self.shortlist is not None:
+            for member in new:
+                member.suggested = self.shortlist.of(
+                    member.request.source or [], member.request.search.forced
+                )
+            self.narrow = Narrow(self.head, {member: member.suggested for member in self.members})
         self._part()
 
     def leave(self, members: Sequence[Member]) -> None:
@@ -109,7 +120,11 @@ class Batch:
         newest, held = zip(*((member.newest(i), member.held[i]) for _, member, i in rows), strict=True)
         tokens, pos = torch.from_numpy(np.array([newest, held])[:, :, None]).to(self.device).unbind()
         self.cache.begin([row for row, _, _ in rows], pos)
-        logits = self.model.decode(tokens, pos, self.cache, self._memory_of(group))[:, -1]
+        given = tokens, pos, self.cache, self._memory_of(group)
+        if self.narrow is None:
+            logits = self.model.decode(*given)[:, -1]
+        else:
+            logits = self.narrow.logits(self.model.read(*given)[:, -1], group)
         for row, member, i in rows:
             member.held[i] += 1
             if self.known is not None and member.held[i] % self.cache.grain == 0:
@@ -127,11 +142,10 @@ class Batch:
             own = [i for i, member in enumerate(group) if member.request.search.rule is rule]
             if len(rules) > 1:
                 rows = [row for i in own for row in range(ends[i] - len(group[i].held), ends[i])]
-                rule.advance(
-                    [group[i].request.search for i in own], logits[torch.tensor(rows, device=self.device)]
-                )
+                some = logits[torch.tensor(rows, device=self.device)]
+                rule.advance([group[i].request.search for i in own], some, self.narrow)
             else:
-                rule.advance([member.request.search for member in group], logits)
+                rule.advance([member.request.search for member in group], logits, self.narrow)
 
     def _part(self) -> None:
         """Where one row has read what all begin with, all rows go on from it."""

@@ -16,6 +16,7 @@ from polyhead.generate.decoder import NOT_A_NUMBER, Decoder, Floats, Hypothesis,
 from polyhead.generate.engine import Engine
 from polyhead.generate.repeats import repeats
 from polyhead.generate.request import Search
+from polyhead.generate.shortlist import Narrow
 from polyhead.generate.top import likeliest
 from polyhead.registry import Choice
 from polyhead.text.form.form import STUCK, Form
@@ -84,7 +85,7 @@ class Beaming:
         self.ngram, self.form = no_repeat_ngram_size, form
         self.looked_at = 1 if beam_size == 1 and early_stopping is True else 2 * beam_size
 
-    def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
+    def advance(self, searches: Sequence[Search], logits: Tensor, narrow: Narrow | None = None) -> None:
         """One token more for each; those of equal width, and of which all or none may end, together."""
         beams = cast("Sequence[Beams]", searches)
         kinds = [(len(beam.rows), len(beam.rows[0]) < self.least) for beam in beams]
@@ -96,15 +97,24 @@ class Beaming:
                 rows = [row for i in members for row in range(ends[i] - width, ends[i])]
                 own = logits[torch.tensor(rows, device=logits.device)]
             banned = [*self.forbidden, *([self.eos_id] if unripe else [])]
-            self._advance([beams[i] for i in members], own, width, banned)
+            self._advance([beams[i] for i in members], own, width, banned, narrow)
 
-    def _advance(self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int]) -> None:
+    def _advance(
+        self, beams: Sequence[Beams], logits: Tensor, width: int, banned: list[int], narrow: Narrow | None
+    ) -> None:
         again = [repeats([*b.wish.before, *row], self.ngram) for b in beams for row in b.rows if self.ngram]
+        forced = _forced(beams)
+        if narrow is not None:
+            banned, again = narrow.places(banned), [narrow.places(tokens) for tokens in again]
+            forced = [narrow.places([token])[0] if token >= 0 else token for token in forced]
         said = [row for beam in beams for row in beam.rows]
         shaped = None if self.form is None else self.form.shaped(logits, said)
-        forced = self._forced(beams, width, logits.device)
-        found = likeliest(logits, self.looked_at, banned, forced, again, shaped)
+        must = (
+            None if max(forced) < 0 else torch.tensor(forced, device=logits.device).repeat_interleave(width)
+        )
+        found = likeliest(logits, self.looked_at, banned, must, again, shaped)
         values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in found)
+        ids = ids if narrow is None else narrow.tokens[ids]
         best = _best_extensions(beams, _free(values, beams), ids, self.looked_at)
         for beam, (scores, origins, tokens) in zip(beams, best, strict=True):
             if isnan(scores[0]):
@@ -113,13 +123,6 @@ class Beaming:
                 beam.error = STUCK
             else:
                 beam.take(scores, origins, tokens)
-
-    def _forced(self, beams: Sequence[Beams], width: int, device: torch.device) -> Tensor | None:
-        """What each row must say now, -1 for anything; None where all are free."""
-        tokens = [
-            -1 if len(b.rows[0]) >= len(b.wish.prefix) else b.wish.prefix[len(b.rows[0])] for b in beams
-        ]
-        return None if max(tokens) < 0 else torch.tensor(tokens, device=device).repeat_interleave(width)
 
 
 class Beams:
@@ -141,6 +144,10 @@ class Beams:
     @property
     def most(self) -> int:
         return self.wish.limit
+
+    @property
+    def forced(self) -> Sequence[int]:
+        return self.wish.prefix
 
     def take(self, scores: list[float], origins: list[int], tokens: list[int]) -> None:
         """The best extensions, best first: which row each goes on from, with which token."""
@@ -236,6 +243,11 @@ def beam_search(
         for row, wish in zip(rows, wishes, strict=True)
     ]  # fmt: skip
     return [request.result() for request in requests]
+
+
+def _forced(beams: Sequence[Beams]) -> list[int]:
+    """What each request must say now, -1 for anything."""
+    return [-1 if len(b.rows[0]) >= len(b.wish.prefix) else b.wish.prefix[len(b.rows[0])] for b in beams]
 
 
 def _free(values: Floats, beams: Sequence[Beams]) -> Floats:

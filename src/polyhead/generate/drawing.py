@@ -12,6 +12,7 @@ from torch import Tensor
 from polyhead.generate.decoder import NOT_A_NUMBER, Hypothesis, Ranked, Token
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Chance, Sampling
+from polyhead.generate.shortlist import Narrow
 from polyhead.text.form.form import STUCK, Form
 
 
@@ -21,8 +22,9 @@ class Drawing:
     def __init__(self, sampling: Sampling, *ends: int, form: Form | None = None) -> None:
         self.sampling, self.ends, self.form = sampling, ends, form
 
-    def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
+    def advance(self, searches: Sequence[Search], logits: Tensor, narrow: Narrow | None = None) -> None:
         """One token more for each row of each search."""
+        logits = logits if narrow is None else narrow.whole(logits)
         drawn, sampling = cast("Sequence[Drawn]", searches), self.sampling
         seen = (
             [[*search.prompt, *row] for search in drawn for row in search.rows] if sampling.remembers else []
@@ -83,6 +85,8 @@ class Drawn:
         self.found: list[tuple[list[int], float]] = [([], 0.0) for _ in range(n)]
         self.said: list[Token] = []
         self.error = ""
+
+    forced: Sequence[int] = ()
 
     @property
     def width(self) -> int:

@@ -15,6 +15,7 @@ from polyhead.errors import UserError, check_whole
 from polyhead.generate.batch import Batch, Member
 from polyhead.generate.decoder import Decoder
 from polyhead.generate.request import End, Request, Search
+from polyhead.generate.shortlist import Shortlist
 from polyhead.registry import Choice
 
 
@@ -32,7 +33,8 @@ class Engine:
     for. With ``deterministic`` every request is computed by itself: what it says, to the last bit,
     does not depend on what else runs; otherwise by rounding, as sums in a batch are added up in another order. A cache
     that forgets by what was looked at (h2o, subgen) may forget otherwise where a prompt is read in other chunks, and how
-    large they are depends, unless deterministic, on who else reads.
+    large they are depends, unless deterministic, on who else reads. With a ``shortlist`` an encoder-decoder says what its sources
+    suggest and nothing else, by a smaller head.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Engine:
         chunk: int = 4096,
         refill: float = 0.0,
         deterministic: bool = False,
+        shortlist: Shortlist | None = None,
     ) -> None:
         assert not model.training, "decoding wants model.eval(): dropout would make the outputs random"
         for name, value in (("rows", rows), ("tokens", tokens), ("chunk", chunk), ("max_len", max_len)):
@@ -54,6 +57,7 @@ class Engine:
             raise UserError(f"engine: refill is {refill}, wanted a share from 0 to 1")
         self.model, self.max_len, self.cache, self.rows = model, max_len, cache, rows
         self.tokens, self.chunk, self.refill, self.deterministic = tokens, chunk, refill, deterministic
+        self.shortlist = shortlist
         self.half = max(1, max_len // 2)  # what a text that outgrows the model goes on from
         self._most = 0  # requests that ran after the last ones joined
         self.waiting: deque[Request] = deque()
@@ -160,7 +164,7 @@ class Engine:
 
     def _new(self) -> Batch:
         cache = make_cache(self.cache, self.model.cache_shape, 0, self.max_len)
-        return Batch(self.model, cache, share=not self.deterministic)
+        return Batch(self.model, cache, not self.deterministic, self.shortlist)
 
     def _try(self, batch: Batch, work: Callable[[], None]) -> None:
         """Do it; if it fails, whoever waits for one of these requests is told, and the engine goes on without the batch."""

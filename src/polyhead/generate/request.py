@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from polyhead.generate.decoder import Hypothesis, Token
+from polyhead.generate.shortlist import Narrow
 
 if TYPE_CHECKING:
     from polyhead.generate.engine import Engine
@@ -37,6 +38,11 @@ class Search(Protocol):
         """The most new tokens of a row."""
         ...
 
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that it will say whatever the model thinks."""
+        ...
+
     def best(self) -> list[Hypothesis]:
         """What was found, when it has ended."""
         ...
@@ -49,8 +55,11 @@ class Search(Protocol):
 class Rule(Protocol):
     """How the next token is chosen; one for all requests with the same settings, for they are advanced together."""
 
-    def advance(self, searches: Sequence[Search], logits: Tensor) -> None:
-        """The logits (N, V) after each row of each search, in their order; one without rows left has ended."""
+    def advance(self, searches: Sequence[Search], logits: Tensor, narrow: Narrow | None = None) -> None:
+        """The logits (N, V) after each row of each search, in their order; one without rows left has ended.
+
+        ``narrow`` says what the columns are where they are not all tokens.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.engine import Engine
 from polyhead.generate.request import Request
+from polyhead.generate.shortlist import Shortlist
 from polyhead.generation_section import GenerationConfig
 from polyhead.text.form.form import Form
 from polyhead.text.sides import Sides
@@ -26,6 +27,7 @@ def search(
     truncate: bool = False,
     prefix: Sequence[Sequence[int]] | None = None,
     forbidden: Sequence[int] = (),
+    shortlist: Shortlist | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Outputs of encoded source lines (without what stands around them), as (line from 0, best first), as they are found.
 
@@ -34,7 +36,7 @@ def search(
     ``max_length_ratio`` x source tokens + ``max_length_extra`` tokens, and never more than ``max_len``, the model's
     greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
     is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
-    output of each line, where the line is not empty. One beam is greedy search.
+    output of each line, where the line is not empty. One beam is greedy search. With a ``shortlist`` only what a line suggests is said.
     """
     lines = _fitting(sources, max_len - len(sides.source(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
@@ -52,8 +54,9 @@ def search(
         min(max_len, max(limit(len(line), config), len(told) + len(given) + 1))
         for line, given in zip(lines, prefix, strict=True)
     ]
+    longest = max(limits, default=1)
     engine = Engine(
-        model, max_len=max(limits, default=1), cache=config.cache, tokens=config.batch_tokens, refill=1
+        model, max_len=longest, cache=config.cache, tokens=config.batch_tokens, refill=1, shortlist=shortlist
     )
     order = sorted(range(len(lines)), key=lambda row: -len(lines[row]))
     requests = {}

@@ -39,6 +39,11 @@ class Head(nn.Module):
         scale = 1 / factor_of(config.scale_output, config.embedding_width**0.5)
         return cls(weight, bias, scale, config.logit_softcap)
 
+    def narrowed(self, tokens: Tensor) -> Head:
+        """A head for these tokens alone, in their order: (n,) -> (..., C) -> (..., n)."""
+        bias = None if self.bias is None else nn.Parameter(self.bias[tokens], requires_grad=False)
+        return Head(self.weight[tokens], bias, self.scale, self.softcap)
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
         return self.bounded(F.linear(self.scaled(x), self.weight, self.bias))

@@ -28,6 +28,7 @@ def measure(
     beam_size: int | None = None,
     length_penalty: float | None = None,
     batch_tokens: int | None = None,
+    shortlist: bool | None = None,
     source: str | None = None,
     target: str | None = None,
 ) -> None:
@@ -35,7 +36,12 @@ def measure(
     sides = {"source": source, "target": target}
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     sources, references = pairs(run, files, split, limit, columns)
-    typed = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    typed = {
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "batch_tokens": batch_tokens,
+        "shortlist": shortlist,
+    }
     changes: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
     counter, start = Counter(), time.perf_counter()
     lang = run.recipe.data.target_lang if run.recipe else ""
