@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("acceptance"):
             item.user_properties += [("acceptance", id) for id in mark.args]
+
+
+@pytest.fixture
+def unsearched() -> Iterator[None]:
+    """Python does not search for what only knows itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Table:

@@ -1,6 +1,7 @@
 """Requests that come and go at every step say what they say alone, hold what they need, and end exactly once."""
 
 import threading
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -16,7 +17,7 @@ from polyhead.generate.engine import Engine
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
 from polyhead.models import Ensemble, build
-from polyhead.registry import Choice
+from polyhead.registry import CACHE, Choice
 
 EOS, BOS, V, MAX_LEN = 2, 1, 23, 40
 DESIGNS = {
@@ -332,6 +333,21 @@ def test_a_model_that_breaks_ends_who_was_in_it_and_the_engine_goes_on(monkeypat
             first.result()
     assert first.end.reason == "error" and engine.idle
     assert engine.submit([4, 5], Drawn(rule, [4, 5], 5)).result() == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in CACHE.names() if name != "state"])
+def test_a_cache_goes_with_its_last_request(unsearched, name):
+    """Not when Python next searches for what only knows itself: until then there may be many of them."""
+    engine = Engine(make(), max_len=MAX_LEN, cache=Choice(name), deterministic=True)
+    for _ in range(2):
+        request = engine.submit([4, 5], Drawn(Drawing(GREEDY, -1), [4, 5], 5))
+        engine.step()
+        (batch,) = engine.batches
+        held = weakref.WeakSet([batch, batch.cache, *batch.cache.layers])
+        del batch
+        request.result()
+        engine.step()
+        assert not held
 
 
 @pytest.mark.acceptance("D3")

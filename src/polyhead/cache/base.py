@@ -89,10 +89,13 @@ class Memory(NamedTuple):
 class LayerCache(Protocol):
     """What one layer remembers between steps. Nothing above attention knows which kind it holds."""
 
-    watcher: Watcher | None  # called with each step's weights; None: nobody looks
-
     # (B, ...) each, in a cache of states; attention reads it and gives the next one
     state: tuple[Tensor, ...]
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Called with each step's weights; None: nobody looks."""
+        ...
 
     def update(self, kv: KV) -> KV:
         """Store the new slots (B, K, T, D), return all that may be seen (B, K, S, D)."""

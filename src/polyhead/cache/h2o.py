@@ -10,7 +10,7 @@ from torch import Tensor
 from polyhead.cache.base import CacheShape
 from polyhead.cache.rows import Arrivals, RowCache, RowLayer, along, of, put
 from polyhead.errors import UserError
-from polyhead.nn.kv import KV, visible
+from polyhead.nn.kv import KV, Watcher, visible
 from polyhead.registry import CACHE
 
 
@@ -74,7 +74,10 @@ class H2OLayer(RowLayer):
         self.score = torch.zeros_like(self.pos, dtype=torch.float32)  # fp32: a sum over a long past
         self.slot = shape.token_bytes + shape.n_kv_heads * (8 + 4)
         self.shown: KV | None = None  # what this step's attention sees, until it says how
-        self.watcher = self.watch
+
+    @property
+    def watcher(self) -> Watcher:
+        return self.watch
 
     def used(self, lengths: Sequence[int]) -> int:
         return sum(min(length, self.slots - 1) for length in lengths) * self.slot

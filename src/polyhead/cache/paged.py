@@ -65,9 +65,10 @@ class PagedCache:
         self.table = PageTable(self.block)
         self._names = count()
         self.rows = [self._empty() for _ in range(n_rows)]  # the sequence of each row
-        self._dirty: set[int] = set()  # pages with numbers that are not finite
+        # pages with numbers that are not finite; layers know it and not the cache, lest a cache outlive its use in a circle
+        self._dirty: set[int] = set()
         self._index: tuple[tuple[object, ...], tuple[Ints, Tensor, Tensor]] | None = None
-        self.layers = [PagedLayer(self.block, shape, self.soil) for _ in range(shape.n_layers)]
+        self.layers = [PagedLayer(self.block, shape, self._dirty) for _ in range(shape.n_layers)]
 
     @property
     def nbytes(self) -> int:
@@ -153,11 +154,6 @@ class PagedCache:
         Only where keys and values depend on these tokens alone: not in the decoder of an encoder-decoder.
         """
         self.table.publish(self.rows[row], tokens)
-
-    def soil(self, slots: Tensor) -> None:
-        """Remember that the pages of these slots hold what is not finite: cleared before somebody else gets them."""
-        page = self.block * self.layers[0].k.size(1)
-        self._dirty |= {slot // page - 1 for slot in slots.tolist()} - {-1}
 
     def _empty(self) -> int:
         seq = next(self._names)

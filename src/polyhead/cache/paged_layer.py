@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,9 +33,9 @@ class PagedLayer:
 
     state: tuple[Tensor, ...] = ()
 
-    def __init__(self, block: int, shape: CacheShape, soil: Callable[[Tensor], None]) -> None:
+    def __init__(self, block: int, shape: CacheShape, dirty: set[int]) -> None:
         self.k, self.v = shape.storage(1, block)
-        self.soil = soil  # told the slots that got what is not finite
+        self.dirty = dirty  # pages of the cache that got what is not finite
         self.step: Step | None = None
         self.watcher: Watcher | None = None
 
@@ -73,6 +73,11 @@ class PagedLayer:
 
     def _pages(self, step: Step) -> Pages:
         return Pages(self.k, self.v, step.pages, partial(gathered, step.read, len(step.pages)))
+
+    def soil(self, slots: Tensor) -> None:
+        """Remember that the pages of these slots hold what is not finite: cleared before somebody else gets them."""
+        page = self.k.size(1) * self.k.size(2)
+        self.dirty |= {slot // page - 1 for slot in slots.tolist()} - {-1}
 
     def copy(self, pages: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages, (from, to) each."""

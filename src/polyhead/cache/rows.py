@@ -41,12 +41,16 @@ class RowLayer(ABC):
     state: tuple[Tensor, ...] = ()
 
     def __init__(self) -> None:
-        self.watcher: Watcher | None = None
         self.step: Any = None  # what the cache found out for all layers
 
     @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in self.kept)
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Whom attention shows its weights; nothing is kept of it, for a layer that holds its own method outlives its use."""
+        return None
 
     @abstractmethod
     def update(self, kv: KV) -> KV:
