@@ -335,6 +335,27 @@ def test_a_model_that_breaks_ends_who_was_in_it_and_the_engine_goes_on(monkeypat
     assert engine.submit([4, 5], Drawn(rule, [4, 5], 5)).result() == wanted
 
 
+@pytest.mark.parametrize("where", ["model", "engine"])
+def test_an_error_that_is_kept_keeps_no_cache(monkeypatch, unsearched, where):
+    """It knows the frames it went through, and whoever asked for the text may hold it for long."""
+    model = make()
+    engine = Engine(model, max_len=MAX_LEN, cache=PAGED)
+    request = engine.submit([4, 5], Drawn(Drawing(GREEDY, -1), [4, 5], 5))
+    engine.step()
+    held = weakref.WeakSet(engine.batches[0].cache.layers)
+    if where == "model":
+        monkeypatch.setattr(model, "decode", lambda tokens, pos, cache, memory: cache / 0)
+        engine.step()
+    else:
+        monkeypatch.setattr(engine, "_advance", lambda batch: batch.cache / 0)
+        monkeypatch.setattr(engine, "_try", lambda batch, work: work())
+        with pytest.raises(TypeError) as caught:
+            engine.step()
+        engine.fail(caught.value)
+    assert isinstance(request.end.error, TypeError) and request.end.error.__traceback__
+    assert not held and engine.idle
+
+
 @pytest.mark.parametrize("name", [name for name in CACHE.names() if name != "state"])
 def test_a_cache_goes_with_its_last_request(unsearched, name):
     """Not when Python next searches for what only knows itself: until then there may be many of them."""

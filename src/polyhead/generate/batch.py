@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
+from traceback import clear_frames
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,12 @@ class Batch:
     def leave(self, members: Sequence[Member]) -> None:
         """Members that have ended, or give way to others: their rows are free."""
         self._arrange({member: [] for member in members})
+
+    def close(self, error: Exception) -> None:
+        """Hold nothing any more, nor let the error: it knows the frames it went through, and lives as long as a request does."""
+        clear_frames(error.__traceback__)
+        self.members, self.memory = [], None
+        del self.cache, self.known
 
     def drop(self, member: Member) -> None:
         """Give up the rows that its search has dropped."""

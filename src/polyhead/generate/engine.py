@@ -140,6 +140,8 @@ class Engine:
         with self._lock:
             everyone = [*self.waiting, *(member.request for member in self.live)]
             self.waiting.clear()
+            for batch in self.batches:
+                batch.close(error)
             self.batches.clear()
             self._most = 0
             for request in everyone:
@@ -174,6 +176,7 @@ class Engine:
             self.batches.remove(batch)
             for member in batch.members:
                 self._end(member.request, End("error", error))
+            batch.close(error)
 
     def _worst(self, request: Request) -> int:
         """The most tokens for which a new request ever takes room: whole pages of what all rows share, the rest for each."""
