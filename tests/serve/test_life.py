@@ -267,6 +267,30 @@ def test_who_resets_a_connection_leaves_nothing_of_it(runs, serving):
         live.until(lambda: gc.collect() is not None and not known, "nothing knows of them")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nothing_of_a_request_waits_for_the_search_for_garbage(
+    runs, serving, slowly, unsearched, leaves, stream
+):
+    """That is rare in a service, and goes through what lives as well. The last news of who has left is read by nobody."""
+    with serving(runs["decoder"]) as live, slowly(live) as engine:
+        sock = send(live, BODY | {"stream": stream})
+        engine.let(3)
+        live.until(lambda: engine.entered == 4, "three tokens are there, and a step is under way")
+        driver, known = live.service.driver, weakref.WeakSet(live.server.server_state.connections)
+        known |= set(driver.talks)
+        known |= {talk.stream.request for talk in driver.talks}
+        assert len(known) == 3
+        if leaves:
+            sock.close()
+            live.until(lambda: driver._inbox, "the service has noticed")
+        engine.let(1000)
+        live.idle()
+        sock.close()
+        live.until(lambda: not live.server.server_state.connections, "it is gone")
+        live.until(lambda: not known, "nothing knows of them")
+
+
 @pytest.mark.acceptance("R10")
 def test_an_answer_that_is_still_being_read_is_not_cut_by_the_end(runs, serving, monkeypatch):
     monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)

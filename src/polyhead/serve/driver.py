@@ -254,7 +254,7 @@ class Driver(threading.Thread):
 
     def _hand_out(self, news: list[News], heard: threading.Event | None) -> None:
         for one in news:
-            one.talk.hears.put_nowait(one)
+            one.talk.hear(one)
         # who hears of it acts in the loop's next round, whoever else waits in the one after that
         if heard is not None:
             self.loop.call_soon(self.loop.call_soon, heard.set)

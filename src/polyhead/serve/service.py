@@ -216,6 +216,7 @@ class Service:
         finally:
             for talk in talks.all:
                 self.driver.drop(talk)
+                talk.hears = None  # news that nobody has read know their text, which must not know them
 
     def measures(self) -> bytes:
         """What Prometheus is told."""

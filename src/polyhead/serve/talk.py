@@ -38,7 +38,8 @@ class Talk:
     """One text between the service and the engine: asked by the event loop, answered by the model's thread."""
 
     def __init__(self, number: int, asked: Asked, hears: asyncio.Queue[News | None], live: bool) -> None:
-        self.number, self.asked, self.hears, self.live = number, asked, hears, live  # live: wants every piece
+        self.number, self.asked, self.live = number, asked, live  # live: wants every piece
+        self.hears: asyncio.Queue[News | None] | None = hears  # None: its client has left
         self.stream: Stream | None = None
         self.begun = time.monotonic()
         self.first = self.last = 0.0  # when its first token came, and its newest
@@ -56,6 +57,11 @@ class Talk:
             return [Piece(row, "", True, Likely([], [], [])) for row in range(self.asked.n)]
         texts = enumerate(self.stream.texts())
         return [Piece(row, text, True, self.stream.likely(row)) for row, text in texts]
+
+    def hear(self, news: News) -> None:
+        """Tell its client, if he is there."""
+        if self.hears is not None:
+            self.hears.put_nowait(news)
 
     def due(self, pause: float) -> bool:
         """Whether it is time for news; the first and the last are told at once."""

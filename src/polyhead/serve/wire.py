@@ -33,9 +33,11 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         _reads: asyncio.TimerHandle | None = None
         _writes: asyncio.TimerHandle | None = None
         _lingers = False
+        _closing: Closing
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(Closing(transport, self._linger))  # type: ignore[arg-type]
+            self._closing = Closing(transport, self._linger)
+            super().connection_made(self._closing)  # type: ignore[arg-type]
             if len(self.connections) > limits.connections:
                 self._refuse(Refusal(503, "too_many_connections", "too many connections are open"))
                 return
@@ -61,6 +63,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self._writes = stopped(self._writes)
             self._unset_keepalive_if_required()  # left alone after an error, it would keep all this for its time
             super().connection_lost(exc)
+            self._closing.lost()
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -152,6 +155,10 @@ class Closing:
     def close(self) -> None:
         if not self._lingers():
             self._transport.close()
+
+    def lost(self) -> None:
+        """Know the connection no more: what knows each other waits for Python's search, with all that was asked and answered."""
+        self._lingers = lambda: False
 
 
 def unread(transport: asyncio.Transport) -> int:
