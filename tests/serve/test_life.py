@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from polyhead.serve import app, driver
 from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.wire import unread
@@ -289,6 +290,39 @@ def test_nothing_of_a_request_waits_for_the_search_for_garbage(
         sock.close()
         live.until(lambda: not live.server.server_state.connections, "it is gone")
         live.until(lambda: not known, "nothing knows of them")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body", "code"),
+    [
+        ("decoder", "completions", {"prompt": "dogs " * 100}, 400),
+        ("decoder", "completions", {"prompt": "dogs", "n": 30}, 400),
+        ("decoder", "completions", {"prompt": "dogs"}, 500),
+        ("encoder", "fill-mask", {"input": ["no hole"]}, 400),
+        ("encoder", "fill-mask", {"input": ["a <mask>"], "model": "another"}, 404),
+    ],
+)
+def test_a_refusal_is_told_and_forgotten_with_what_was_asked(
+    runs, serving, monkeypatch, unsearched, kind, path, body, code
+):
+    """An error knows the frames that it went through, and those what came, which may be megabytes."""
+    known = weakref.WeakSet()
+
+    def noted(make):
+        def made(*given):
+            known.add(one := make(*given))
+            return one
+
+        return made
+
+    monkeypatch.setattr(app, "Call", noted(app.Call))
+    monkeypatch.setattr(driver, "Future", noted(driver.Future))
+    with serving(runs[kind]) as live:
+        if code == 500:
+            monkeypatch.setattr(live.service.engine.engine, "_admit", lambda: 1 / 0)
+        assert live.ask(f"/v1/{path}", body).status_code == code
+        live.idle()
+        live.until(lambda: not known, "nothing knows of it")
 
 
 @pytest.mark.acceptance("R10")

@@ -83,6 +83,8 @@ class App:
             work.cancel()
             leaves.cancel()
             self.active.discard(work)
+            # a task knows its error, which knows this frame: they would keep each other, and the body, until they are found
+            del work, leaves
 
     async def _timely(self, work: Awaitable[None]) -> None:
         seconds = self.service.limits.request_time

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from polyhead.errors import UserError
 from polyhead.generate.service import Stream, TextEngine
 from polyhead.generate.text import Said
 from polyhead.serve.refusal import where
@@ -224,7 +225,9 @@ class Driver(threading.Thread):
                 results = group[0].work([item for job in group for item in job.items])
         except BaseException as error:
             if len(group) == 1:
-                group[0].done.set_exception(error)
+                # a mistake is told by its message alone; the frames it went through know the job, which knows it
+                plain = isinstance(error, UserError)
+                group[0].done.set_exception(error.with_traceback(None) if plain else error)
                 return
             for job in group:  # one of them is at fault, and only that one is to hear of it
                 self._do([job])

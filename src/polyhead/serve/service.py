@@ -191,6 +191,8 @@ class Service:
             return await asyncio.wrap_future(work)
         except UserError as error:
             raise Refusal(400, "invalid_value", str(error)) from None
+        finally:
+            del work  # it knows its error, which knows this frame
 
     @asynccontextmanager
     async def talking(
