@@ -89,8 +89,8 @@ def address(sock: socket.socket) -> str:
 def collect_rarely() -> None:
     """Keep the search for cyclic garbage short and rare: it holds up every thread, for a fifth of a second where it looks at all.
 
-    What is there when the service begins stays, so it is not looked at again. Requests leave a few hundred objects in
-    cycles each second, for which once in half a minute is often enough.
+    What is there when the service begins stays, so it is not looked at again. Requests leave nothing in cycles, so
+    rarely is often enough.
     """
     gc.collect()
     gc.freeze()

@@ -159,6 +159,7 @@ class Closing:
     def lost(self) -> None:
         """Know the connection no more: what knows each other waits for Python's search, with all that was asked and answered."""
         self._lingers = lambda: False
+        vars(self._transport).pop("_read_ready_cb", None)  # asyncio's transport knows itself by this method
 
 
 def unread(transport: asyncio.Transport) -> int:
