@@ -142,7 +142,7 @@ class Run:
     def chat(self, messages: Sequence[Any], **changes: Any) -> str:
         """What the assistant says after messages such as {"role": "user", "content": "Hello"}.
 
-        ``chat`` names the format if the run does not say it; ``stop``, ``seed`` and the rest are as in ``generate``.
+        ``chat`` names the format if the run does not say it, ``tools`` what may be called; the rest is as in ``generate``.
         """
         return "".join(self.stream_chat(messages, **changes))
 

@@ -80,7 +80,7 @@ def test_null_puts_off_what_is_the_runs_own(
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, json, regex"),
+        ("jsn", "form: unknown form 'jsn'; did you mean 'json'? Known: choice, grammar, json, regex"),
         ("regex", "form: form 'regex' needs the option 'pattern'"),
         ("regex,pattern=[0-9]{2,4}", "regex,pattern=[0-9]{2,4}: line 1, column 6: expected '<document start>', but found '{'; "
          "if it is one text, quote it: \"regex,pattern='[0-9]{2,4}'\""),

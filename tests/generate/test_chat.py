@@ -96,7 +96,9 @@ def test_the_room_for_a_long_conversation_is_found_without_writing_it_anew_for_e
     talk = [Message("system", "be kind"), *turns[:-1]]
     wanted = [talk[0], *talk[1 + 2 * kept :]]
     room, plain, written = len(talker.prompt(wanted)), talker.prompt, []
-    monkeypatch.setattr(talker, "prompt", lambda messages: written.append(len(messages)) or plain(messages))
+    monkeypatch.setattr(
+        talker, "prompt", lambda talk, *tools: written.append(len(talk)) or plain(talk, *tools)
+    )
     assert talker.fitting(talk, room) == wanted
     assert sum(written) <= len(talk) * 11  # the logarithm of the questions, and the first look
     with pytest.raises(UserError, match="say less at once"):

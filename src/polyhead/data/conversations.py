@@ -128,5 +128,5 @@ def _message(given: Any) -> Message | None:
 def texts(conversations: Conversations) -> Iterator[str]:
     """What a tokenizer learns from: who speaks, and what is said."""
     for _, messages in conversations.read(ConversationReport(conversations.where)):
-        for role, content in messages:
+        for role, content, *_ in messages:
             yield f"{role.capitalize()}: {content}"

@@ -9,10 +9,12 @@ from typing import Any
 from polyhead.errors import UserError, nearest, show
 from polyhead.generate.service import Asked, Stream, TextEngine
 from polyhead.registry import CHAT, Choice
-from polyhead.text.chat.base import ChatFormat, Message, apart
-from polyhead.text.chat.tokens import check_fits, ends, written
+from polyhead.text.chat.base import ChatFormat, Message, apart, toolless
+from polyhead.text.chat.calls import CallingFormat, Calls
+from polyhead.text.chat.tokens import check_fits, ends, speaker, written
+from polyhead.text.chat.tools import Tools, calls_of, tools_of
 
-KEYS = ("role", "content")
+KEYS = ("role", "content", "tool_calls", "tool_call_id")
 
 
 class Chat:
@@ -28,12 +30,14 @@ class Chat:
         self.format: ChatFormat = CHAT.build(self.choice)
         check_fits(self.format, engine.tokenizer)
         self.ends = ends(self.format, engine.tokenizer)
+        self.calls: Calls | None = self.format.calls if isinstance(self.format, CallingFormat) else None
+        self.speaker = speaker(self.format, engine.tokenizer)
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Tools = Tools()) -> list[int]:
         """The tokens after which the model answers."""
-        return written(self.format, self.engine.tokenizer, messages, answer=True).ids
+        return written(self.format, self.engine.tokenizer, messages, answer=True, tools=tools).ids
 
-    def fitting(self, messages: Sequence[Message], room: int) -> list[Message]:
+    def fitting(self, messages: Sequence[Message], room: int, tools: Tools = Tools()) -> list[Message]:
         """The messages without the oldest questions and answers, where all do not fit into so many tokens.
 
         What the system says stays. A UserError says that the last question alone is too long.
@@ -43,7 +47,7 @@ class Chat:
         starts = [0, *(i for i in range(1, len(turns)) if turns[i].role == "user")]
 
         def size(start: int) -> int:
-            return len(self.prompt([*head, *turns[start:]]))
+            return len(self.prompt([*head, *turns[start:]], tools))
 
         if size(0) <= room:
             return list(messages)
@@ -54,23 +58,56 @@ class Chat:
             )
         return [*head, *turns[starts[first] :]]
 
-    def kept(self, messages: Sequence[Message], wishes: Mapping[str, Any]) -> list[Message]:
+    def kept(
+        self, messages: Sequence[Message], wishes: Mapping[str, Any], tools: Tools = Tools()
+    ) -> list[Message]:
         """The messages that are read: as many as leave the answer all its room, but at most half of what the model reads."""
         whole = self.engine.max_len
         most = wishes.get("max_new_tokens", self.engine.config.max_new_tokens)
-        return self.fitting(messages, whole + 1 - min(most, whole // 2) if isinstance(most, int) else whole)
+        room = whole + 1 - min(most, whole // 2) if isinstance(most, int) else whole
+        return self.fitting(messages, room, tools)
 
-    def read(self, messages: Sequence[Message], **wishes: Any) -> Asked:
+    def manner(self, tools: Tools = Tools()) -> dict[str, Any]:
+        """Wishes for every answer: how it ends, and of one that may call tools how it is read, and its form if it must."""
+        said: dict[str, Any] = {"ends": self.ends, "trim": self.format.trims}
+        if not tools.all:
+            return said
+        if self.calls is None:
+            raise toolless(f"tools are given ({', '.join(tools.names)})")
+        return said | {"speaker": self.speaker} | ({"form": self.calls.form(tools)} if tools.must else {})
+
+    def read(self, messages: Sequence[Message], tools: Tools = Tools(), **wishes: Any) -> Asked:
         """A wish for an answer, checked; ``wishes`` are those of ``TextEngine.read``.
 
         Of a conversation that is too long the oldest questions go, as ``kept`` says.
         """
-        ids = self.prompt(self.kept(messages, wishes))
-        return self.engine.read(ids, ends=self.ends, trim=self.format.trims, **wishes)
+        manner = self.manner(tools)
+        if "form" in manner and wishes.get("form") is not None:
+            raise UserError(
+                "an answer has one form: tool_choice asks for a call, and form for something else"
+            )
+        ids = self.prompt(self.kept(messages, wishes, tools), tools)
+        return self.engine.read(ids, **(wishes | manner))
 
-    def answer(self, messages: Sequence[Message], **wishes: Any) -> Iterator[str]:
+    def answer(
+        self, messages: Sequence[Message], *, tools: Any = None, tool_choice: Any = None, **wishes: Any
+    ) -> Iterator[str]:
         """What the assistant says, piece by piece; who stops listening ends it."""
-        stream: Stream = self.engine.begin(self.read(messages, **wishes))
+        return self._answer(messages, tools_of(tools, tool_choice), wishes)
+
+    def reply(
+        self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **wishes: Any
+    ) -> Message:
+        """What the assistant says as a message to go on from, with the functions that it calls."""
+        offered = tools_of(tools, tool_choice)
+        text = "".join(self._answer(conversation(messages), offered, wishes))
+        if self.calls is None:
+            return Message("assistant", text)
+        content, calls = self.calls.reader(offered).feed(text, True)
+        return Message("assistant", content, tuple(calls))
+
+    def _answer(self, messages: Sequence[Message], tools: Tools, wishes: Mapping[str, Any]) -> Iterator[str]:
+        stream: Stream = self.engine.begin(self.read(messages, tools, **wishes))
         try:
             for said in stream:
                 yield said.text
@@ -91,10 +128,19 @@ def message(given: Any, number: int) -> Message:
         return given
     if not isinstance(given, Mapping):
         raise UserError(f"message {number} is {show(given)}, wanted a role and a content")
-    for key in KEYS:
-        if not isinstance(given.get(key), str):
-            raise UserError(f"message {number} has no text as its {key}: {show(given.get(key))}")
+    calls, content, answers = (
+        calls_of(given.get("tool_calls"), number),
+        given.get("content"),
+        given.get("tool_call_id", ""),
+    )
+    for key, value in (
+        ("role", given.get("role")),
+        ("content", "" if calls and content is None else content),
+        ("tool_call_id", answers),
+    ):
+        if not isinstance(value, str):
+            raise UserError(f"message {number} has no text as its {key}: {show(value)}")
     for key in given:
         if key not in KEYS:
             raise UserError(f"message {number} has {show(key)}, which is not known{nearest(str(key), KEYS)}")
-    return Message(given["role"], given["content"])
+    return Message(given["role"], content or "", calls, answers)

@@ -144,6 +144,7 @@ class Asked(NamedTuple):
     ends: tuple[int, ...]  # tokens of which any ends it
     opening: tuple[int, ...] = ()
     trim: bool = False  # whether blanks at both ends are no part of the text
+    speaker: Tokenizer | None = None  # by which tokens become text, if not by that of the engine
 
 
 class TextEngine:
@@ -175,7 +176,7 @@ class TextEngine:
         self._drawing: WeakValueDictionary[tuple[Sampling, tuple[int, ...], Form | None], Drawing] = (
             WeakValueDictionary()
         )
-        self._beaming: WeakValueDictionary[tuple[str, int], Beaming] = WeakValueDictionary()
+        self._beaming: WeakValueDictionary[tuple[str, int, Form | None], Beaming] = WeakValueDictionary()
 
     def submit(self, text: str | Sequence[int], **wishes: Any) -> Stream:
         """Go on from a text, or translate it, as ``read`` says."""
@@ -196,6 +197,7 @@ class TextEngine:
         top: int = 0,
         ends: Sequence[int] = (),
         trim: bool = False,
+        speaker: Tokenizer | None = None,
         source_lang: str | None = None,
         target_lang: str | None = None,
         **changes: Any,
@@ -205,7 +207,7 @@ class TextEngine:
         A language model draws ``n`` sequences, or with ``beam_size`` finds the n likeliest. An encoder-decoder searches;
         with ``temperature`` (0 is the likeliest token), top_k, top_p or min_p it draws, and its words come one by one.
         With each token that is drawn the ``top`` likeliest are told. Any token of ``ends`` ends it, if they are given.
-        ``trim`` takes the blanks at both ends away.
+        ``trim`` takes the blanks at both ends away; of a language model's tokens ``speaker`` makes text, if it is given.
         The text may be given as tokens, such as ``tokens`` gives. A UserError says why the request cannot be served.
         """
         for name in sorted(ENGINE & set(changes)):
@@ -237,19 +239,19 @@ class TextEngine:
             )
         last = tuple(ends) or (self.tokenizer.eos_id,)
         if drawn:
-            search: Search = Drawn(self._draw(config, last), ids, config.max_new_tokens, n, seed, top=top)
+            rule = self._draw(config, last, speaker)
+            search: Search = Drawn(rule, ids, config.max_new_tokens, n, seed, top=top)
         else:
             search = Beams(
-                self._beam(config, last[0]),
+                self._beam(config, last[0], (), speaker),
                 Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), before=ids),
             )
-        return Asked(ids, search, None, ids, n, stops, last, trim=trim)
+        return Asked(ids, search, None, ids, n, stops, last, trim=trim, speaker=speaker)
 
     def begin(self, asked: Asked) -> Stream:
         """Give the engine what was read; a UserError says why it can never be served."""
-        voices = [
-            TextStream.of(self.tokenizer, asked.stops, asked.before, asked.trim) for _ in range(asked.n)
-        ]
+        by = asked.speaker or self.tokenizer
+        voices = [TextStream.of(by, asked.stops, asked.before, asked.trim) for _ in range(asked.n)]
         request = self.engine.submit(asked.prompt, asked.search, source=asked.source)
         return Stream(request, voices, asked.ends, asked.opening)
 
@@ -281,13 +283,14 @@ class TextEngine:
         beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told), [sides.start]))
         return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
 
-    def _draw(self, config: GenerationConfig, ends: tuple[int, ...]) -> Drawing:
+    def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
-        sampling, form = sampling_of(config), form_of(config.form, self.tokenizer, ends)
+        sampling, form = sampling_of(config), form_of(config.form, by or self.tokenizer, ends)
         return self._drawing.setdefault((sampling, ends, form), Drawing(sampling, *ends, form=form))
 
-    def _beam(self, config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = ()) -> Beaming:
-        form = form_of(config.form, self.tokenizer, [eos_id])
-        return self._beaming.setdefault(
-            (config.model_dump_json(), eos_id), beaming(config, eos_id, forbidden, form)
-        )
+    def _beam(
+        self, config: GenerationConfig, end: int, forbidden: Sequence[int] = (), by: Tokenizer | None = None
+    ) -> Beaming:
+        form = form_of(config.form, by or self.tokenizer, [end])
+        rule = beaming(config, end, forbidden, form)
+        return self._beaming.setdefault((config.model_dump_json(), end, form), rule)

@@ -6,16 +6,27 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from polyhead.errors import UserError, nearest, show
+from polyhead.registry import CHAT
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 Kind = Literal["text", "token", "mark", "role"]
+
+
+class Call(NamedTuple):
+    """A function that the assistant calls."""
+
+    name: str
+    arguments: str = "{}"  # an object, as JSON writes it
+    id: str = ""
 
 
 class Message(NamedTuple):
     """What somebody says in a conversation."""
 
-    role: str  # system, user or assistant
+    role: str  # system, user, assistant or tool
     content: str
+    calls: tuple[Call, ...] = ()  # of the assistant
+    answers: str = ""  # in a tool's message: the id of the call that it is the result of
 
 
 class Piece(NamedTuple):
@@ -66,8 +77,11 @@ def apart(messages: Sequence[Message]) -> tuple[str | None, Sequence[Message]]:
     return None, messages
 
 
-def check(messages: Sequence[Message], answer: bool, alternate: str = "") -> None:
-    """Refuse an order of roles that makes no sense; ``alternate`` names a format in which user and assistant take turns."""
+def check(messages: Sequence[Message], answer: bool, alternate: str = "", calls: bool = False) -> None:
+    """Refuse an order of roles that makes no sense.
+
+    ``alternate`` names a format in which user and assistant take turns; ``calls`` says whether one can write calls.
+    """
     for number, message in enumerate(messages):
         if message.role not in ROLES:
             hint = nearest(message.role, ROLES)
@@ -76,14 +90,48 @@ def check(messages: Sequence[Message], answer: bool, alternate: str = "") -> Non
             )
         if message.role == "system" and number:
             raise UserError(f"message {number} is the system's, which speaks first or not at all")
+        if (message.role == "tool" or message.calls) and not calls:
+            what = f"has the role {message.role!r}" if message.role == "tool" else "calls functions"
+            raise toolless(f"message {number} {what}")
     turns = apart(messages)[1]
     if not turns:
         raise UserError("a conversation needs a message of the user")
-    if answer and turns[-1].role != "user":
+    _check_calls(messages)
+    if answer and turns[-1].role == "assistant":
         raise UserError("the last message is the assistant's; a message of the user must come last")
-    for number, message in enumerate(turns if alternate else ()):
-        if (message.role == "user") != (number % 2 == 0):
+    spoken = [
+        (i, one.role) for i, one in enumerate(messages) if one.role in ("user", "assistant") and not one.calls
+    ]
+    for turn, (number, role) in enumerate(spoken if alternate else ()):
+        if (role == "user") != (turn % 2 == 0):
             raise UserError(
                 f"in the format {alternate!r} user and assistant take turns, the user first; "
-                f"message {number + len(messages) - len(turns)} is the {message.role}'s"
+                f"message {number} is the {role}'s"
+            )
+
+
+def toolless(what: str) -> UserError:
+    """Why something cannot be written in a format that knows no tools."""
+    able = ", ".join(name for name in CHAT.names() if hasattr(CHAT.get(name), "calls"))
+    return UserError(f"{what}, and this chat format has no way to write tools; those that have: {able}")
+
+
+def _check_calls(messages: Sequence[Message]) -> None:
+    """Refuse calls of others than the assistant, and results of what nobody has called."""
+    called: list[str] = []
+    for number, message in enumerate(messages):
+        if message.calls and message.role != "assistant":
+            raise UserError(
+                f"message {number} is the {message.role}'s, and the assistant alone calls functions"
+            )
+        if message.role != "tool":
+            called = [call.id for call in message.calls]
+        elif not called:
+            raise UserError(
+                f"message {number} has the role 'tool', and no message before it calls a function"
+            )
+        elif message.answers and message.answers not in called:
+            ids = ", ".join(map(show, called))
+            raise UserError(
+                f"message {number} answers the call {show(message.answers)}; the calls before it: {ids}"
             )

@@ -37,7 +37,7 @@ class Gemma:
         if system is not None and self.system == "none":
             raise UserError("this chat format has no place for a message of the system")
         pieces = [BOS]
-        for i, (role, content) in enumerate(turns):
+        for i, (role, content, *_) in enumerate(turns):
             own = role == "assistant"
             before = f"{system}\n\n" if system is not None and i == 0 else ""
             pieces += [token(OPEN), Piece(("model" if own else role) + "\n" + before)]

@@ -61,7 +61,7 @@ class Mistral:
             raise UserError("this chat format has no place for a message of the system")
         place = 0 if self.system == "first" else (len(turns) - 1) // 2 * 2
         pieces = [BOS]
-        for i, (role, content) in enumerate(turns):
+        for i, (role, content, *_) in enumerate(turns):
             if role == "assistant":
                 content = content.strip() if self.style == "v3" else content
                 pieces += [said(style.answer + content), EOS._replace(learned=True)]

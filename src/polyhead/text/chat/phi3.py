@@ -31,7 +31,7 @@ class Phi3:
         """The conversation in pieces."""
         check(messages, answer)
         pieces = [BOS] if self.bos else []
-        for role, content in messages:
+        for role, content, *_ in messages:
             own = role == "assistant"
             pieces += [
                 token(f"<|{role}|>"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import tokenizers
+
 from polyhead.errors import UserError
-from polyhead.text.chat.base import EOS, ChatFormat, Message, Piece
+from polyhead.text.chat.base import EOS, ChatFormat, Message, Piece, toolless
+from polyhead.text.chat.calls import CallingFormat
+from polyhead.text.chat.tools import Tools
 
 if TYPE_CHECKING:
     from polyhead.text.specials import Special
@@ -21,16 +26,36 @@ class Written(NamedTuple):
 
 
 def written(
-    format: ChatFormat, tokenizer: Tokenizer, messages: Sequence[Message], answer: bool = False
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    answer: bool = False,
+    tools: Tools = Tools(),
 ) -> Written:
-    """A conversation, with ``answer`` up to where the assistant begins to speak."""
-    return tokens(format.write(messages, answer), tokenizer)
+    """A conversation, with ``answer`` up to where the assistant begins to speak, which may call ``tools``."""
+    if not tools.all:
+        return tokens(format.write(messages, answer), tokenizer)
+    if not isinstance(format, CallingFormat):
+        raise toolless(f"tools are given ({', '.join(tools.names)})")
+    return tokens(format.write(messages, answer, tools), tokenizer)
 
 
 def ends(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens of which any ends the assistant's turn, the one that the format itself writes first."""
     found = [_special(piece, tokenizer) for piece in format.ends]
     return tuple(dict.fromkeys(special.id for special in found if special is not None))
+
+
+def speaker(format: ChatFormat, tokenizer: Tokenizer) -> Tokenizer | None:
+    """A tokenizer to which the marks of calls are text, if to its own they are special tokens, which are not told."""
+    marks = format.calls.marks if isinstance(format, CallingFormat) else []
+    if not tokenizer.specials.keys() & set(marks):
+        return None
+    rules = json.loads(tokenizer.rules)
+    for added in rules["added_tokens"]:
+        added["special"] = added["special"] and added["content"] not in marks
+    roles = {role: tokenizer.tokens([i])[0] for role, i in tokenizer.ids.items()}
+    return type(tokenizer)(tokenizers.Tokenizer.from_str(json.dumps(rules)), roles)
 
 
 def check_fits(format: ChatFormat, tokenizer: Tokenizer) -> None:

@@ -28,7 +28,7 @@ class Zephyr:
         """The conversation in pieces."""
         check(messages, answer)
         pieces: list[Piece] = []
-        for role, content in messages:
+        for role, content, *_ in messages:
             own = role == "assistant"
             pieces += [Piece(f"<|{role}|>", "mark"), Piece("\n"), Piece(content, learned=own)]
             pieces += [ENDED if own else EOS, Piece("\n")]
@@ -65,7 +65,7 @@ class Tulu:
         """The conversation in pieces; an answer that ends it all ends it with the token."""
         check(messages, answer)
         pieces = [BOS] if self.bos else []
-        for role, content in messages:
+        for role, content, *_ in messages:
             own = role == "assistant"
             pieces += [Piece(f"<|{role}|>", "mark"), Piece("\n"), Piece(content, learned=own)]
             pieces += [ENDED, Piece("\n")] if own else [Piece("\n")]
@@ -101,7 +101,7 @@ class Plain:
         """The conversation in pieces."""
         check(messages, answer)
         pieces = [EOS]
-        for role, content in messages:
+        for role, content, *_ in messages:
             words, own = f" {content.strip()}", role == "assistant"
             pieces += [
                 Piece(f"{role.capitalize()}:"),

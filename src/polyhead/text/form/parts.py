@@ -96,6 +96,24 @@ def choice(*, among: list[str]) -> str:
     return _matching("choice", "|".join(map(re.escape, among)))
 
 
+@FORM.register("grammar")
+def grammar(*, lark: str) -> str:
+    """What a grammar describes.
+
+    It is written as llguidance reads it: rules as of Lark, and schemas in them behind ``%json``.
+
+    Equation: p(x_t) = 0 where no sentence of the grammar begins with x_1 ... x_t
+    Paper: Geng et al., 2023
+    When: calls of functions, formulas, small languages
+    Recipe: {task: language-model, generation: {form: {name: grammar, lark: 'start: "(" /[0-9]+/ ")"'}}}
+    Options:
+      lark: the rules; that of ``start`` is the whole
+    """
+    matcher = llguidance().LLMatcher
+    with _written("grammar"):
+        return str(matcher.grammar_from_lark(lark))
+
+
 def _matching(name: str, pattern: str) -> str:
     matcher = llguidance().LLMatcher
     with _written(name):

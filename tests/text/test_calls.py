@@ -1,0 +1,288 @@
+"""Calls are read again as they were written, however the text is cut; what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+from polyhead.errors import UserError
+from polyhead.registry import CHAT, Choice
+from polyhead.text.chat.base import Call, Message
+from polyhead.text.chat.tokens import speaker, written
+from polyhead.text.chat.tools import Tools, calls_of, every, tools_of
+from polyhead.text.form.form import form_of
+from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
+
+PLACE = {"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}, "days": {"$ref": "#/$defs/n"}},
+         "$defs": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["place", "days"], "additionalProperties": False}  # fmt: skip
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ABLE = ("chatml", "llama3")
+NOW, HOT = Call("now"), Call("weather", '{"place": "Rome", "days": 2}')
+VALID = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def heard(
+    name: str, text: str, cuts: random.Random | None = None, **choice: Any
+) -> tuple[str, list[tuple[str, str]]]:
+    """What is read of a text that comes in pieces."""
+    reader = CHAT.get(name).calls.reader(tools_of(TOOLS, **choice))
+    said, calls, at = "", [], 0
+    while cuts is not None and at < len(text):
+        end = at + cuts.randrange(1, 6)
+        new, found = reader.feed(text[at:end])
+        said, calls, at = said + new, calls + found, end
+    new, found = reader.feed("" if cuts else text, True)
+    return said + new, [(call.name, call.arguments) for call in calls + found]
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("name", ABLE)
+def test_what_is_written_is_read_however_it_is_cut(name: str, seed: int) -> None:
+    draw = random.Random(seed)
+    bits = ["Well", " ", "\n", "<tool", "_call>", "</tool_call>", "{", '"', "é犬", "}", "[", "\\"]
+    part, many = CHAT.build(Choice(name)), name == "chatml"
+    calls = [
+        Call(draw.choice(["now", "weather"]), json.dumps({"x": "".join(draw.choices(bits, k=draw.randrange(6)))}, ensure_ascii=False))
+        for _ in range(draw.randrange(1, 4) if many else 1)
+    ]  # fmt: skip
+    content = draw.choice(["", "Let me see.", "One <tool_call> moment\n", "So\n\n"]) if many else ""
+    talk = [Message("user", "x"), Message("assistant", content, tuple(calls))]
+    text = "".join(
+        piece.text
+        for piece in part.write(talk, False)
+        if piece.learned and piece.text not in ("<|im_end|>", "<|eot_id|>")
+    )
+    wanted = content, [(call.name, call.arguments) for call in calls]
+    assert heard(name, text) == wanted
+    for _ in range(20):
+        assert heard(name, text, draw) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chatml", "no call at all"),
+        ("chatml", "  \n"),
+        ("chatml", "a < b <tool"),
+        ("chatml", "<tool_call>"),
+        ("chatml", '<tool_call>\n{"name": "now", "arg'),
+        ("chatml", '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'),
+        ("chatml", '<tool_call>\n{"name": ["now"], "arguments": {}}\n</tool_call>'),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": []}\n</tool_call>'),
+        ("chatml", '<tool_call>\n{"name": "now"}\n</tool_call>\n'),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {"x": NaN}}\n</tool_call>'),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {"x": 1e999}}\n</tool_call>'),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {"x": "\\ud800"}}\n</tool_call>'),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {"x": ' + "9" * 5000 + "}}\n</tool_call>"),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {"x": ' + "[" * 3000 + "}}\n</tool_call>"),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {}} and more\n</tool_call> .'),
+        ("chatml", '<tool_call>\n{"name": "now", "arguments": {"x": "\n</tool_call>'),
+        ("llama3", '{"name": "other", "parameters": {}}'),
+        ("llama3", '{"name": "now", "parameters": {}} is what I would call'),
+        ("llama3", 'I call {"name": "now", "parameters": {}}'),
+        ("llama3", '[{"name": "now", "parameters": {}}]'),
+        ("llama3", '{"name": "now", "para'),
+        ("llama3", "  "),
+    ],
+)  # fmt: skip
+def test_what_is_no_call_stays_text(name: str, text: str) -> None:
+    assert heard(name, text) == (text, [])
+    for seed in range(10):
+        assert heard(name, text, random.Random(seed)) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"a\n{VALID}\n", ("a", 1)),
+        (f"\n\n{VALID}", ("", 1)),
+        (f"{VALID}{VALID}\n{VALID}", ("", 3)),
+        (f"a {VALID} b\n{VALID} \n ", ("a  b", 2)),
+        (f"<tool_call>\nno\n</tool_call>\n{VALID}", ("<tool_call>\nno\n</tool_call>", 1)),
+        (f"<tool_call> {VALID}", ("<tool_call> ", 1)),
+        (VALID.removesuffix("\n</tool_call>"), ("", 1)),
+        (VALID.replace("\n", " ").replace(" ", "  "), ("", 1)),
+        (VALID.replace("arguments", "parameters"), ("", 1)),
+    ],
+)
+def test_calls_and_text_about_them(text: str, wanted: tuple[str, int]) -> None:
+    for cuts in (None, *map(random.Random, range(10))):
+        assert heard("chatml", text, cuts) == (wanted[0], [("now", "{}")] * wanted[1])
+        said, calls = heard("chatml", text, cuts, several=False)
+        assert calls == [("now", "{}")] and wanted[0].startswith(said)
+
+
+def test_of_several_objects_a_model_of_one_call_has_called_the_first() -> None:
+    text = '{"name": "now", "parameters": {}}; {"name": "weather", "parameters": {"days": 1}}'
+    assert heard("llama3", text) == ("", [("now", "{}")])
+    assert heard("llama3", f" {text.partition(';')[0]}\n") == ("", [("now", "{}")])
+
+
+def trained(special: bool | None) -> Tokenizer:
+    made = train_tokenizer(
+        [VALID, '{"place": "Rome", "days": 123456789} Oslo weather'] * 10, Choice("bpe"), 320
+    )
+    made._inner.add_special_tokens(
+        ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    )
+    if special is not None:
+        made._inner.add_tokens(
+            [AddedToken(mark, special=special, normalized=False) for mark in ("<tool_call>", "</tool_call>")]
+        )
+    return Tokenizer(made._inner)
+
+
+@pytest.mark.parametrize("special", [None, True, False])
+@pytest.mark.parametrize("name", ABLE)
+@pytest.mark.parametrize("choice", ["required", "weather"])
+def test_an_answer_that_must_call_does_with_arguments_of_the_schema(
+    name: str, choice: str, special: bool | None
+) -> None:
+    """Texts are drawn from what may come, each token as likely as another; those of a special mark are read too."""
+    must = choice if choice == "required" else {"type": "function", "function": {"name": choice}}
+    part, tokenizer, draw, seen = (
+        CHAT.build(Choice(name)),
+        trained(special),
+        np.random.default_rng(1),
+        set[Any](),
+    )
+    voice = speaker(part, tokenizer)
+    assert (voice is not None) == (special is True and name == "chatml")
+    voice = voice or tokenizer
+    for several in (True, False):
+        tools = tools_of(TOOLS, must, several)
+        form = form_of(part.calls.form(tools), voice, [tokenizer.eos_id])
+        assert form is not None
+        for _ in range(25):
+            said: list[int] = []
+            while (
+                len(said) < 400
+                and (token := int(draw.choice(np.flatnonzero(form.allowed(said))))) != tokenizer.eos_id
+            ):
+                said.append(token)
+            (text,) = voice.decode([said])
+            content, calls = part.calls.reader(tools).feed(text, True)
+            if len(said) == 400:
+                continue
+            assert not content and len(calls) >= 1 and (len(calls) == 1 or (several and name == "chatml"))
+            for call in calls:
+                given = json.loads(call.arguments)
+                assert (
+                    given == {}
+                    if call.name == "now"
+                    else (given["place"] in ("Rome", "Oslo") and 1 <= given["days"] <= 9 and len(given) == 2)
+                )
+            seen |= {call.name for call in calls} | {len(calls) > 1}
+    assert seen == ({"weather"} if choice == "weather" else {"weather", "now"}) | (
+        {True, False} if name == "chatml" else {False}
+    )
+
+
+def f(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **more}}
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "said"),
+    [
+        (7, None, "7 is not a list of tools"),
+        ("f", None, "'f' is not a list of tools"),
+        (f(), None, "is not a list of tools"),
+        ([1], None, "tool 0 is 1, wanted"),
+        ([{"type": "function"}], None, "tool 0 is .*, wanted"),
+        ([f() | {"type": "retrieval"}], None, "tool 0 is .*, wanted"),
+        ([{"function": {}}], None, "tool 0 has the name null, wanted 1 to 64 letters"),
+        ([f(name="a b")], None, "tool 0 has the name 'a b', wanted 1 to 64 letters"),
+        ([f(), f()], None, "tool 1 is named 'f', as tool 0 is"),
+        ([f(parameters=[])], None, r"tool 0 \(f\) has the parameters \[\], wanted the JSON Schema of an object"),
+        ([f(parameters={"type": "string"})], None, r"parameters of the type 'string', wanted 'object'"),
+        ([f(parameters={"x": {1, 2}})], None, r"tool 0 \(f\) cannot be written as JSON"),
+        ([f()], "requierd", "'requierd' is no tool_choice, wanted auto, none, required or .*did you mean 'required'"),
+        ([f()], {"type": "function", "function": {"name": "g"}}, "there is no tool 'g'; there are: f"),
+        ([f()], {"type": "function"}, "is no tool_choice"),
+        ([], "required", "'required' wants a call, and there are no tools"),
+        (None, {"function": {"name": "g"}}, "'g' wants a call, and there are no tools"),
+    ],
+)  # fmt: skip
+def test_what_are_no_tools_is_told_in_a_line(given: Any, choice: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        tools_of(given, choice)
+    assert "\n" not in str(refused.value)
+
+
+def test_tools_that_are_not_to_be_called_are_left_out() -> None:
+    assert tools_of(TOOLS, "none") == tools_of(None) == tools_of([], "auto") == Tools()
+    assert tools_of(TOOLS) == tools_of(TOOLS, "auto") == Tools(every(TOOLS))
+    assert tools_of(TOOLS)[0][1].schema == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert tools_of([f(parameters={})])[0][0].schema == {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (1, "message 3 has the tool_calls 1, wanted a list"),
+        ([1], "call 0 of message 3 is 1, wanted an id and a function"),
+        ([{"function": {"name": ""}}], "call 0 of message 3 has the name ''"),
+        ([{"id": 1, "function": {"name": "f"}}], "call 0 of message 3 has the id 1"),
+        (
+            [{"function": {"name": "f", "arguments": "[1]"}}],
+            "has the arguments '\\[1\\]', wanted a JSON object as a text",
+        ),
+        ([{"function": {"name": "f", "arguments": '{"x": NaN}'}}], "wanted a JSON object"),
+        ([{"function": {"name": "f", "arguments": "{"}}], "wanted a JSON object"),
+    ],
+)
+def test_what_are_no_calls_is_told_in_a_line(calls: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        calls_of(calls, 3)
+
+
+ASK, CALL = Message("user", "x"), Message("assistant", "", (Call("now", "{}", "one"),))
+
+
+@pytest.mark.parametrize(
+    ("talk", "said"),
+    [
+        ([ASK, Message("tool", "3")], "message 1 has the role 'tool', and no message before it calls a function"),
+        ([ASK, CALL, ASK, Message("tool", "3")], "message 3 has the role 'tool', and no message"),
+        ([ASK, CALL, Message("tool", "3", (), "two")], "message 2 answers the call 'two'; the calls before it: 'one'"),
+        ([Message("user", "x", CALL.calls)], "message 0 is the user's, and the assistant alone calls functions"),
+        ([ASK, CALL], "the last message is the assistant's"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ABLE)
+def test_an_order_of_calls_and_results_that_makes_no_sense_is_refused(
+    name: str, talk: list[Message], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        CHAT.build(Choice(name)).write(talk, True)
+
+
+@pytest.mark.parametrize("name", CHAT.names())
+def test_formats_without_a_way_to_write_tools_say_so(name: str) -> None:
+    part, tokenizer = CHAT.build(Choice(name)), trained(None)
+    if name in ABLE:
+        assert written(part, tokenizer, [ASK, CALL, Message("tool", "3")], True, tools_of(TOOLS)).ids
+        return
+    able = f"has no way to write tools; those that have: {', '.join(ABLE)}"
+    with pytest.raises(UserError, match=f"message 1 calls functions, and this chat format {able}"):
+        part.write([ASK, CALL, ASK], True)
+    with pytest.raises(UserError, match=rf"tools are given \(weather, now\), and this chat format {able}"):
+        written(part, tokenizer, [ASK], True, tools_of(TOOLS))
+
+
+def test_llama_has_one_place_for_tools_and_one_call_at_once() -> None:
+    part = CHAT.build(Choice("llama3"))
+    with pytest.raises(UserError, match="one call at once, and a message has 2"):
+        part.write([ASK, Message("assistant", "", (NOW, HOT)), ASK], True)
+    with pytest.raises(UserError, match="tools stand in the first message, which must be the user's"):
+        part.write([Message("assistant", "x"), ASK], True, tools_of(TOOLS))
