@@ -147,6 +147,8 @@ def test_every_token_that_ends_may_come_where_the_form_is_whole() -> None:
     (a,) = tokenizer.encode(["a"])[0]
     form = made("bpe", "regex", *ends, pattern="a[0-9]?")
     assert not form.allowed([])[ends].any() and form.allowed([a])[ends].all()
+    form = made("bpe", "regex", dot, pattern="a[0-9]?")  # what else ends texts is no end of this one
+    assert form.allowed([a])[dot] and not form.allowed([a])[tokenizer.eos_id]
     form = made("bpe", "regex", *ends, pattern="a.[0-9]")  # where it ends an output it is no part of one
     assert not form.allowed([a])[ends].any()
 

@@ -49,7 +49,11 @@ class Form:
         if state.is_error():
             bits[:] = 0
         found = np.unpackbits(bits.view(np.uint8), bitorder="little")[:size].astype(bool)
-        found[self._ends] = found[self._vocabulary.end]
+        whole, found[self._vocabulary.end] = (
+            found[self._vocabulary.end],
+            False,
+        )  # that may be none of the ends
+        found[self._ends] = whole
         return found
 
     def shaped(self, logits: Tensor, said: Sequence[Sequence[int]]) -> Tensor:
