@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polyhead.errors import explain, nearest, path, show
-from polyhead.serve.fields import Ids, Messages, Pairs, Prompts, Stops, Texts, number, real
+from polyhead.serve.fields import (
+    Ids,
+    Messages,
+    Pairs,
+    Prompts,
+    Stops,
+    Texts,
+    ToolChoice,
+    ToolList,
+    number,
+    real,
+)
 from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal
-from polyhead.text.chat.base import Message
+from polyhead.serve.sizes import FRAME, check_size
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, None),
@@ -42,7 +52,6 @@ HARMLESS = {
 }
 """Fields of other services that change no answer."""
 TOLD = 4  # fields without a meaning that are told, of however many
-FRAME = 16  # characters that a message counts besides what it says, about what the tokens around it cost
 
 
 class Body(BaseModel):
@@ -139,6 +148,9 @@ class ChatBody(Drawing):
     max_completion_tokens: int = number(1, 1, "max_tokens", about="another name of max_tokens")
     logprobs: bool = Field(False, description="tell the log-probability of each token said")
     top_logprobs: int = number(0, 0, most=20, about="with logprobs: and of so many others in its place")
+    tools: ToolList = Field((), description="functions that the answer may call")
+    tool_choice: ToolChoice = Field("auto", description="whether it calls one: auto leaves that to the model")
+    parallel_tool_calls: bool | None = Field(None, description="false: it calls one at most")
 
 
 class TranslationBody(Drawing):
@@ -238,7 +250,7 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
                     f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most",
                     name,
                 )
-    _check_size(body, limits)
+    check_size(body, limits)
     return body, ignored
 
 
@@ -262,38 +274,3 @@ def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]
             raise Refusal(400, "unknown_parameter", f"unknown field {show(name)}{hint}", name[:64])
         told.append(f"field {show(name)} is ignored{hint}")
     return told
-
-
-def _check_size(body: Body, limits: Limits) -> None:
-    """Refuse more texts, or longer ones, than the service takes; nothing has been tokenized yet."""
-    for name in sorted({"prompt", "input", "target", "tokens", "messages"} & body.model_fields_set):
-        given: Any = getattr(body, name)
-        if name == "messages":  # a conversation is one text
-            given = conversation(given)
-        texts = [given] if name == "tokens" or isinstance(given, str) else given
-        if len(texts) > limits.batch:
-            raise Refusal(
-                400,
-                "too_many_texts",
-                f"{name} has {len(texts)} texts; this service takes {limits.batch} at once",
-                name,
-            )
-        for text in _flat(texts):
-            if len(text) > limits.chars:
-                what = "characters" if isinstance(text, str) else "tokens"
-                raise Refusal(
-                    400,
-                    "text_too_long",
-                    f"{name} has a text of {len(text)} {what}; this service takes {limits.chars}",
-                    name,
-                )
-
-
-def conversation(messages: Sequence[Message]) -> str:
-    """A text as long as what a conversation costs to read."""
-    return "".join(message.content.ljust(len(message.content) + FRAME) for message in messages)
-
-
-def _flat(texts: Iterable[Any]) -> Iterable[Any]:
-    for text in texts:
-        yield from text if isinstance(text, tuple) else [text]

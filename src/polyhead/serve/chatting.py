@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from polyhead.errors import UserError
 from polyhead.generate.chat import Chat
 from polyhead.generate.service import Asked, Likely
-from polyhead.serve.bodies import ChatBody, conversation
+from polyhead.serve.answers import Answer
+from polyhead.serve.bodies import ChatBody
 from polyhead.serve.call import Call
 from polyhead.serve.likelihood import ENTRY, check_size, of_chat
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
-from polyhead.serve.speaking import head, reason_of, stream
+from polyhead.serve.sizes import conversation
+from polyhead.serve.speaking import head, stream
 from polyhead.serve.talk import Piece, Talk
 from polyhead.serve.wishes import asked, usual_length
 from polyhead.text.chat.base import Message
+from polyhead.text.chat.tools import Tools, wanted
 
 
 async def chat(service: Service, call: Call, body: ChatBody) -> None:
@@ -27,25 +31,23 @@ async def chat(service: Service, call: Call, body: ChatBody) -> None:
         raise Refusal(400, "unsupported_parameter", "logprobs are told of drawn text alone", "logprobs")
     if "max_completion_tokens" in body.model_fields_set:
         body.max_tokens = body.max_completion_tokens
-    begun: set[int] = set()
+    tools = _tools(talker, body)
+    answers = defaultdict[int, Answer](lambda: Answer(talker.calls, tools))
 
     def log_probs(likely: Likely) -> dict[str, Any] | None:
         return of_chat(service.run, likely) if body.logprobs else None
 
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
-        delta = (
-            {"content": piece.text} if piece.row in begun else {"role": "assistant", "content": piece.text}
-        )
-        begun.add(piece.row)
+        answer = answers[piece.row]
         return {
             "index": piece.row,
-            "delta": delta,
+            "delta": answer.delta(piece.text, piece.last),
             "logprobs": log_probs(piece.likely),
-            "finish_reason": reason_of(talk, piece.row) if piece.last else None,
+            "finish_reason": answer.reason(talk, piece.row) if piece.last else None,
         }
 
-    said = [conversation(body.messages)]
-    async with service.talking(lambda: [_read(service, talker, body)], said, body) as talks:
+    said = [conversation(body.messages, tools.all)]
+    async with service.talking(lambda: [_read(service, talker, body, tools)], said, body) as talks:
         if body.stream:
             about = head("chatcmpl", "chat.completion.chunk", service)
             await stream(service, call, body, talks, about, "choices", chunk)
@@ -56,9 +58,9 @@ async def chat(service: Service, call: Call, body: ChatBody) -> None:
         choices = [
             {
                 "index": row,
-                "message": {"role": "assistant", "content": text, "refusal": None},
+                "message": answers[row].message(text),
                 "logprobs": log_probs(found.likely(row)),
-                "finish_reason": reason_of(talks.all[0], row),
+                "finish_reason": answers[row].reason(talks.all[0], row),
             }
             for row, text in enumerate(found.texts())
         ]
@@ -75,26 +77,51 @@ def _talker(service: Service) -> Chat:
     return service.chat
 
 
-def _read(service: Service, talker: Chat, body: ChatBody) -> Asked:
+def _tools(talker: Chat, body: ChatBody) -> Tools:
+    """What the answer may call, and what it must."""
+    try:
+        tools = wanted(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
+    except UserError as error:
+        raise Refusal(400, "invalid_value", f"tool_choice: {error}", "tool_choice") from None
+    try:
+        manner = talker.manner(tools)
+    except UserError as error:
+        raise Refusal(400, "unsupported_parameter", f"tools: {error}", "tools") from None
+    asked = body.response_format is not None and body.response_format.type != "text"
+    if "form" in manner and (asked or body.structured_outputs):
+        raise Refusal(
+            400,
+            "invalid_value",
+            "tool_choice: an answer that must call a function has no other form: leave out "
+            + ("response_format" if asked else "structured_outputs"),
+            "tool_choice",
+        )
+    return tools
+
+
+def _read(service: Service, talker: Chat, body: ChatBody, tools: Tools) -> Asked:
     """The conversation as tokens, without its oldest questions where truncation is wished and they do not fit."""
     messages = body.messages
     try:
         if body.truncate:
-            messages = _cut(service, talker, body)
-        wishes = {"ends": talker.ends, "trim": talker.format.trims, "top": body.top_logprobs}
-        (found,) = asked(service, body, [talker.prompt(messages)], **wishes)
+            messages = _cut(service, talker, body, tools)
+        manner = talker.manner(tools) | {"top": body.top_logprobs}
+        (found,) = asked(service, body, [talker.prompt(messages, tools)], **manner)
     except UserError as error:
         raise Refusal(400, "invalid_value", f"messages: {error}", "messages") from None
     except Refusal as refusal:
         if refusal.param == "prompt":
             refusal.param = "messages"
+        elif tools.must and refusal.param == "response_format":  # the form of a call
+            why = refusal.message.removeprefix("form 'grammar': ")
+            refusal.param, refusal.message = "tools", f"tools: no answer can be held to what they say: {why}"
         raise
     if body.logprobs:
         check_size(service, [found], body.top_logprobs, ENTRY, "top_logprobs")
     return found
 
 
-def _cut(service: Service, talker: Chat, body: ChatBody) -> list[Message]:
+def _cut(service: Service, talker: Chat, body: ChatBody, tools: Tools) -> list[Message]:
     """The conversation without its oldest questions, as far as the answer has room: all that is wished for.
 
     Where no length is wished, the usual one, but at most half of what the model reads, and one token rather than none.
@@ -102,9 +129,9 @@ def _cut(service: Service, talker: Chat, body: ChatBody) -> list[Message]:
     most = talker.engine.max_len
     given = "max_tokens" in body.model_fields_set
     usual = min(usual_length(service, talker.engine), most // 2)
-    for wanted in [body.max_tokens] if given else [usual, 1]:
+    for room in [body.max_tokens] if given else [usual, 1]:
         try:
-            return talker.fitting(body.messages, most + 1 - wanted)
+            return talker.fitting(body.messages, most + 1 - room, tools)
         except UserError as error:
             said = str(error)
     shorter = f", or ask for less than max_tokens={body.max_tokens}" if given else ""

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from polyhead.errors import UserError, show
-from polyhead.text.chat.base import Message
+from polyhead.text.chat.base import ROLES, Message
+from polyhead.text.chat.tools import CHOICES, Tool, calls_of, chosen, every
 
 LARGEST = 2**31 - 1
 STOPS, STOP_CHARS = 4, 64
@@ -50,17 +51,22 @@ def messages(given: Any) -> list[Message]:
 def _message(given: Any, number: int) -> Message:
     if not isinstance(given, dict):
         raise UserError(f"message {number} is {show(given)}, wanted an object with role and content")
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if given.get(name):
-            raise UserError(f"message {number} has {name}, which is not supported: text alone is")
-    role, content = given.get("role"), given.get("content")
+            raise UserError(f"message {number} has {name}, which is not supported: text and tool_calls are")
+    role, content, answers = given.get("role"), given.get("content"), given.get("tool_call_id")
     if not isinstance(role, str):
-        raise UserError(f"message {number} has the role {show(role)}, wanted system, user or assistant")
+        raise UserError(f"message {number} has the role {show(role)}, wanted {', '.join(ROLES)}")
+    calls = calls_of(given.get("tool_calls"), number)
     if isinstance(content, list):
         content = "".join(_text(part, number) for part in content)
+    if calls and content is None:
+        content = ""
     if not isinstance(content, str):
         raise UserError(f"message {number} has the content {show(content)}, wanted a text or a list of texts")
-    return Message("system" if role == "developer" else role, content)
+    if not isinstance(answers, str | None):
+        raise UserError(f"message {number} has the tool_call_id {show(answers)}, wanted a text")
+    return Message("system" if role == "developer" else role, content, calls, answers or "")
 
 
 def _text(part: Any, number: int) -> str:
@@ -113,6 +119,40 @@ PART = {
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": TEXT},
 }
+NAME = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
+FUNCTION = {"type": {"const": "function"}}
+
+
+def _function(**properties: Any) -> dict[str, Any]:
+    """What is said of a function: its name, and more."""
+    return {"type": "object", "required": ["name"], "properties": {"name": NAME, **properties}}
+
+
+CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {"id": TEXT, **FUNCTION, "function": _function(arguments=TEXT)},
+}
+TOOL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {**FUNCTION, "function": _function(description=TEXT, parameters={"type": "object"})},
+}
+CHOICE = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {**FUNCTION, "function": _function()},
+}
+ToolList = Annotated[
+    tuple[Tool, ...],
+    PlainValidator(every),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": TOOL}, {"type": "null"}]}),
+]
+ToolChoice = Annotated[
+    str | list[str],
+    PlainValidator(chosen),
+    WithJsonSchema({"anyOf": [{"enum": list(CHOICES)}, CHOICE, {"type": "null"}]}),
+]
 Messages = Annotated[
     list[Message],
     PlainValidator(messages),
@@ -120,10 +160,12 @@ Messages = Annotated[
         _many(
             {
                 "type": "object",
-                "required": ["role", "content"],
+                "required": ["role"],
                 "properties": {
-                    "role": {"enum": ["system", "developer", "user", "assistant"]},
-                    "content": {"anyOf": [TEXT, _many(PART)]},
+                    "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+                    "content": {"anyOf": [TEXT, _many(PART), {"type": "null"}]},
+                    "tool_calls": {"type": "array", "items": CALL},
+                    "tool_call_id": TEXT,
                 },
             }
         )

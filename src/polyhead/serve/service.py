@@ -202,6 +202,7 @@ class Service:
         assert self.driver is not None and self.engine is not None
         talks = Talks()
         form = body.response_format or body.structured_outputs or self.engine.config.form
+        form = form or getattr(body, "tools", None)  # of which one may have to be called
         try:
             with self._place(len(texts)):
                 # a form of few characters may take seconds to be read
