@@ -139,7 +139,7 @@ def test_openais_client_converses(live):
         ({"messages": [TALK[1], {"role": "assistant", "content": "", "tool_calls": [{}]}, TALK[3]]}, "messages", "call 0 of message 1 is {}, wanted an id and a function"),
         ({"messages": [TALK[1], TALK[2] | {"function_call": {"name": "f"}}, TALK[3]]}, "messages", "function_call, which is not supported"),
         ({"messages": TALK, "tools": [{"type": "function"}]}, "tools", "tool 0 is {'type': 'function'}, wanted"),
-        ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "has no way to write tools; those that have: chatml, llama3"),
+        ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "has no way to write tools; those that have: chatml, llama3, mistral"),
         ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
         ({"messages": TALK, "logprobs": 3}, "logprobs", ""),

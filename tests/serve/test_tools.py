@@ -44,7 +44,8 @@ def make(chat: str, special: bool | None) -> Run:
         ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     )
     marks = [
-        AddedToken(mark, special=bool(special), normalized=False) for mark in ("<tool_call>", "</tool_call>")
+        AddedToken(mark, special=bool(special), normalized=False)
+        for mark in ("<tool_call>", "</tool_call>", "[TOOL_CALLS]")
     ]
     tokens._inner.add_tokens(marks if special is not None else [])
     sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 2500}
@@ -53,7 +54,16 @@ def make(chat: str, special: bool | None) -> Run:
 
 
 @pytest.fixture(
-    scope="module", params=[("chatml", None), ("chatml", True), ("chatml", False), ("llama3", None)], ids=str
+    scope="module",
+    params=[
+        ("chatml", None),
+        ("chatml", True),
+        ("chatml", False),
+        ("llama3", None),
+        ("mistral", True),
+        ("mistral", None),
+    ],
+    ids=str,
 )
 def live(request: Any) -> Iterator[Any]:
     with _shared["living"](make(*request.param), limits=Limits(chars=2000)) as found:
@@ -77,9 +87,12 @@ def says(live: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 def written(live: Any, text: str) -> str:
     """A text of ChatML as the format of this service has it."""
-    if live.service.chat.choice.name == "chatml":
-        return text
-    return re.sub(r"</?tool_call>", "", text).strip().replace("arguments", "parameters")
+    name = live.service.chat.choice.name
+    if name == "llama3":
+        return re.sub("\n?</?tool_call>\n?", "", text).replace("arguments", "parameters")
+    return (
+        re.sub("<tool_call>\n(.*)\n</tool_call>", r"[TOOL_CALLS] [\1]", text) if name == "mistral" else text
+    )
 
 
 def gathered(events: list[Any]) -> list[dict[str, Any]]:
@@ -190,9 +203,8 @@ def test_where_the_model_decides_calls_are_read_and_all_else_stays_text(
         says(text)
         (choice,) = live.ask(PATH, without).json()["choices"]
         assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-        seen = (
-            text if live.service.chat.speaker is None else re.sub("</?tool_call>", "", text)
-        )  # special tokens say nothing
+        silent = live.service.chat.speaker is not None  # special tokens say nothing
+        seen = re.sub(r"</?tool_call>|\[TOOL_CALLS\] ", "", text) if silent else text
         assert choice["message"]["content"] == seen
 
 
@@ -218,7 +230,10 @@ def test_openais_client_calls_and_goes_on(live: Any, says: Any) -> None:
     ]
     prompt = live.service.chat.prompt(conversation(plain), tools_of(TOOLS))
     assert whole.usage.prompt_tokens == len(prompt)
-    assert prompt.count(live.service.chat.ends[0]) == 4  # turns; a tool ends none
+    plain[-1] = plain[-1] | {"content": "snow"}
+    special = set(live.run.tokenizer.special_ids)
+    honest = live.service.chat.prompt(conversation(plain), tools_of(TOOLS))
+    assert [i for i in prompt if i in special] == [i for i in honest if i in special]
     says(written(live, CALL))
     with client.chat.completions.stream(model="tiny", messages=talk, tools=TOOLS) as stream:
         (last,) = stream.get_final_completion().choices
@@ -257,11 +272,11 @@ def test_a_run_is_held_to_a_call_as_its_service_is(live: Any) -> None:
         assert [(call.name, call.arguments) for call in answer.calls] == told
 
 
-RESULT = {"role": "tool", "tool_call_id": "one", "content": "snow"}
+RESULT = {"role": "tool", "tool_call_id": "call00one", "content": "snow"}
 CALLS = {
     "role": "assistant",
     "content": None,
-    "tool_calls": [{"id": "one", "type": "function", "function": CALLED}],
+    "tool_calls": [{"id": "call00one", "type": "function", "function": CALLED}],
 }
 
 
@@ -280,14 +295,14 @@ CALLS = {
         ({"tools": TOOLS, "tool_choice": NOW, "structured_outputs": {"regex": "a"}}, "tool_choice", "leave out structured_outputs"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", ""),
         ({"messages": [*ASK, RESULT]}, "messages", "message 1 has the role 'tool', and no message before it calls a function"),
-        ({"messages": [*ASK, CALLS, RESULT | {"tool_call_id": "two"}]}, "messages", "message 2 answers the call 'two'; the calls before it: 'one'"),
+        ({"messages": [*ASK, CALLS, RESULT | {"tool_call_id": "two"}]}, "messages", "message 2 answers the call 'two'; the calls before it: 'call00one'"),
         ({"messages": [*ASK, CALLS, RESULT | {"tool_call_id": 2}]}, "messages", "message 2 has the tool_call_id 2, wanted a text"),
         ({"messages": [*ASK, {"role": "assistant", "content": None}, *ASK]}, "messages", "message 1 has the content null"),
         ({"messages": [*ASK, CALLS]}, "messages", "a message of the user must come last"),
         ({"tools": [{"function": {"name": "f", "description": "x" * 3000}}]}, "messages", "this service takes 2000"),
         ({"messages": [*ASK, {**CALLS, "tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"x": "y" * 3000})}}]}, RESULT]}, "messages", "this service takes 2000"),
     ],
-    ids=str,
+    ids=lambda one: repr(one)[:60],
 )  # fmt: skip
 def test_what_cannot_be_met_is_refused_by_name(
     live: Any, body: dict[str, Any], param: str, said: str

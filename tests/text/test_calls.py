@@ -25,7 +25,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
     {"type": "function", "function": {"name": "now"}},
 ]
-ABLE = ("chatml", "llama3")
+ABLE = ("chatml", "llama3", "mistral")
 NOW, HOT = Call("now"), Call("weather", '{"place": "Rome", "days": 2}')
 VALID = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
@@ -34,7 +34,7 @@ def heard(
     name: str, text: str, cuts: random.Random | None = None, **choice: Any
 ) -> tuple[str, list[tuple[str, str]]]:
     """What is read of a text that comes in pieces."""
-    reader = CHAT.get(name).calls.reader(tools_of(TOOLS, **choice))
+    reader = CHAT.build(Choice(name)).calls.reader(tools_of(TOOLS, **choice))
     said, calls, at = "", [], 0
     while cuts is not None and at < len(text):
         end = at + cuts.randrange(1, 6)
@@ -51,15 +51,15 @@ def test_what_is_written_is_read_however_it_is_cut(name: str, seed: int) -> None
     bits = ["Well", " ", "\n", "<tool", "_call>", "</tool_call>", "{", '"', "é犬", "}", "[", "\\"]
     part, many = CHAT.build(Choice(name)), name == "chatml"
     calls = [
-        Call(draw.choice(["now", "weather"]), json.dumps({"x": "".join(draw.choices(bits, k=draw.randrange(6)))}, ensure_ascii=False))
-        for _ in range(draw.randrange(1, 4) if many else 1)
+        Call(draw.choice(["now", "weather"]), json.dumps({"x": "".join(draw.choices(bits, k=draw.randrange(6)))}, ensure_ascii=False), f"{i:09d}")
+        for i in range(1 if name == "llama3" else draw.randrange(1, 4))
     ]  # fmt: skip
     content = draw.choice(["", "Let me see.", "One <tool_call> moment\n", "So\n\n"]) if many else ""
     talk = [Message("user", "x"), Message("assistant", content, tuple(calls))]
     text = "".join(
         piece.text
         for piece in part.write(talk, False)
-        if piece.learned and piece.text not in ("<|im_end|>", "<|eot_id|>")
+        if piece.learned and piece.text not in ("<|im_end|>", "<|eot_id|>", "eos_token")
     )
     wanted = content, [(call.name, call.arguments) for call in calls]
     assert heard(name, text) == wanted
@@ -92,6 +92,10 @@ def test_what_is_written_is_read_however_it_is_cut(name: str, seed: int) -> None
         ("llama3", '[{"name": "now", "parameters": {}}]'),
         ("llama3", '{"name": "now", "para'),
         ("llama3", "  "),
+        ("mistral", "[INST] is no mark of a call"),
+        ("mistral", "[TOOL_CALLS] now"),
+        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "other", "arguments": {}}]'),
+        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}'),
     ],
 )  # fmt: skip
 def test_what_is_no_call_stays_text(name: str, text: str) -> None:
@@ -136,7 +140,10 @@ def trained(special: bool | None) -> Tokenizer:
     )
     if special is not None:
         made._inner.add_tokens(
-            [AddedToken(mark, special=special, normalized=False) for mark in ("<tool_call>", "</tool_call>")]
+            [
+                AddedToken(mark, special=special, normalized=False)
+                for mark in ("<tool_call>", "</tool_call>", "[TOOL_CALLS]")
+            ]
         )
     return Tokenizer(made._inner)
 
@@ -156,7 +163,7 @@ def test_an_answer_that_must_call_does_with_arguments_of_the_schema(
         set[Any](),
     )
     voice = speaker(part, tokenizer)
-    assert (voice is not None) == (special is True and name == "chatml")
+    assert (voice is not None) == (special is True and name != "llama3")
     voice = voice or tokenizer
     for several in (True, False):
         tools = tools_of(TOOLS, must, several)
@@ -173,7 +180,7 @@ def test_an_answer_that_must_call_does_with_arguments_of_the_schema(
             content, calls = part.calls.reader(tools).feed(text, True)
             if len(said) == 400:
                 continue
-            assert not content and len(calls) >= 1 and (len(calls) == 1 or (several and name == "chatml"))
+            assert not content and len(calls) >= 1 and (len(calls) == 1 or (several and name != "llama3"))
             for call in calls:
                 given = json.loads(call.arguments)
                 assert (
@@ -183,7 +190,7 @@ def test_an_answer_that_must_call_does_with_arguments_of_the_schema(
                 )
             seen |= {call.name for call in calls} | {len(calls) > 1}
     assert seen == ({"weather"} if choice == "weather" else {"weather", "now"}) | (
-        {True, False} if name == "chatml" else {False}
+        {True, False} if name != "llama3" else {False}
     )
 
 
@@ -246,7 +253,7 @@ def test_what_are_no_calls_is_told_in_a_line(calls: Any, said: str) -> None:
         calls_of(calls, 3)
 
 
-ASK, CALL = Message("user", "x"), Message("assistant", "", (Call("now", "{}", "one"),))
+ASK, CALL = Message("user", "x"), Message("assistant", "", (Call("now", "{}", "call00one"),))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +261,7 @@ ASK, CALL = Message("user", "x"), Message("assistant", "", (Call("now", "{}", "o
     [
         ([ASK, Message("tool", "3")], "message 1 has the role 'tool', and no message before it calls a function"),
         ([ASK, CALL, ASK, Message("tool", "3")], "message 3 has the role 'tool', and no message"),
-        ([ASK, CALL, Message("tool", "3", (), "two")], "message 2 answers the call 'two'; the calls before it: 'one'"),
+        ([ASK, CALL, Message("tool", "3", (), "two")], "message 2 answers the call 'two'; the calls before it: 'call00one'"),
         ([Message("user", "x", CALL.calls)], "message 0 is the user's, and the assistant alone calls functions"),
         ([ASK, CALL], "the last message is the assistant's"),
     ],
@@ -271,13 +278,37 @@ def test_an_order_of_calls_and_results_that_makes_no_sense_is_refused(
 def test_formats_without_a_way_to_write_tools_say_so(name: str) -> None:
     part, tokenizer = CHAT.build(Choice(name)), trained(None)
     if name in ABLE:
-        assert written(part, tokenizer, [ASK, CALL, Message("tool", "3")], True, tools_of(TOOLS)).ids
+        assert written(
+            part, tokenizer, [ASK, CALL, Message("tool", "3", (), "call00one")], True, tools_of(TOOLS)
+        ).ids
         return
     able = f"has no way to write tools; those that have: {', '.join(ABLE)}"
     with pytest.raises(UserError, match=f"message 1 calls functions, and this chat format {able}"):
         part.write([ASK, CALL, ASK], True)
     with pytest.raises(UserError, match=rf"tools are given \(weather, now\), and this chat format {able}"):
         written(part, tokenizer, [ASK], True, tools_of(TOOLS))
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_mark_that_the_text_does_not_tell_is_not_missed(blank: str) -> None:
+    for text in ('[{"name": "now", "arguments": {}}]', '{"name": "now", "arguments": {}, "id": "a"}'):
+        for mark in ("", "[TOOL_CALLS]"):
+            assert heard("mistral", f"{mark}{blank}{text}") == ("", [("now", "{}")])
+
+
+def test_mistral_wants_ids_of_nine_and_its_first_styles_know_no_tools() -> None:
+    part = CHAT.build(Choice("mistral"))
+    with pytest.raises(UserError, match="the id 'a-b' of a call is not one of nine letters or digits"):
+        part.write([ASK, Message("assistant", "", (Call("now", "{}", "a-b"),)), Message("tool", "3")], True)
+    with pytest.raises(UserError, match="the id '' of a call"):
+        part.write([ASK, CALL, Message("tool", "3")], True)
+    for style in ("first", "v1"):
+        old = CHAT.build(Choice("mistral", style=style))
+        for talk, tools in (([ASK], tools_of(TOOLS)), ([ASK, CALL, Message("tool", "3")], Tools())):
+            with pytest.raises(
+                UserError, match=f"no way to write tools in the style '{style}'; v3 and tekken have"
+            ):
+                old.write(talk, True, tools)
 
 
 def test_llama_has_one_place_for_tools_and_one_call_at_once() -> None:

@@ -34,9 +34,14 @@ class Calls(NamedTuple):
     several: bool = True  # whether an answer may have more than one
 
     @property
+    def mark(self) -> str:
+        """What a call, or all of them, begin with; nothing where that is the call itself."""
+        return (self.open or self.begin.removesuffix("[")).strip()
+
+    @property
     def marks(self) -> list[str]:
         """What tells calls from text."""
-        return [mark for text in (self.begin, self.open, self.close) if (mark := text.strip())]
+        return [mark for mark in (self.mark, self.close.strip()) if mark]
 
     def said(self, call: Call) -> str:
         """A call without its marks."""
@@ -97,7 +102,7 @@ class CallReader:
 
     def _marked(self, last: bool) -> tuple[str, list[Call]]:
         """Calls between marks; blanks alone about them are left out."""
-        said, found, mark = "", list[Call](), self.style.open.strip()
+        said, found, mark = "", list[Call](), self.style.mark
         while (at := self.held.find(mark)) >= 0:
             call, end = self._between(at + len(mark), last)
             if end < 0:  # it goes on
@@ -154,13 +159,12 @@ class CallReader:
     def _whole(self, last: bool) -> tuple[str, list[Call]]:
         """Calls that are the whole answer."""
         style, text = self.style, self.held.strip()
-        begin = style.begin.strip()
-        opens = (begin or "{", "{", "[") if style.end else ("{",)
+        opens = (style.mark, "{", "[") if style.end else ("{",)
         if text and not any(text.startswith(one) or one.startswith(text) for one in opens):
             self._plain = True
         elif not last:
             return "", []
-        found = [] if self._plain else self._all(text.removeprefix(begin))[: self.most]
+        found = [] if self._plain else self._all(text.removeprefix(style.mark))[: self.most]
         said, self.held, self.calls = "" if found else self.held, "", len(found)
         return said, found
 
