@@ -104,7 +104,8 @@ def test_what_is_no_conversation_is_counted_by_its_place(tmp_path, tokenizer):
         "5 broken (first: line 3), 3 unfit (first: line 7); cut 1 (first: line 14)"
     )
     assert report.examples["broken"] == [f"line {n}" for n in (3, 4, 5, 6, 11)]
-    assert "line 9, message 0 has the role 'tool', wanted system, user, assistant" in report.examples["unfit"]
+    told = "line 9, message 0 has the role 'tool', and this chat format has no way to write tools"
+    assert any(one.startswith(told) for one in report.examples["unfit"])
     assert report.read == report.kept + report.blank + report.overlong + report.broken + report.unfit
     again = store(path, tokenizer, max_len=50)
     assert again.report == report

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+import tokenizers
 from tokenizers import AddedToken
 
 from polyhead import Choice, ModelConfig, build
@@ -75,11 +76,9 @@ def says(live: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes the model say a text in its next answer; what is special about calls is said as special tokens."""
 
     def say(text: str) -> None:
-        talker = live.service.chat
-        (ids,) = (talker.speaker or live.run.tokenizer).encode([text])
-        if talker.speaker is not None:
-            talker.speaker._inner.encode_special_tokens = True
-        script = iter([*ids, talker.ends[0]])
+        inner = tokenizers.Tokenizer.from_str(live.run.tokenizer.rules)  # to it special tokens are none
+        ids = inner.encode(text, add_special_tokens=False).ids
+        script = iter([*ids, live.service.chat.ends[0]])
         monkeypatch.setattr(Sampling, "draw", lambda self, logits, *rest: [next(script)] * len(logits))
 
     return say
@@ -203,7 +202,7 @@ def test_where_the_model_decides_calls_are_read_and_all_else_stays_text(
         says(text)
         (choice,) = live.ask(PATH, without).json()["choices"]
         assert "tool_calls" not in choice["message"] and choice["finish_reason"] == "stop"
-        silent = live.service.chat.speaker is not None  # special tokens say nothing
+        silent = "<tool_call>" in live.run.tokenizer.specials  # which say nothing
         seen = re.sub(r"</?tool_call>|\[TOOL_CALLS\] ", "", text) if silent else text
         assert choice["message"]["content"] == seen
 
@@ -270,6 +269,19 @@ def test_a_run_is_held_to_a_call_as_its_service_is(live: Any) -> None:
             for call in message.get("tool_calls", [])
         ]
         assert [(call.name, call.arguments) for call in answer.calls] == told
+
+
+@pytest.mark.parametrize("way", [{"seed": 4}, {"beam_size": 2}], ids=str)
+def test_a_call_that_must_be_begins_with_its_mark_where_that_is_a_token(
+    live: Any, way: dict[str, int]
+) -> None:
+    talker, tools = live.service.chat, tools_of(TOOLS, NOW, False)
+    asked = talker.read(conversation(ASK), tools, max_new_tokens=60, **way)
+    stream = live.run.engine().begin(asked)
+    stream.texts()
+    mark = talker.calls.mark
+    if mark and mark in live.run.tokenizer.tokens(range(live.run.tokenizer.vocab_size)):
+        assert stream.tokens[0][0] == live.run.tokenizer.id_of(mark)
 
 
 RESULT = {"role": "tool", "tool_call_id": "call00one", "content": "snow"}

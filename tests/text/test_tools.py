@@ -31,7 +31,7 @@ SCHEMA = {
 }
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "What falls", "parameters": SCHEMA}},
-    {"type": "function", "function": {"name": "get-time.now"}},
+    {"type": "function", "function": {"name": "get-time.now", "return": {"type": "string"}}},
 ]  # fmt: skip
 
 

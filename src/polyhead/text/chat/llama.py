@@ -71,7 +71,7 @@ class Llama3:
       header: what the system's message begins with, which is then there in any case; Llama 3.1 wants dates there
     """
 
-    ends = (token(END), EOS)
+    ends = (token(END), Piece("<|eom_id|>", "mark"), EOS)  # the second ends some calls
     trims = True
     calls = Calls(key="parameters", several=False)
 
