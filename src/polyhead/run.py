@@ -28,7 +28,7 @@ from polyhead.generate.frame import Frame, about_vectors, frame
 from polyhead.generate.search import in_order, search
 from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, sampled, searched
-from polyhead.generate.shortlist import Shortlist
+from polyhead.generate.shortlist import Shortlist, granted
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, gathered, likeliest, likeliest_continuations
 from polyhead.generation_section import GenerationConfig
@@ -51,11 +51,9 @@ class Run:
     ) -> None:
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}: "
-                "they are not of the same run"
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {model.config.vocab_size}: they are not of the same run"
             )
-        self.model, self.tokenizer = model.eval(), tokenizer
-        self.generation, self.recipe = generation, recipe
+        self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
         self.shortlist: Shortlist | None = None
         self._guessing: tuple[Choice, Proposer] | None = None
@@ -103,8 +101,8 @@ class Run:
         likeliest texts that beam search finds, best first, and fewer than ``n`` where a form allows no more.
         """
         self._need("decoder", generate=(prompts,))
-        pieces = self.stream(prompts, n=1 if n is None else n, **changes)
-        found = gathered(pieces, len(prompts), 1 if n is None else n)
+        each = 1 if n is None else n
+        found = gathered(self.stream(prompts, n=each, **changes), len(prompts), each)
         return ["".join(own) for own in found] if n is None else found
 
     def stream(
@@ -123,8 +121,6 @@ class Run:
             read, guesses, seed = self._read(prompts), self._proposer(config.speculate), seed or 0
             rest: dict[str, Any] = {"max_len": most, "n": n, "seed": seed, "stop": stop, "proposer": guesses}
             return continuations(model, self.tokenizer, config, read, **rest)
-        if "n_best" in changes:
-            raise UserError("n says how many continuations there are, not n_best")
         changes |= {} if seed is None else {"seed": seed}
         config, read = searched(self.generation, changes, n, "the likeliest texts"), self._read(prompts)
         return likeliest_continuations(model, self.tokenizer, config, read, max_len=most, stop=stop)
@@ -134,9 +130,9 @@ class Run:
 
         ``options`` are those of ``polyhead.generate.engine.Engine``; ``shortlist=True`` takes that of the run.
         """
-        about = self._frame if self.kind == "decoder" else None
         model = self._need("encoder-decoder", "decoder")
-        options["shortlist"] = self._suggested(options.get("shortlist", False))
+        about = self._frame if self.kind == "decoder" else None
+        options["shortlist"] = granted(self.shortlist, options.get("shortlist"), len(self.members) > 1)
         return TextEngine(model, self.tokenizer, self.generation, about, self.config.max_len, **options)
 
     def chat(self, messages: Sequence[Any], **changes: Any) -> str:
@@ -155,23 +151,11 @@ class Run:
         self._need("decoder")
         return Chat(self.engine(**options), Choice.read(chat) if chat else self.generation.chat)
 
-    def _suggested(self, wanted: bool) -> Shortlist | None:
-        """The shortlist, where one is wanted."""
-        if not wanted:
-            return None
-        self._need("encoder-decoder")
-        self._alone("a shortlist is")
-        if self.shortlist is None:
-            raise UserError("this run has no shortlist; make one: polyhead shortlist RUN")
-        return self.shortlist
-
     def _proposer(self, choice: Choice | None) -> Proposer | None:
         """Who guesses tokens; kept, for it may be a model that had to be opened."""
-        if choice is None:
-            return None
-        if self._guessing is None or self._guessing[0] != choice:
+        if choice is not None and (self._guessing is None or self._guessing[0] != choice):
             self._guessing = choice, SPECULATE.build(choice, self)
-        return self._guessing[1]
+        return None if choice is None or self._guessing is None else self._guessing[1]
 
     def _read(self, prompts: Sequence[str]) -> list[list[int]]:
         """The tokens after which a language model goes on."""
@@ -196,23 +180,22 @@ class Run:
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
 
-        ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``,
-        and with ``shortlist`` has no tokens but those that its source suggests.
+        ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``; with ``shortlist`` its source suggests all of it.
         """
         self._need("encoder-decoder", "decoder", hypotheses=(texts,))
+        few = granted(self.shortlist, shortlist, len(self.members) > 1)
         if self.config.kind == "decoder" and prefix is None:
             config = changed(self.generation, changes, "the likeliest texts")
             given = self.tokenizer, config, self._read(texts), self.config.max_len
             return in_order(likeliest(self._need("decoder"), *given), len(texts), progress)
         config = changed(self.generation, changes, "translations")
-        if prefix is not None:
-            check_texts(prefix, "prefix=")
+        check_texts([] if prefix is None else prefix, "prefix=")
         model, read, most = self._need("encoder-decoder"), self.tokenizer.encode(texts), self.config.max_len
         never = [self.tokenizer.id_of(token) for token in config.forbidden]
         begun = None if prefix is None else self.tokenizer.target.encode(prefix)
         rest: dict[str, Any] = {"max_len": most, "truncate": truncate, "prefix": begun, "forbidden": never}
-        rest |= {"sides": between(self.tokenizer, source_lang, target_lang)}
-        found = search(model, read, config, shortlist=self._suggested(shortlist), **rest)
+        rest |= {"sides": between(self.tokenizer, source_lang, target_lang), "shortlist": few}
+        found = search(model, read, config, **rest)
         return in_order(found, len(texts), progress)
 
     @overload

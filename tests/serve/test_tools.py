@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from polyhead import Choice, ModelConfig, build
 from polyhead.generate.chat import conversation
 from polyhead.generate.sampling import Sampling
-from polyhead.recipe import GenerationConfig
+from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.serve.limits import Limits
 from polyhead.text.chat.tools import tools_of

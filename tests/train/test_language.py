@@ -244,7 +244,7 @@ def test_options_without_effect_are_refused(
         run.generate(["a"], beam_size=3, seed=0)
     assert main(["generate", str(learned[0]), "a", "--beam-size", "3", "--seed", "0"]) == 2
     assert capsys.readouterr().err.startswith("polyhead: seed has no effect on the likeliest texts; ")
-    with pytest.raises(UserError, match="n says how many continuations there are, not n_best"):
+    with pytest.raises(UserError, match="n says how many texts there are, not n_best"):
         run.generate(["a"], beam_size=3, n_best=2)
     with pytest.raises(UserError, match=r"^n \(4\) is more than beam_size \(3\)"):
         run.generate(["a"], n=4, beam_size=3)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Ints, Floats = NDArray[np.int64], NDArray[Any]
+Ints = NDArray[np.int64]
 
 
 class Lexicon(NamedTuple):
@@ -16,7 +16,7 @@ class Lexicon(NamedTuple):
 
     source: Ints
     target: Ints
-    probability: Floats
+    probability: NDArray[Any]
 
     def best(self, n: int, vocab_size: int) -> tuple[Ints, Ints]:
         """The n likeliest translations of each token, likeliest first: where each token's begin (V + 1,), and all of them."""

@@ -57,52 +57,47 @@ def run(
         )
     translator = opened(directory, None, "fp32", "auto")
     check_able(translator.config, ["encoder-decoder"])
-    sources, targets = pairs(translator, files or [], limit)
-    read = translator.tokenizer.encode(sources), translator.tokenizer.target.encode(targets)
-    held, end = min(HELD, len(sources) // 10 or 1), 0
-    room = CELLS
-    while end < len(sources) and room > 0:
-        room -= (len(read[0][end]) + 1) * len(read[1][end])
+    texts, sources, targets = pairs(translator, files or [], limit)
+    held, end, room = min(HELD, len(texts) // 10 or 1), 0, CELLS
+    while end < len(texts) and room > 0:
+        room -= (len(sources[end]) + 1) * len(targets[end])
         end += 1
     sides = translator.tokenizer.sides
     translator.shortlist = made = Shortlist.learned(
-        read[0][held:end], read[1][held:end], translator.config.vocab_size,
+        sources[held:end], targets[held:end], translator.config.vocab_size,
         each=each, always=always, needed=[*sides.opening, sides.end],
     )  # fmt: skip
     print(f"learned from  {max(0, end - held):,} pairs", flush=True)
-    told(made, read[0][:held], read[1][:held])
-    tried(translator, sources[: min(held, TRIED)])
+    told(made, sources[:held], targets[:held])
+    tried(translator, texts[: min(held, TRIED)])
     made.save(directory)
     print(f"wrote {directory / FILE}; use it: polyhead translate {directory} input.txt --shortlist")
 
 
-def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[str]]:
-    """Sources and targets to learn from; of a text alone the run's own translations are the targets."""
-    from polyhead.cli.lines import read_lines
+def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[list[int]], list[list[int]]]:
+    """Texts, their tokens and those of their translations; of a text alone these are the run's own, by greedy search."""
+    from polyhead.cli.lines import Counter, read_lines
     from polyhead.cli.measures import translations
     from polyhead.data.columns import kind_of
 
-    if len(files) == 1 and kind_of((Path(files[0]),)) is None:
-        sources = [line for line in islice(read_lines(files[0]), limit) if line.strip()]
-        targets = translated(run, sources)
-    else:
-        sources, targets = translations.pairs(run, files, "train", limit, {})
-    if len(sources) < 2:
+    if not files and run.recipe is None:
         raise UserError(
-            f"a shortlist is learned from two pairs at least, better from 10,000; got {len(sources)}"
+            "this run has no recipe that names files; give them: polyhead shortlist RUN SOURCE TARGET, or a text alone"
         )
-    return sources, targets
-
-
-def translated(run: Run, texts: list[str]) -> list[str]:
-    """By greedy search."""
-    from polyhead.cli.lines import Counter
-
-    counter = Counter()
-    found = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True, progress=counter.at)
-    counter.add(len(texts))
-    counter.close()
-    return run.tokenizer.decode([best[0].tokens for best in found])
+    if len(files) == 1 and kind_of((Path(files[0]),)) is None:
+        texts, counter = [line for line in islice(read_lines(files[0]), limit) if line.strip()], Counter()
+        found = run.hypotheses(texts, beam_size=1, n_best=1, truncate=True, progress=counter.at)
+        counter.add(len(texts))
+        counter.close()
+        targets = [best.tokens for (best,) in found]
+    else:
+        texts, others = translations.pairs(run, files, "train", limit, {})
+        targets = run.tokenizer.target.encode(others)
+    if len(texts) < 2:
+        raise UserError(
+            f"a shortlist is learned from two pairs at least, better from 10,000; got {len(texts)}"
+        )
+    return texts, run.tokenizer.encode(texts), targets
 
 
 def told(made: Shortlist, sources: list[list[int]], targets: list[list[int]]) -> None:

@@ -212,8 +212,6 @@ class TextEngine:
         """
         for name in sorted(ENGINE & set(changes)):
             raise UserError(f"{name} is a setting of the whole engine, not of one request")
-        if "n_best" in changes:
-            raise UserError("n says how many texts there are, not n_best")
         check_whole("n", n, 1)
         check_whole("seed", seed, 0)
         stops, translates = stop_texts(stop), self.frame is None

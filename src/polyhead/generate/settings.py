@@ -55,7 +55,7 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
 
 def sampled(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
     """``changed``, where ``n`` sequences of one prompt shall be drawn: no more than can go on together."""
-    check_whole("n", n)
+    _check_number(changes, n)
     if n > MOST_DRAWN:
         raise UserError(
             f"n is {n:,}, wanted {MOST_DRAWN:,} at most; for more of them ask again with another seed"
@@ -65,11 +65,18 @@ def sampled(config: GenerationConfig, changes: dict[str, Any], n: int, what: str
 
 def searched(config: GenerationConfig, changes: dict[str, Any], n: int, what: str) -> GenerationConfig:
     """``changed``, where beams shall find ``n`` texts: no more than they are."""
-    check_whole("n", n)
+    _check_number(changes, n)
     beams = changed(config, changes | {"n_best": 1}, what).beam_size
     if n > beams:
         raise UserError(f"n ({n}) is more than beam_size ({beams})")
     return changed(config, changes | {"n_best": n}, what)
+
+
+def _check_number(changes: dict[str, Any], n: int) -> None:
+    """A UserError where the number of texts is told by another name, or is none."""
+    if "n_best" in changes:
+        raise UserError("n says how many texts there are, not n_best")
+    check_whole("n", n)
 
 
 def sampling_of(config: GenerationConfig) -> Sampling:

@@ -94,6 +94,19 @@ def _check(found: Shortlist, vocab_size: int, path: Path) -> None:
         raise UserError(f"{path} is damaged: it names tokens that there are not; make it anew")
 
 
+def granted(found: Shortlist | None, wanted: bool | None, several: bool) -> Shortlist | None:
+    """That of a run, where it is wanted; a UserError says why it cannot be had."""
+    if not wanted:
+        return None
+    if several:
+        raise UserError(
+            "a shortlist is of one run, and several decide here: open one, or leave shortlist out"
+        )
+    if found is None:
+        raise UserError("this run has no shortlist; make one: polyhead shortlist RUN")
+    return found
+
+
 class Narrow:
     """A head for the tokens that some sources suggest; what only another source suggests gets -inf."""
 
