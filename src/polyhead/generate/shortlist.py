@@ -123,6 +123,8 @@ class Narrow:
     def logits(self, x: Tensor, whose: Sequence[Hashable]) -> Tensor:
         """(N, E) -> (N, C): as many rows, one after the other, for each of those whose they are."""
         out: Tensor = self.head(x)
+        if len(self.row) == 1:  # who is alone may say all of it
+            return out
         barred = self.barred[[self.row[one] for one in whose]]
         return (out.view(len(whose), -1, out.size(-1)) + barred[:, None]).view_as(out)
 
