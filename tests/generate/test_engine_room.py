@@ -55,7 +55,7 @@ class Fan:
             itertools.count(1000),
         )
 
-    def advance(self, searches, logits):
+    def advance(self, searches, logits, narrow=None):
         for fan in searches:
             fan.step()
 
