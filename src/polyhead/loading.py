@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -82,5 +83,5 @@ def _own(directory: Path) -> Run:
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
     run = Run(model, tokenizer, read_generation(directory), recipe)
-    run.shortlist = Shortlist.load(directory, config.vocab_size)
+    run.shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))
     return run

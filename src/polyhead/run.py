@@ -55,7 +55,7 @@ class Run:
             )
         self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
-        self.shortlist: Shortlist | None = None
+        self.shortlist: Callable[[], Shortlist | None] = lambda: None  # read when it is wanted
         self._guessing: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:

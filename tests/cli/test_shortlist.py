@@ -41,7 +41,7 @@ def test_it_is_learned_measured_kept_and_used(
     out = capsys.readouterr().out
     assert "learned from  36 pairs\n" in out
     loaded = polyhead.load(own)
-    made = loaded.shortlist
+    made = loaded.shortlist()
     assert made is not None
     held = loaded.tokenizer.encode(SOURCE[:4])
     mean = sum(len(made.of(line)) for line in held) / 4
@@ -95,6 +95,17 @@ def test_what_cannot_be_is_told(
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
     assert not (tiny / "shortlist.safetensors").exists()
+
+
+def test_a_damaged_one_is_told_where_it_is_wanted_and_made_anew(
+    own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own / "shortlist.safetensors").write_bytes(b"nothing")
+    assert main(["translate", str(own), pairs[0]]) == 0
+    assert main(["translate", str(own), pairs[0], "--shortlist"]) == 2
+    assert "shortlist.safetensors is damaged or cut short" in capsys.readouterr().err
+    assert main(["shortlist", str(own), *pairs]) == 0
+    assert main(["translate", str(own), pairs[0], "--shortlist"]) == 0
 
 
 def test_several_runs_together_have_none(tiny: Path) -> None:

@@ -63,12 +63,13 @@ def run(
         room -= (len(sources[end]) + 1) * len(targets[end])
         end += 1
     sides = translator.tokenizer.sides
-    translator.shortlist = made = Shortlist.learned(
+    made = Shortlist.learned(
         sources[held:end], targets[held:end], translator.config.vocab_size,
         each=each, always=always, needed=[*sides.opening, sides.end],
     )  # fmt: skip
     print(f"learned from  {max(0, end - held):,} pairs", flush=True)
     told(made, sources[:held], targets[:held])
+    translator.shortlist = lambda: made
     tried(translator, texts[: min(held, TRIED)])
     made.save(directory)
     print(f"wrote {directory / FILE}; use it: polyhead translate {directory} input.txt --shortlist")

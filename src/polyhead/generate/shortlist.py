@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +94,7 @@ def _check(found: Shortlist, vocab_size: int, path: Path) -> None:
         raise UserError(f"{path} is damaged: it names tokens that there are not; make it anew")
 
 
-def granted(found: Shortlist | None, wanted: bool | None, several: bool) -> Shortlist | None:
+def granted(read: Callable[[], Shortlist | None], wanted: bool | None, several: bool) -> Shortlist | None:
     """That of a run, where it is wanted; a UserError says why it cannot be had."""
     if not wanted:
         return None
@@ -102,7 +102,7 @@ def granted(found: Shortlist | None, wanted: bool | None, several: bool) -> Shor
         raise UserError(
             "a shortlist is of one run, and several decide here: open one, or leave shortlist out"
         )
-    if found is None:
+    if (found := read()) is None:
         raise UserError("this run has no shortlist; make one: polyhead shortlist RUN")
     return found
 
