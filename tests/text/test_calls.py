@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,11 @@ def f(**more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **more}}
 
 
+def nested(levels: int) -> list[Any]:
+    """A list in a list in a list."""
+    return reduce(lambda inner, _: [inner], range(levels - 1), list[Any]())
+
+
 @pytest.mark.parametrize(
     ("given", "choice", "said"),
     [
@@ -213,6 +219,8 @@ def f(**more: Any) -> dict[str, Any]:
         ([f(parameters=[])], None, r"tool 0 \(f\) has the parameters \[\], wanted the JSON Schema of an object"),
         ([f(parameters={"type": "string"})], None, r"parameters of the type 'string', wanted 'object'"),
         ([f(parameters={"x": {1, 2}})], None, r"tool 0 \(f\) cannot be written as JSON"),
+        ([f(parameters={"default": nested(62)})], None, r"tool 0 \(f\) is nested more than 64 levels deep"),
+        ([f(parameters={"default": nested(5000)})], None, r"tool 0 \(f\) is nested more than 64 levels deep"),
         ([f()], "requierd", "'requierd' is no tool_choice, wanted auto, none, required or .*did you mean 'required'"),
         ([f()], {"type": "function", "function": {"name": "g"}}, "there is no tool 'g'; there are: f"),
         ([f()], {"type": "function"}, "is no tool_choice"),
@@ -231,6 +239,7 @@ def test_tools_that_are_not_to_be_called_are_left_out() -> None:
     assert tools_of(TOOLS) == tools_of(TOOLS, "auto") == Tools(every(TOOLS))
     assert tools_of(TOOLS)[0][1].schema == {"type": "object", "properties": {}, "additionalProperties": False}
     assert tools_of([f(parameters={})])[0][0].schema == {"type": "object"}
+    assert tools_of([f(parameters={"default": nested(61)})]).names == ["f"]
 
 
 @pytest.mark.parametrize(

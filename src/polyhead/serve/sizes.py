@@ -20,8 +20,12 @@ def check_size(body: BaseModel, limits: Limits) -> None:
     """Refuse more texts, or longer ones, than the service takes."""
     for name in sorted({"prompt", "input", "target", "tokens", "messages"} & body.model_fields_set):
         given: Any = getattr(body, name)
+        told = name
         if name == "messages":  # a conversation is one text
-            given = conversation(given, getattr(body, "tools", ()))
+            tools = getattr(body, "tools", ())
+            if tools and len(conversation(given)) <= limits.chars:
+                name, told = "tools", "the conversation with its tools"
+            given = conversation(given, tools)
         texts = [given] if name == "tokens" or isinstance(given, str) else given
         if len(texts) > limits.batch:
             raise Refusal(
@@ -36,7 +40,7 @@ def check_size(body: BaseModel, limits: Limits) -> None:
                 raise Refusal(
                     400,
                     "text_too_long",
-                    f"{name} has a text of {len(text)} {what}; this service takes {limits.chars}",
+                    f"{told} has a text of {len(text)} {what}; this service takes {limits.chars}",
                     name,
                 )
 

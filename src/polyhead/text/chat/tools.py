@@ -14,6 +14,7 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NAMED = "1 to 64 letters, digits, dots, dashes or underscores"
 SHAPE = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 CHOICES = ("auto", "none", "required")
+DEEP = 64  # levels of a tool: some formats write each in lines of their own, with blanks for every level before it
 
 
 class Tool(NamedTuple):
@@ -134,9 +135,11 @@ def _tool(given: Any, number: int) -> Tool:
         )
     if schema.get("type", "object") != "object":
         raise UserError(f"{what} ({name}) has parameters of the type {show(schema['type'])}, wanted 'object'")
+    if _deeper(given, DEEP):
+        raise UserError(f"{what} ({name}) is nested more than {DEEP} levels deep")
     try:
         json.dumps(given, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"{what} ({name}) cannot be written as JSON: {error}") from None
     return Tool(name, {"type": "object", **schema}, dict(given))
 
@@ -146,6 +149,14 @@ def _named(function: Mapping[str, Any], what: str) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UserError(f"{what} has the name {show(name)}, wanted {NAMED}")
     return name
+
+
+def _deeper(given: Any, levels: int) -> bool:
+    """Whether objects and lists stand in each other more than so many deep."""
+    if not isinstance(given, Mapping | list | tuple):
+        return False
+    inner = given.values() if isinstance(given, Mapping) else given
+    return not levels or any(_deeper(one, levels - 1) for one in inner)
 
 
 def _no_constant(name: str) -> Any:
