@@ -12,7 +12,7 @@ from polyhead.generate.stream import TextStream
 from polyhead.generation_section import GenerationConfig
 from polyhead.registry import CHAT
 from polyhead.run import Run
-from polyhead.text.chat.base import Message
+from polyhead.text.chat.base import Call, Message
 from polyhead.text.chat.tokens import ends, written
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
@@ -123,15 +123,48 @@ def test_a_run_that_says_no_format_is_refused_in_one_line(run):
     [
         ("hello", "a conversation is a list of messages"),
         ({"role": "user", "content": "x"}, "a conversation is a list of messages"),
+        (None, "a conversation is a list of messages"),
+        (Message("user", "x"), "a conversation is a list of messages"),
         ([1], "message 0 is 1, wanted a role and a content"),
+        ([("user", "x")], r"message 0 is \('user', 'x'\), wanted a role and a content"),
+        ([Message("user", None)], "message 0 has no text as its content: null"),
+        (
+            [Message("assistant", "", Call("now"))],
+            "call 0 of message 0 is 'now', wanted an id and a function",
+        ),
+        ([Message("assistant", "", (Call("now", "x"),))], "call 0 of message 0 has the arguments 'x'"),
         ([{"role": "user"}], "message 0 has no text as its content"),
         ([{"role": 1, "content": ""}], "message 0 has no text as its role"),
         ([{"role": "user", "content": "", "contents": ""}], "did you mean 'content'"),
     ],
 )
 def test_what_is_no_conversation_is_refused(run, given, said):
-    with pytest.raises(UserError, match=said):
-        run.chat(given)
+    for ask in (run.chat, run.talker().answer, run.talker().reply):
+        with pytest.raises(UserError, match=said):
+            ask(given)
+
+
+def test_messages_are_mappings_or_made_of_them(run):
+    calls = [{"id": "1", "function": {"name": "now", "arguments": '{"x":1}'}}]
+    result = {"role": "tool", "content": "3", "tool_call_id": None}
+    wanted = conversation([{"role": "assistant", "content": None, "tool_calls": calls}, result])
+    assert wanted == [Message("assistant", "", (Call("now", '{"x": 1}', "1"),)), Message("tool", "3")]
+    assert conversation(wanted) == wanted
+    assert conversation([Message("assistant", "", (Call("now", {"x": 1}, "1"),))]) == wanted[:1]
+    assert conversation([Message("assistant", None, calls)]) == wanted[:1]
+    talker = run.talker()
+    assert (
+        "".join(talker.answer(HELLO, seed=4))
+        == run.chat(HELLO, seed=4)
+        == talker.reply(HELLO, seed=4).content
+    )
+
+
+def test_a_chat_has_one_answer(run):
+    for ask in (run.chat, run.talker().reply):
+        assert ask(HELLO, n=1, seed=4)
+        with pytest.raises(UserError, match="n is 2, and a chat has one answer"):
+            ask(HELLO, n=2, seed=4)
 
 
 @pytest.mark.acceptance("C7", "C8")

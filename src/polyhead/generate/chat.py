@@ -14,7 +14,7 @@ from polyhead.text.chat.calls import CallingFormat, Calls
 from polyhead.text.chat.tokens import check_fits, ends, speaker, written
 from polyhead.text.chat.tools import Tools, calls_of, tools_of
 
-KEYS = ("role", "content", "tool_calls", "tool_call_id")
+KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a Message, as programs name them
 
 
 class Chat:
@@ -90,10 +90,10 @@ class Chat:
         return self.engine.read(ids, **(wishes | manner))
 
     def answer(
-        self, messages: Sequence[Message], *, tools: Any = None, tool_choice: Any = None, **wishes: Any
+        self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **wishes: Any
     ) -> Iterator[str]:
         """What the assistant says, piece by piece; who stops listening ends it."""
-        return self._answer(messages, tools_of(tools, tool_choice), wishes)
+        return self._answer(conversation(messages), tools_of(tools, tool_choice), wishes)
 
     def reply(
         self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **wishes: Any
@@ -107,6 +107,10 @@ class Chat:
         return Message("assistant", content, tuple(calls))
 
     def _answer(self, messages: Sequence[Message], tools: Tools, wishes: Mapping[str, Any]) -> Iterator[str]:
+        if wishes.get("n", 1) != 1:
+            raise UserError(
+                f"n is {show(wishes['n'])}, and a chat has one answer; ask again with another seed"
+            )
         stream: Stream = self.engine.begin(self.read(messages, tools, **wishes))
         try:
             for said in stream:
@@ -117,7 +121,7 @@ class Chat:
 
 def conversation(given: Iterable[Any]) -> list[Message]:
     """Messages from what a program or a file says: mappings of role and content."""
-    if isinstance(given, str | Mapping):
+    if isinstance(given, str | Mapping | Message) or not isinstance(given, Iterable):
         raise UserError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
     return [message(one, number) for number, one in enumerate(given)]
 
@@ -125,22 +129,19 @@ def conversation(given: Iterable[Any]) -> list[Message]:
 def message(given: Any, number: int) -> Message:
     """One of them."""
     if isinstance(given, Message):
-        return given
+        given = dict(zip(KEYS, given, strict=True))
     if not isinstance(given, Mapping):
         raise UserError(f"message {number} is {show(given)}, wanted a role and a content")
-    calls, content, answers = (
-        calls_of(given.get("tool_calls"), number),
-        given.get("content"),
-        given.get("tool_call_id", ""),
-    )
+    calls = calls_of(given.get("tool_calls"), number)
+    content, answers = given.get("content"), given.get("tool_call_id")
     for key, value in (
         ("role", given.get("role")),
         ("content", "" if calls and content is None else content),
-        ("tool_call_id", answers),
+        ("tool_call_id", "" if answers is None else answers),
     ):
         if not isinstance(value, str):
             raise UserError(f"message {number} has no text as its {key}: {show(value)}")
     for key in given:
         if key not in KEYS:
             raise UserError(f"message {number} has {show(key)}, which is not known{nearest(str(key), KEYS)}")
-    return Message(given["role"], content or "", calls, answers)
+    return Message(given["role"], content or "", calls, answers or "")

@@ -106,7 +106,7 @@ def arguments_of(given: Any) -> str:
 
 def _call(given: Any, what: str) -> Call:
     if isinstance(given, Call):
-        return given
+        given = {"id": given.id, "function": {"name": given.name, "arguments": given.arguments}}
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping):
         raise UserError(f"{what} is {show(given)}, wanted an id and a function with name and arguments")
