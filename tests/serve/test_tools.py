@@ -326,6 +326,31 @@ def test_what_cannot_be_met_is_refused_by_name(
     assert live.ask(PATH, {"messages": [*ASK, CALLS, RESULT], "max_tokens": 1}).status_code == 200
 
 
+def test_tools_count_as_the_model_reads_them(live: Any) -> None:
+    """Llama reads each number of such a list in a line of its own, behind many blanks."""
+    given: Any = [1] * 20
+    for _ in range(30):
+        given = [given]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"default": given}}}]
+    response = live.ask(PATH, {"messages": ASK, "tools": tools, "max_tokens": 1})
+    if live.service.chat.choice.name == "llama3":
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("tools", "text_too_long")
+        assert re.fullmatch(
+            r"tools: written as .* have \d{4,5} characters; this service takes 2000", error["message"]
+        )
+    else:
+        assert response.status_code == 200
+
+
+def test_a_style_of_mistral_without_tools_says_so_of_them() -> None:
+    run = make("mistral", True)
+    run.generation = run.generation.model_copy(update={"chat": Choice("mistral", style="v1")})
+    with _shared["living"](run) as found:
+        error = found.ask(PATH, {"messages": ASK, "tools": TOOLS}).json()["error"]
+        assert error["param"] == "tools" and "no way to write tools in the style 'v1'" in error["message"]
+
+
 def test_the_description_says_what_may_be_sent(live: Any) -> None:
     fields = live.ask("/openapi.json").json()["components"]["schemas"]["ChatBody"]["properties"]
     assert {"tools", "tool_choice", "parallel_tool_calls"} <= fields.keys()

@@ -9,9 +9,9 @@ from typing import Any
 from polyhead.errors import UserError, nearest, show
 from polyhead.generate.service import Asked, Stream, TextEngine
 from polyhead.registry import CHAT, Choice
-from polyhead.text.chat.base import ChatFormat, Message, apart, toolless
+from polyhead.text.chat.base import ChatFormat, Message, apart
 from polyhead.text.chat.calls import CallingFormat, Calls
-from polyhead.text.chat.tokens import check_fits, ends, speaker, written
+from polyhead.text.chat.tokens import check_fits, ends, pieces, speaker, written
 from polyhead.text.chat.tools import Tools, calls_of, tools_of
 
 KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a Message, as programs name them
@@ -36,6 +36,10 @@ class Chat:
     def prompt(self, messages: Sequence[Message], tools: Tools = Tools()) -> list[int]:
         """The tokens after which the model answers."""
         return written(self.format, self.engine.tokenizer, messages, answer=True, tools=tools).ids
+
+    def length(self, tools: Tools) -> int:
+        """Characters of a conversation in which ``tools`` are described, and nothing is said."""
+        return sum(len(piece.text) for piece in pieces(self.format, [Message("user", "")], True, tools))
 
     def fitting(self, messages: Sequence[Message], room: int, tools: Tools = Tools()) -> list[Message]:
         """The messages without the oldest questions and answers, where all do not fit into so many tokens.
@@ -70,10 +74,8 @@ class Chat:
     def manner(self, tools: Tools = Tools()) -> dict[str, Any]:
         """Wishes for every answer: how it ends, and of one that may call tools how it is read, and its form if it must."""
         said: dict[str, Any] = {"ends": self.ends, "trim": self.format.trims}
-        if not tools.all:
+        if not tools.all or self.calls is None:  # a format that knows no tools has refused to write them
             return said
-        if self.calls is None:
-            raise toolless(f"tools are given ({', '.join(tools.names)})")
         return said | {"speaker": self.speaker} | ({"form": self.calls.form(tools)} if tools.must else {})
 
     def read(self, messages: Sequence[Message], tools: Tools = Tools(), **wishes: Any) -> Asked:
@@ -81,13 +83,12 @@ class Chat:
 
         Of a conversation that is too long the oldest questions go, as ``kept`` says.
         """
-        manner = self.manner(tools)
-        if "form" in manner and wishes.get("form") is not None:
+        if tools.must and wishes.get("form") is not None:
             raise UserError(
                 "an answer has one form: tool_choice asks for a call, and form for something else"
             )
         ids = self.prompt(self.kept(messages, wishes, tools), tools)
-        return self.engine.read(ids, **(wishes | manner))
+        return self.engine.read(ids, **(wishes | self.manner(tools)))
 
     def answer(
         self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **wishes: Any

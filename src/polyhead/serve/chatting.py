@@ -31,7 +31,7 @@ async def chat(service: Service, call: Call, body: ChatBody) -> None:
         raise Refusal(400, "unsupported_parameter", "logprobs are told of drawn text alone", "logprobs")
     if "max_completion_tokens" in body.model_fields_set:
         body.max_tokens = body.max_completion_tokens
-    tools = _tools(talker, body)
+    tools = _tools(talker, body, service.limits.chars)
     answers = defaultdict[int, Answer](lambda: Answer(talker.calls, tools))
 
     def log_probs(likely: Likely) -> dict[str, Any] | None:
@@ -77,18 +77,21 @@ def _talker(service: Service) -> Chat:
     return service.chat
 
 
-def _tools(talker: Chat, body: ChatBody) -> Tools:
-    """What the answer may call, and what it must."""
+def _tools(talker: Chat, body: ChatBody, most: int) -> Tools:
+    """What the answer may call, and what it must; ``most`` characters may describe it."""
     try:
         tools = wanted(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
     except UserError as error:
         raise Refusal(400, "invalid_value", f"tool_choice: {error}", "tool_choice") from None
     try:
-        manner = talker.manner(tools)
+        length = talker.length(tools)
     except UserError as error:
         raise Refusal(400, "unsupported_parameter", f"tools: {error}", "tools") from None
+    if tools.all and length > most:
+        why = f"tools: written as this model reads them they have {length} characters; this service takes {most}"
+        raise Refusal(400, "text_too_long", why, "tools")
     asked = body.response_format is not None and body.response_format.type != "text"
-    if "form" in manner and (asked or body.structured_outputs):
+    if tools.must and (asked or body.structured_outputs):
         raise Refusal(
             400,
             "invalid_value",

@@ -25,6 +25,17 @@ class Written(NamedTuple):
     learned: list[bool]  # of each, whether the assistant says it
 
 
+def pieces(
+    format: ChatFormat, messages: Sequence[Message], answer: bool = False, tools: Tools = Tools()
+) -> list[Piece]:
+    """A conversation in pieces, with ``answer`` up to where the assistant begins to speak, which may call ``tools``."""
+    if not tools.all:
+        return format.write(messages, answer)
+    if not isinstance(format, CallingFormat):
+        raise toolless(f"tools are given ({', '.join(tools.names)})")
+    return format.write(messages, answer, tools)
+
+
 def written(
     format: ChatFormat,
     tokenizer: Tokenizer,
@@ -32,12 +43,8 @@ def written(
     answer: bool = False,
     tools: Tools = Tools(),
 ) -> Written:
-    """A conversation, with ``answer`` up to where the assistant begins to speak, which may call ``tools``."""
-    if not tools.all:
-        return tokens(format.write(messages, answer), tokenizer)
-    if not isinstance(format, CallingFormat):
-        raise toolless(f"tools are given ({', '.join(tools.names)})")
-    return tokens(format.write(messages, answer, tools), tokenizer)
+    """The same in tokens."""
+    return tokens(pieces(format, messages, answer, tools), tokenizer)
 
 
 def ends(format: ChatFormat, tokenizer: Tokenizer) -> tuple[int, ...]:
