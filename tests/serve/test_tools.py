@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from polyhead import Choice, ModelConfig, build
+from polyhead.errors import UserError
 from polyhead.generate.chat import conversation
 from polyhead.generate.sampling import Sampling
 from polyhead.generation_section import GenerationConfig
@@ -271,6 +272,14 @@ def test_a_run_is_held_to_a_call_as_its_service_is(live: Any) -> None:
         assert [(call.name, call.arguments) for call in answer.calls] == told
 
 
+def test_a_tool_that_no_answer_can_be_held_to_is_named(live: Any) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": {"required": "x"}}}]
+    with pytest.raises(
+        UserError, match="tools: no answer can be held to what they say: f: failed to compile"
+    ):
+        live.run.talker().reply(ASK, tools=tools, tool_choice="required")
+
+
 @pytest.mark.parametrize("way", [{"seed": 4}, {"beam_size": 2}], ids=str)
 def test_a_call_that_must_be_begins_with_its_mark_where_that_is_a_token(
     live: Any, way: dict[str, int]
@@ -300,6 +309,7 @@ CALLS = {
         ({"tools": [NOW, NOW]}, "tools", "tool 1 is named 'now', as tool 0 is"),
         ({"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools", "of the type 'array', wanted 'object'"),
         ({"tools": [{"function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"}, "tools", "tools: no answer can be held to what they say: "),
+        ({"tools": [*TOOLS, {"function": {"name": "f", "parameters": {"properties": {"x": {"type": "strng"}}}}}], "tool_choice": "required"}, "tools", "held to what they say: f: failed to compile JSON schema: Invalid type: strng"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "wether"}}}, "tool_choice", "there is no tool 'wether'; there are: weather, now; did you mean 'weather'"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "tool_choice: 'any' is no tool_choice, wanted auto, none, required"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice: 'required' wants a call, and there are no tools"),

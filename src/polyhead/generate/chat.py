@@ -88,7 +88,12 @@ class Chat:
                 "an answer has one form: tool_choice asks for a call, and form for something else"
             )
         ids = self.prompt(self.kept(messages, wishes, tools), tools)
-        return self.engine.read(ids, **(wishes | self.manner(tools)))
+        try:
+            return self.engine.read(ids, **(wishes | self.manner(tools)))
+        except UserError as error:
+            if self.calls and tools.must and str(error).startswith("form "):
+                raise UserError(self.calls.unfit(str(error), tools)) from None
+            raise
 
     def answer(
         self, messages: Iterable[Any], *, tools: Any = None, tool_choice: Any = None, **wishes: Any

@@ -115,9 +115,8 @@ def _read(service: Service, talker: Chat, body: ChatBody, tools: Tools) -> Asked
     except Refusal as refusal:
         if refusal.param == "prompt":
             refusal.param = "messages"
-        elif tools.must and refusal.param == "response_format":  # the form of a call
-            why = refusal.message.removeprefix("form 'grammar': ")
-            refusal.param, refusal.message = "tools", f"tools: no answer can be held to what they say: {why}"
+        elif talker.calls and tools.must and refusal.param == "response_format":  # the form of a call
+            refusal.param, refusal.message = "tools", talker.calls.unfit(refusal.message, tools)
         raise
     if body.logprobs:
         check_size(service, [found], body.top_logprobs, ENTRY, "top_logprobs")

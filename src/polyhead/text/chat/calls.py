@@ -56,6 +56,13 @@ class Calls(NamedTuple):
         lines += [self._rule(i, tool) for i, tool in enumerate(tools.must)]
         return Choice("grammar", lark="\n".join(lines) + "\n")
 
+    def unfit(self, error: str, tools: Tools) -> str:
+        """Why there is no such form, of an error that may tell a line of the grammar: two are of each tool, behind three."""
+        why = error.removeprefix("form 'grammar': ")
+        if at := re.match(r"at (\d+)\(\d+\): ", why):
+            why = f"{tools.must[(int(at[1]) - 4) // 2].name}: {why[at.end() :]}"
+        return f"tools: no answer can be held to what they say: {why}"
+
     def _rule(self, number: int, tool: Tool) -> str:
         """The arguments are what the schema says; all about them is as the format writes it."""
         head = f'{{"name": "{tool.name}", "{self.key}": '
