@@ -2,6 +2,7 @@
 
 import copy
 import random
+import weakref
 from collections import defaultdict
 
 import numpy as np
@@ -133,6 +134,18 @@ def test_requests_that_join_and_leave_at_any_step_say_what_they_say_alone():
         lone = Engine(barred, max_len=40)
         one = Beams(rule, Wish(8, before=[BOS])) if number % 2 else Drawn(draws, [BOS], 8, 2, seed=7)
         same(request.result(), lone.submit([BOS], one, source=[*source, EOS]).result())
+
+
+def test_an_error_that_is_kept_keeps_no_narrowed_head(monkeypatch):
+    plain = model()
+    engine = Engine(plain, max_len=40, shortlist=shortlist())
+    request = engine.submit([BOS], Beams(beaming(GenerationConfig(), EOS), Wish(8)), source=[5, EOS])
+    engine.step()
+    held = weakref.ref(engine.batches[0].narrow.head)
+    monkeypatch.setattr(plain, "read", lambda tokens, pos, cache, memory: cache / 0)
+    engine.step()
+    assert isinstance(request.end.error, TypeError) and engine.idle
+    assert held() is None
 
 
 def by_hand(pairs, rounds):

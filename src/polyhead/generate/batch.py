@@ -88,7 +88,7 @@ class Batch:
     def close(self, error: Exception) -> None:
         """Hold nothing any more, nor let the error: it knows the frames it went through, and lives as long as a request does."""
         clear_frames(error.__traceback__)
-        self.members, self.memory = [], None
+        self.members, self.memory, self.narrow = [], None, None
         del self.cache, self.known
 
     def drop(self, member: Member) -> None:
