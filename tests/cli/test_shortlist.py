@@ -70,6 +70,20 @@ def test_from_a_text_alone_it_learns_what_the_run_says(
     assert greedy[0] == greedy[1]
 
 
+def test_pairs_that_the_model_cannot_hold_are_left_out_and_told(
+    own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each token of a pair is learned from beside each of its other side: one line of a whole book is no pair."""
+    for path in pairs:
+        lines = Path(path).read_text().splitlines()
+        Path(path).write_text("".join(f"{line}\n" for line in [lines[0] * 1000, *lines]))
+    assert main(["shortlist", str(own), *pairs]) == 0
+    told = capsys.readouterr()
+    most = polyhead.load(own).config.max_len - 1
+    assert f"polyhead: 1 pairs have more than {most} tokens a side: left out\n" in told.err
+    assert "learned from  36 pairs\n" in told.out
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

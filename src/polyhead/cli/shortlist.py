@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -94,11 +95,16 @@ def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[list[
     else:
         texts, others = translations.pairs(run, files, "train", limit, {})
         targets = run.tokenizer.target.encode(others)
+    sources, most = run.tokenizer.encode(texts), run.config.max_len - run.tokenizer.sides.most
+    kept = [i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= most]
+    if long := len(texts) - len(kept):  # of a few of these each token beside each is more than memory holds
+        print(f"polyhead: {long:,} pairs have more than {most} tokens a side: left out", file=sys.stderr)
+    texts, sources, targets = [texts[i] for i in kept], [sources[i] for i in kept], [targets[i] for i in kept]
     if len(texts) < 2:
         raise UserError(
             f"a shortlist is learned from two pairs at least, better from 10,000; got {len(texts)}"
         )
-    return texts, run.tokenizer.encode(texts), targets
+    return texts, sources, targets
 
 
 def told(made: Shortlist, sources: list[list[int]], targets: list[list[int]]) -> None:
