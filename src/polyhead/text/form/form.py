@@ -49,10 +49,8 @@ class Form:
         if state.is_error():
             bits[:] = 0
         found = np.unpackbits(bits.view(np.uint8), bitorder="little")[:size].astype(bool)
-        whole, found[self._vocabulary.end] = (
-            found[self._vocabulary.end],
-            False,
-        )  # that may be none of the ends
+        whole = found[self._vocabulary.end]
+        found[self._vocabulary.end] = False  # it may be none of the ends
         found[self._ends] = whole
         return found
 
