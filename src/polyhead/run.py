@@ -25,20 +25,20 @@ from polyhead.files import replace_file
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
 from polyhead.generate.frame import Frame, about_vectors, frame
-from polyhead.generate.search import in_order, search
+from polyhead.generate.search import in_order
 from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, sampled, searched
 from polyhead.generate.shortlist import Shortlist, granted
 from polyhead.generate.speculative import Proposer
 from polyhead.generate.text import Said, continuations, gathered, likeliest, likeliest_continuations
+from polyhead.generate.translation import translations
 from polyhead.generation_section import GenerationConfig
 from polyhead.models import Model
 from polyhead.models.build import check_able, kind_of
 from polyhead.recipe import Recipe
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run_files import describe, write_weights
-from polyhead.text.listed import check_each, check_texts, stop_texts
-from polyhead.text.sides import between
+from polyhead.text.listed import check_each, stop_texts
 from polyhead.text.tokenizer import Tokenizer
 
 
@@ -170,32 +170,23 @@ class Run:
         self,
         texts: Sequence[str],
         *,
-        truncate: bool = False,
         shortlist: bool = False,
         progress: Callable[[int], None] | None = None,
-        source_lang: str | None = None,
-        target_lang: str | None = None,
-        prefix: Sequence[str] | None = None,
         **changes: Any,
     ) -> list[list[Hypothesis]]:
         """The n best outputs of each text, or continuations of each prompt, as tokens with scores.
 
-        ``changes`` are fields of GenerationConfig; languages not given are those of the model's files. A translation begins with its ``prefix``; with ``shortlist`` its source suggests all of it.
+        ``changes`` are fields of GenerationConfig, for translations also what else ``translate`` takes. With ``shortlist`` the
+        source suggests all that is said.
         """
         self._need("encoder-decoder", "decoder", hypotheses=(texts,))
-        few = granted(self.shortlist, shortlist, len(self.members) > 1)
-        if self.config.kind == "decoder" and prefix is None:
+        most, few = self.config.max_len, granted(self.shortlist, shortlist, len(self.members) > 1)
+        if self.config.kind == "decoder" and changes.get("prefix") is None:
             config = changed(self.generation, changes, "the likeliest texts")
-            given = self.tokenizer, config, self._read(texts), self.config.max_len
-            return in_order(likeliest(self._need("decoder"), *given), len(texts), progress)
-        config = changed(self.generation, changes, "translations")
-        check_texts([] if prefix is None else prefix, "prefix=")
-        model, read, most = self._need("encoder-decoder"), self.tokenizer.encode(texts), self.config.max_len
-        never = [self.tokenizer.id_of(token) for token in config.forbidden]
-        begun = None if prefix is None else self.tokenizer.target.encode(prefix)
-        rest: dict[str, Any] = {"max_len": most, "truncate": truncate, "prefix": begun, "forbidden": never}
-        rest |= {"sides": between(self.tokenizer, source_lang, target_lang), "shortlist": few}
-        found = search(model, read, config, **rest)
+            found = likeliest(self._need("decoder"), self.tokenizer, config, self._read(texts), most)
+        else:
+            model = self._need("encoder-decoder")
+            found = translations(model, self.tokenizer, self.generation, texts, most, few, **changes)
         return in_order(found, len(texts), progress)
 
     @overload
@@ -208,7 +199,8 @@ class Run:
         """The best translation of each text, or the ``n_best`` of each.
 
         ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; ``prefix``, how each
-        translation must begin; for a model of many languages also source_lang="en" and target_lang="de".
+        translation must begin; ``terms``, what it must say for words of a text, as {"dog": ["Hund", "Hündin"]}; languages
+        of a model of many, source_lang="en" and target_lang="de".
         """
         self._need("encoder-decoder", translate=(texts,))
         found = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)

@@ -13,7 +13,7 @@ import torch
 from polyhead import Choice
 from polyhead.errors import UserError
 from polyhead.generate.chat import conversation
-from polyhead.generate.service import Likely
+from polyhead.generate.told import Likely
 from polyhead.run import Run
 from polyhead.serve.keys import Keys
 from polyhead.serve.likelihood import of_chat

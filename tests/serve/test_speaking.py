@@ -263,6 +263,40 @@ def test_translations_are_those_of_the_run_with_their_scores(translator, way):
     assert [said[i, 0] for i in range(len(TEXTS))] == [one["text"] for one in answer["data"]]
 
 
+def test_translations_have_the_terms_of_their_texts(translator):
+    body = {"input": TEXTS, "terms": {"hund": "dog", "Two dogs": ["zwei", "hunde"]}, "beam_size": 3}
+    told = [one["text"] for one in translator.ask("/v1/translations", body).json()["data"]]
+    assert told == translator.run.translate(TEXTS, terms=body["terms"], beam_size=3)
+    plain = translator.run.translate(TEXTS, beam_size=3)
+    assert [i for i, text in enumerate(told) if text != plain[i]] == [0, 3]
+    assert "dog" in told[0] and ("zwei" in told[3] or "hunde" in told[3])
+    (streamed,) = translator.events("/v1/translations", body | {"input": TEXTS[0]})
+    assert streamed["data"][0]["text"] == told[0]
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"terms": ["dog"]}, 'is not an object such as {"dog": "Hund"}'),
+        ({"terms": {"hund": 3}}, "terms: 3 is not a text or a list of texts"),
+        ({"terms": {"hund": [" "]}}, "terms: 'hund': wanted texts with words in them, got ' '"),
+        (
+            {"terms": {"hund": "dog"}, "temperature": 1},
+            "terms have an effect on translations that beams search for alone",
+        ),
+        (
+            {"terms": {"hund": "dogs " * 13}, "beam_size": 4},
+            "terms: with those of a text there are 17 hypotheses, one more for each of their tokens",
+        ),
+        ({"terms": {"hund": "x" * 32768}}, "terms has a text of 32772 characters; this service takes 32768"),
+    ],
+)
+def test_terms_that_cannot_be_met_are_refused(translator, wish, message):
+    answer = translator.ask("/v1/translations", {"input": TEXTS, **wish})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "terms"
+
+
 def test_drawn_translations_come_word_by_word(translator):
     body = {"input": TEXTS[0], "temperature": 0}
     (wanted,) = translator.run.translate([TEXTS[0]], beam_size=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -61,6 +62,13 @@ def run(
     prefix: Annotated[
         str | None, typer.Option(metavar="FILE", help="how each translation must begin, line by line")
     ] = None,
+    terms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="what words must become: on each line a word, a tab, its translation, others behind more tabs",
+        ),
+    ] = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="put the score and a tab before each translation")
     ] = False,
@@ -95,19 +103,26 @@ def run(
         "target_lang": target_lang,
     }
     changes = {name: value for name, value in typed.items() if value is not None} | parts(cache=cache)
-    output_place(output, [source, prefix], directory, others)
+    output_place(output, [source, prefix, terms], directory, others)
     lines = read_lines(source)
     begins = None if prefix is None else read_lines(prefix)
-    if source == prefix == "-":
-        raise UserError("--prefix: standard input is the text already; name a file")
+    for name, given in {"--prefix": prefix, "--terms": terms}.items():
+        if source == given == "-":
+            raise UserError(f"{name}: standard input is the text already; name a file")
+    entries = {} if terms is None else read_terms(terms)
+    from polyhead.generate.terms import Terms
+    from polyhead.text.glossary import Glossary
     from polyhead.text.sides import between
 
     translator = opened(directory, others, dtype, device)
     counter, done, most = Counter(prints=output is None), 0, translator.config.max_len
     changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.at}
+    cuts, glossary, met = translator.tokenizer, None, 0
+    if terms is not None:
+        changes["terms"] = glossary = Glossary(entries, cuts.target)
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
-    cuts = translator.tokenizer
-    room = most - len(between(cuts, source_lang, target_lang).source(()))
+    sides = between(cuts, source_lang, target_lang)
+    room = most - len(sides.source(()))
     with answers(output, "translations") as add:
         for texts in chunks(lines, chunk_size(source, chunk)):
             if not truncate:
@@ -121,13 +136,38 @@ def run(
                     )
                 begun = cuts.target.encode(changes["prefix"])
                 refuse_long(begun, most - 1, done + 1, "--prefix: line", "Give less of it")
+            if glossary is not None:
+                wanted = list(map(glossary.of, texts))
+                met += sum(map(bool, wanted))
+                said = [[0] * Terms(own).size for own in wanted]
+                refuse_long(
+                    said, most - 1 - len(sides.opening), done + 1, "--terms: line", "Give fewer terms"
+                )
             found = translations(translator, texts, n_best, changes)
             add((shown(score, text, scores) for score, text in found), len(texts))
             done += len(texts)
             counter.add(len(texts))
         counter.close()
+        if glossary is not None:
+            print(f"polyhead: {met:,} of {done:,} lines have terms of {terms}", file=sys.stderr)
         if begins is not None and next(begins, None) is not None:
             raise UserError(f"--prefix: {prefix} has more lines than the text, which has {done:,}")
+
+
+def read_terms(source: str) -> dict[str, list[str]]:
+    """What words must become, by the word: of a file with a word and its translations on each line, tabs between them."""
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(read_lines(source), 1):
+        word, *phrases = line.split("\t")
+        if line.strip() and not (phrases and all(part.strip() for part in (word, *phrases))):
+            raise UserError(
+                f"--terms: line {number} of {source} is {line!r}; wanted a word, a tab and what it becomes"
+            )
+        if phrases:
+            found.setdefault(word, []).extend(phrases)
+    if not found:
+        raise UserError(f"--terms: {source} has no line with a word, a tab and what it becomes")
+    return found
 
 
 def shown(score: float | None, text: str, scores: bool) -> str:

@@ -17,6 +17,7 @@ from polyhead.generate.engine import Engine
 from polyhead.generate.repeats import repeats
 from polyhead.generate.request import Search
 from polyhead.generate.shortlist import Narrow
+from polyhead.generate.terms import UNMET, Step, Terms
 from polyhead.generate.top import likeliest
 from polyhead.registry import Choice
 from polyhead.text.form.form import STUCK, Form
@@ -60,7 +61,8 @@ class Beaming:
 
     These are the rules of Hugging Face ``generate``. One beam that stops early is greedy search, and costs no more.
     ``min_new_tokens`` are wanted before the end of the sentence, ``forbidden`` tokens never come, and no
-    ``no_repeat_ngram_size`` tokens in a row come twice. All that is said has the ``form``, if there is one.
+    ``no_repeat_ngram_size`` tokens in a row come twice. All that is said has the ``form``, if there is one. A request may have
+    ``Terms``, phrases that its output must say: it keeps a hypothesis more for each of their tokens, and which live on is as they choose.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class Beaming:
     ) -> None:
         again = [repeats([*b.wish.before, *row], self.ngram) for b in beams for row in b.rows if self.ngram]
         forced = _forced(beams)
+        insisting = any(beam.terms is not None for beam in beams)
+        barred = [{*banned, *tokens} for tokens in again or [[]] * len(logits)] if insisting else []
         if narrow is not None:
             banned, again = narrow.places(banned), [narrow.places(tokens) for tokens in again]
             forced = [narrow.places([token])[0] if token >= 0 else token for token in forced]
@@ -115,21 +119,30 @@ class Beaming:
         found = likeliest(logits, self.looked_at, banned, must, again, shaped)
         values, ids = (x.cpu().numpy().reshape(len(beams), width, -1) for x in found)
         ids = ids if narrow is None else narrow.tokens[ids]
-        best = _best_extensions(beams, _free(values, beams), ids, self.looked_at)
-        for beam, (scores, origins, tokens) in zip(beams, best, strict=True):
+        values = _free(values, beams)
+        best = _best_extensions(beams, values, ids, self.looked_at)
+        for i, (beam, (scores, origins, tokens)) in enumerate(zip(beams, best, strict=True)):
             if isnan(scores[0]):
                 beam.error = NOT_A_NUMBER
             elif self.form is not None and scores[0] == -np.inf and not beam.finished:
                 beam.error = STUCK
-            else:
+            elif beam.terms is None:
                 beam.take(scores, origins, tokens)
+            else:
+                own = slice(width * i, width * (i + 1))
+                tried: dict[Step, float] = dict(zip(zip(origins, tokens, strict=True), scores, strict=True))
+                firsts = zip(beam.live, values[i, :, 0].tolist(), ids[i, :, 0].tolist(), strict=True)
+                tried |= {(row, token): live + value for row, (live, value, token) in enumerate(firsts)}
+                if len(beam.rows[0]) >= len(beam.wish.prefix):
+                    tried |= beam.terms.offered(beam.live, logits[own], barred[own], narrow)
+                beam.take(*beam.terms.chosen(beam.rows, tried, beam.width, self.eos_id, beam.last))
 
 
 class Beams:
     """One request: its live hypotheses, those that are finished, and the rule that says when they suffice."""
 
-    def __init__(self, rule: Beaming, wish: Wish) -> None:
-        self.rule, self.wish = rule, wish
+    def __init__(self, rule: Beaming, wish: Wish, terms: Terms | None = None) -> None:
+        self.rule, self.wish, self.terms = rule, wish, terms
         self.rows: list[list[int]] = [[]]
         self.live = [0.0]  # their log-probabilities
         self.origins = [0]
@@ -139,7 +152,12 @@ class Beams:
 
     @property
     def width(self) -> int:
-        return self.rule.size
+        return self.rule.size + (0 if self.terms is None else self.terms.size)
+
+    @property
+    def last(self) -> bool:
+        """Whether the next token is the last that there may be."""
+        return len(self.rows[0]) + 1 == self.wish.limit
 
     @property
     def most(self) -> int:
@@ -147,21 +165,23 @@ class Beams:
 
     @property
     def forced(self) -> Sequence[int]:
-        return self.wish.prefix
+        return [*self.wish.prefix, *(() if self.terms is None else sorted(self.terms.tokens))]
 
     def take(self, scores: list[float], origins: list[int], tokens: list[int]) -> None:
         """The best extensions, best first: which row each goes on from, with which token."""
-        size, length = self.rule.size, len(self.rows[0]) + 1
+        size, width, length, last = self.rule.size, self.width, len(self.rows[0]) + 1, self.last
         kept: list[tuple[float, int, int]] = []
         for rank, (score, origin, token) in enumerate(zip(scores, origins, tokens, strict=True)):
-            if score == -np.inf or len(kept) == size:
+            if score == -np.inf or len(kept) == width:
                 break
-            if token != self.rule.eos_id and length < self.wish.limit:
+            if token != self.rule.eos_id and not last:
                 kept.append((score, origin, token))
             elif rank < size:
-                last = [] if token == self.rule.eos_id else [token]
-                self._finish(self.rows[origin] + last, score, length)
-        if not kept and not self.finished:  # nothing may follow
+                said = [] if token == self.rule.eos_id else [token]
+                self._finish(self.rows[origin] + said, score, length)
+        if not kept and not self.finished and self.terms is not None:
+            self.error = UNMET
+        elif not kept and not self.finished:  # nothing may follow
             for row, log_prob in zip(self.rows, self.live, strict=True):
                 self._finish(row, log_prob, max(1, len(row)))
         if not kept or self._done(length, kept[0][0]):
@@ -169,6 +189,8 @@ class Beams:
         self.live = [score for score, _, _ in kept]
         self.origins = [origin for _, origin, _ in kept]
         self.rows = [[*self.rows[origin], token] for _, origin, token in kept]
+        if self.terms is not None:
+            self.terms.follow((origin, token) for _, origin, token in kept)
 
     def best(self) -> list[Hypothesis]:
         return self.finished[: self.rule.n_best]

@@ -10,8 +10,10 @@ from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.engine import Engine
 from polyhead.generate.request import Request
 from polyhead.generate.shortlist import Shortlist
+from polyhead.generate.terms import Terms
 from polyhead.generation_section import GenerationConfig
 from polyhead.text.form.form import Form
+from polyhead.text.glossary import Term
 from polyhead.text.sides import Sides
 
 EMPTY = Hypothesis([], 0.0, 0.0)
@@ -28,6 +30,7 @@ def search(
     prefix: Sequence[Sequence[int]] | None = None,
     forbidden: Sequence[int] = (),
     shortlist: Shortlist | None = None,
+    terms: Sequence[Sequence[Term]] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Outputs of encoded source lines (without what stands around them), as (line from 0, best first), as they are found.
 
@@ -37,6 +40,7 @@ def search(
     greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
     is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
     output of each line, where the line is not empty. One beam is greedy search. With a ``shortlist`` only what a line suggests is said.
+    The output of each line has all of its ``terms``.
     """
     lines = _fitting(sources, max_len - len(sides.source(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
@@ -50,9 +54,12 @@ def search(
         if sides.end in given:
             raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {sides.end}")
     told, rule = sides.opening if sides.forced else (), beaming(config, sides.end, forbidden)
+    wanted = [
+        insisted(own, sides, max_len, f" of line {i}") for i, own in enumerate(terms or [()] * len(lines), 1)
+    ]
     limits = [
-        min(max_len, max(limit(len(line), config), len(told) + len(given) + 1))
-        for line, given in zip(lines, prefix, strict=True)
+        min(max_len, max(limit(len(line), config), len(told) + len(given) + (own.size if own else 0) + 1))
+        for line, given, own in zip(lines, prefix, wanted, strict=True)
     ]
     longest = max(limits, default=1)
     engine = Engine(
@@ -62,12 +69,21 @@ def search(
     requests = {}
     for row in order:
         if lines[row]:
-            search = Beams(rule, Wish(limits[row], [*told, *prefix[row]], len(told), [sides.start]))
-            cost = config.beam_size * (len(lines[row]) + 1)
+            wish = Wish(limits[row], [*told, *prefix[row]], len(told), [sides.start])
+            search = Beams(rule, wish, wanted[row])
+            cost = search.width * (len(lines[row]) + 1)
             requests[row] = engine.submit([sides.start], search, source=sides.source(lines[row]), cost=cost)
     for row, best in _ended(engine, requests):
         yield row, [h._replace(tokens=sides.plain(h.tokens)) for h in best] if sides.opening else best
     yield from ((row, [EMPTY]) for row in order if not lines[row])
+
+
+def insisted(terms: Sequence[Term], sides: Sides, max_len: int, of: str = "") -> Terms | None:
+    """The terms of a request, if it has any; a UserError where they are more than the model ever says."""
+    found = Terms(terms, len(sides.opening)) if terms else None
+    if found is not None and len(sides.opening) + found.size >= max_len:
+        raise UserError(f"the terms{of} have {found.size} tokens; the model's greatest length is {max_len}")
+    return found
 
 
 def continued(

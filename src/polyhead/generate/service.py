@@ -2,134 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from inspect import signature
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from polyhead.errors import UserError, check_whole, show, unknown
 from polyhead.generate.beam import Beaming, Beams, Wish
-from polyhead.generate.decoder import Decoder, Ranked
+from polyhead.generate.decoder import Decoder
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.frame import Frame
-from polyhead.generate.request import Request, Search
+from polyhead.generate.request import Search
 from polyhead.generate.sampling import Sampling
-from polyhead.generate.search import beaming, limit
+from polyhead.generate.search import beaming, insisted, limit
 from polyhead.generate.settings import DRAWN, sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
-from polyhead.generate.text import Said
+from polyhead.generate.told import Stream
 from polyhead.generation_section import GenerationConfig
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form, form_of
+from polyhead.text.glossary import Entries, Glossary, Term, terms_of
 from polyhead.text.listed import stop_texts
 from polyhead.text.sides import Sides, between
 from polyhead.text.tokenizer import Tokenizer
 
 OPTIONS = frozenset(signature(Engine).parameters) - {"model", "max_len"}
 ENGINE = {"cache", "batch_tokens", "speculate"}  # settings of all requests, or of none
-
-Reason = Literal["stop", "length", "cancelled", "error"]
-
-
-class Likely(NamedTuple):
-    """Tokens that were said, how likely each was, and the likeliest in its place where they were asked for."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    tops: list[Ranked]
-
-
-class Stream:
-    """What becomes of one text: iterate over it for the pieces as they come, or wait for ``texts()``.
-
-    ``reasons`` say for each sequence how it ended: "stop" (by itself or a stop string), "length", "cancelled" or
-    "error"; None while it goes on.
-    """
-
-    def __init__(
-        self, request: Request, voices: list[TextStream], ends: Sequence[int], opening: tuple[int, ...]
-    ) -> None:
-        self.request, self.voices, self.ends, self.opening = request, voices, ends, opening
-        # of each sequence so far, its end included where it said one
-        self.tokens: list[list[int]] = [[] for _ in voices]
-        # of these tokens; beams have one score for all
-        self.log_probs: list[list[float]] = [[] for _ in voices]
-        self.tops: list[list[Ranked]] = [[] for _ in voices]  # the likeliest where each of them stands
-        self._reasons: list[Reason | None] = [None for _ in voices]
-        self._said: list[list[str]] = [[] for _ in voices]
-
-    @property
-    def reasons(self) -> list[Reason | None]:
-        """How each sequence ended."""
-        end = self.request.end
-        if end is None or end.reason == "done":
-            return list(self._reasons)
-        return [reason or end.reason for reason in self._reasons]
-
-    def __iter__(self) -> Iterator[Said]:
-        """Piece by piece, never half a character; what beam search finds comes whole, at its end.
-
-        Who stops listening may go on later, here or with ``texts()``.
-        """
-        while True:
-            end = self.request.end  # looked at before the news: what was said before it is among them then
-            yield from self.news()
-            if end is not None:
-                break
-            self.request.engine.step()
-        if end.error is not None:
-            raise end.error
-
-    def news(self) -> Iterator[Said]:
-        """The pieces that are there and nobody has fetched yet; the engine is driven by somebody else."""
-        while self.request.events:
-            token = self.request.events.popleft()
-            if self._reasons[token.row] is not None:
-                continue  # made while nobody looked, behind a stop string
-            voice, ended = self.voices[token.row], token.id in self.ends
-            text = voice.end() if ended else voice.feed(token.id, token.last)
-            if voice.stopped and not token.last:
-                self.request.stop(token.row)
-            if token.last or voice.stopped:
-                self._reasons[token.row] = "stop" if ended or voice.stopped else "length"
-            self.tokens[token.row].append(token.id)
-            self.log_probs[token.row].append(token.log_prob)
-            self.tops[token.row].append(token.top)
-            yield self._note(token.row, text, token.last or voice.stopped)
-        if isinstance(self.request.search, Beams):
-            yield from self._found(self.request.search)
-
-    def likely(self, row: int, since: int = 0) -> Likely:
-        """The tokens of a sequence from one of them on."""
-        return Likely(self.tokens[row][since:], self.log_probs[row][since:], self.tops[row][since:])
-
-    def texts(self) -> list[str]:
-        """All of it, when it has ended: a text for each sequence."""
-        for _ in self:
-            pass
-        return ["".join(said) for said in self._said]
-
-    def cancel(self) -> None:
-        """Wish no more of it; its memory is free at once."""
-        self.request.cancel()
-
-    def _found(self, search: Beams) -> Iterator[Said]:
-        if self.request.end is None or self.request.end.reason != "done":
-            return
-        for row, hypothesis in enumerate(search.best()):
-            if self._reasons[row] is None:
-                tokens, voice = hypothesis.tokens, self.voices[row]
-                n = len(self.opening) if tuple(tokens[: len(self.opening)]) == self.opening else 0
-                text = "".join(map(voice.feed, tokens[n:])) + voice.end()
-                ended = len(tokens) < search.most
-                self._reasons[row] = "stop" if ended or voice.stopped else "length"
-                self.tokens[row] = [*tokens, self.ends[0]] if ended else tokens
-                yield self._note(row, text, True)
-
-    def _note(self, row: int, text: str, last: bool) -> Said:
-        self._said[row].append(text)
-        return Said(row, text, last)
 
 
 class Asked(NamedTuple):
@@ -200,6 +99,7 @@ class TextEngine:
         speaker: Tokenizer | None = None,
         source_lang: str | None = None,
         target_lang: str | None = None,
+        terms: Glossary | Entries | None = None,
         **changes: Any,
     ) -> Asked:
         """A wish, checked; nothing runs yet. ``changes`` are fields of GenerationConfig for this one request.
@@ -208,6 +108,7 @@ class TextEngine:
         with ``temperature`` (0 is the likeliest token), top_k, top_p or min_p it draws, and its words come one by one.
         With each token that is drawn the ``top`` likeliest are told. Any token of ``ends`` ends it, if they are given.
         ``trim`` takes the blanks at both ends away; of a language model's tokens ``speaker`` makes text, if it is given.
+        A translation says what ``terms``, such as {"dog": "Hund"}, want of its words.
         The text may be given as tokens, such as ``tokens`` gives. A UserError says why the request cannot be served.
         """
         for name in sorted(ENGINE & set(changes)):
@@ -231,10 +132,13 @@ class TextEngine:
         ids = self.tokens(text) if isinstance(text, str) else list(text)
         if any(isinstance(one, str) for one in ids):
             raise UserError("a request is one text, got several; submit each of them, and all run together")
+        if terms and (drawn or not translates):
+            raise UserError("terms have an effect on translations that beams search for alone")
         if translates:
-            return self._translate(
-                ids, config, n, seed, stops, drawn, between(self.tokenizer, source_lang, target_lang)
-            )
+            said = text if isinstance(text, str) else self.tokenizer.decode([ids])[0]
+            (wanted,) = terms_of([said], terms, self.tokenizer.target) or [[]]
+            sides = between(self.tokenizer, source_lang, target_lang)
+            return self._translate(ids, config, n, seed, stops, drawn, sides, wanted)
         last = tuple(ends) or (self.tokenizer.eos_id,)
         if drawn:
             rule = self._draw(config, last, speaker)
@@ -262,6 +166,7 @@ class TextEngine:
         stops: list[str],
         drawn: bool,
         sides: Sides,
+        terms: Sequence[Term],
     ) -> Asked:
         """Read a source and say its target."""
         source = sides.source(ids)
@@ -272,13 +177,16 @@ class TextEngine:
                 f"the text has {len(source)} tokens; this model takes {self.max_len} at most: split it"
             )
         told = list(sides.opening) if sides.forced else []
-        most = min(self.max_len, max(limit(len(ids), config), len(told) + 1))
+        wanted = insisted(terms, sides, self.max_len)
+        least = len(told) + (wanted.size if wanted else 0) + 1
+        most = min(self.max_len, max(limit(len(ids), config), least))
         if drawn:
             begin = [sides.start, *told]
             search = Drawn(self._draw(config, (sides.end,)), begin, max(1, most - len(told)), n, seed)
             return Asked(begin, search, source, [], n, stops, (sides.end,))
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
-        beams = Beams(self._beam(config, sides.end, forbidden), Wish(most, told, len(told), [sides.start]))
+        wish = Wish(most, told, len(told), [sides.start])
+        beams = Beams(self._beam(config, sides.end, forbidden), wish, wanted)
         return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:

@@ -31,7 +31,7 @@ EFFECTIVE = {
 BESIDE = {
     "drawn text": frozenset(["n", "seed", "stop"]),
     "the likeliest texts": frozenset(["n", "stop"]),
-    "translations": frozenset(["source_lang", "target_lang", "prefix", "truncate", "shortlist"]),
+    "translations": frozenset(["source_lang", "target_lang", "prefix", "truncate", "shortlist", "terms"]),
 }
 """What else says how it is made, and is no key of generation."""
 MOST_DRAWN = 10_000  # sequences of one prompt, which go on together

@@ -14,6 +14,7 @@ from polyhead.serve.fields import (
     Pairs,
     Prompts,
     Stops,
+    TermTable,
     Texts,
     ToolChoice,
     ToolList,
@@ -159,6 +160,9 @@ class TranslationBody(Drawing):
     input: Texts = Field(description="what is translated")
     source: str = Field("", description="its language, of models of many")
     target: str = Field("", description="the language of the translation, of models of many")
+    terms: TermTable = Field(
+        {}, description='what words of the input must become, as {"dog": "Hund"}; of several texts one'
+    )
     return_attention: bool = Field(False, description="tell where the decoder looked, for each token")
     return_scores: bool = Field(True, description="tell the score of what beam search found")
 

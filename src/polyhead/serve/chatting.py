@@ -7,7 +7,8 @@ from typing import Any
 
 from polyhead.errors import UserError
 from polyhead.generate.chat import Chat
-from polyhead.generate.service import Asked, Likely
+from polyhead.generate.service import Asked
+from polyhead.generate.told import Likely
 from polyhead.serve.answers import Answer
 from polyhead.serve.bodies import ChatBody
 from polyhead.serve.call import Call

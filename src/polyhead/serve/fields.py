@@ -87,6 +87,13 @@ def stop_strings(given: Any) -> list[str]:
     return stops
 
 
+def entries(given: Any) -> dict[str, list[str]]:
+    """Words, and for each a text or texts that it may become."""
+    if not isinstance(given, dict):
+        raise UserError(f'{show(given)} is not an object such as {{"dog": "Hund"}}')
+    return {str(word): one_or_many(phrases) for word, phrases in given.items()}
+
+
 def token_ids(given: Any) -> list[int]:
     """Token ids; of many that are none the first is told, for each costs time."""
     if not isinstance(given, list) or not given:
@@ -184,6 +191,11 @@ Stops = Annotated[
     WithJsonSchema(
         {"anyOf": [TEXT | {"minLength": 1, "maxLength": STOP_CHARS}, _many(TEXT) | {"maxItems": STOPS}]}
     ),
+]
+TermTable = Annotated[
+    dict[str, list[str]],
+    PlainValidator(entries),
+    WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [TEXT, _many(TEXT)]}}),
 ]
 Ids = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(IDS)]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyhead.generate.service import Asked, Likely
+from polyhead.generate.service import Asked
 from polyhead.generate.stream import UNFINISHED, TextStream
+from polyhead.generate.told import Likely
 from polyhead.run import Run
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service

@@ -18,7 +18,7 @@ FRAME = 16  # characters that a message counts besides what it says, about what 
 
 def check_size(body: BaseModel, limits: Limits) -> None:
     """Refuse more texts, or longer ones, than the service takes."""
-    for name in sorted({"prompt", "input", "target", "tokens", "messages"} & body.model_fields_set):
+    for name in sorted({"prompt", "input", "target", "tokens", "messages", "terms"} & body.model_fields_set):
         given: Any = getattr(body, name)
         told = name
         if name == "messages":  # a conversation is one text
@@ -26,6 +26,8 @@ def check_size(body: BaseModel, limits: Limits) -> None:
             if tools and len(conversation(given)) <= limits.chars:
                 name, told = "tools", "the conversation with its tools"
             given = conversation(given, tools)
+        if name == "terms":
+            given = "".join(text for word, phrases in given.items() for text in (word, *phrases))
         texts = [given] if name == "tokens" or isinstance(given, str) else given
         if len(texts) > limits.batch:
             raise Refusal(

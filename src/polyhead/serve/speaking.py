@@ -99,7 +99,8 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
         told = {"index": talk.number, "alternative": piece.row, "text": piece.text}
         return told | {"finish_reason": reason_of(talk, piece.row) if piece.last else None}
 
-    read = partial(asked, service, body, body.input, **languages)
+    wishes = languages | ({"terms": body.terms} if body.terms else {})
+    read = partial(asked, service, body, body.input, **wishes)
     async with service.talking(read, body.input, body) as talks:
         if body.stream:
             await stream(service, call, body, talks, about, "data", chunk)

@@ -12,6 +12,7 @@ from polyhead.registry import Choice
 from polyhead.serve.bodies import Drawing
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
+from polyhead.text.glossary import Glossary
 from polyhead.text.sides import between
 
 SAME = (
@@ -36,6 +37,11 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
     if "min_tokens" in given:
         wishes["min_new_tokens"] = body.min_tokens
     wishes |= {"n": body.n, "stop": body.stop, **formed(body, engine), **others}
+    if "terms" in others:
+        try:
+            wishes["terms"] = Glossary(others["terms"], engine.tokenizer.target)
+        except UserError as error:
+            raise _named(str(error), body) from None
     found = []
     for text in texts:
         if not isinstance(text, str):
@@ -47,6 +53,14 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
             found.append(engine.read(ids, seed=seed, **wishes, **longest))
         except UserError as error:
             raise _named(str(error), body) from None
+        if "terms" in others and (width := found[-1].search.width) > service.limits.beams:
+            raise Refusal(
+                400,
+                "invalid_value",
+                f"terms: with those of a text there are {width} hypotheses, one more for each of their tokens; this service "
+                f"keeps {service.limits.beams}",
+                "terms",
+            )
     return found
 
 
@@ -156,4 +170,4 @@ def _named(message: str, body: Drawing) -> Refusal:
     first = message.partition(" ")[0].rstrip(":")
     if first == "form":
         first = "structured_outputs" if body.structured_outputs else "response_format"
-    return Refusal(400, "invalid_value", message, first if first in Drawing.model_fields else None)
+    return Refusal(400, "invalid_value", message, first if first in type(body).model_fields else None)

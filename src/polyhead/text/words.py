@@ -89,6 +89,12 @@ def spellings(tokenizer: Tokenizer) -> tuple[list[str], list[bool]]:
     return spelled, inside
 
 
+def bytes_of(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """What each token says, in UTF-8."""
+    spelled = tokenizer.spoken or dict(enumerate(map(_bytes, spellings(tokenizer)[0])))
+    return {i: spelled[i] for i in range(tokenizer.vocab_size)}
+
+
 def _begins(text: str) -> bool:
     return bool(text) and (text[0].isspace() or _alone(text[0]))
 
@@ -107,12 +113,22 @@ def _alone(character: str) -> bool:
         return code - 0xF700 >= FIRST_WIDE
     if unicodedata.category(character)[0] in "PS":
         return True
-    name = unicodedata.name(character, "") if code > 0x0E00 else ""
+    return unspaced(character)
+
+
+def unspaced(character: str) -> bool:
+    """Whether its script puts no blanks between words."""
+    name = unicodedata.name(character, "") if ord(character) > 0x0E00 else ""
     return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "THAI"))
 
 
 def _private(byte: int) -> str:
     return chr(byte) if byte < 0x80 else chr(0xF700 + byte)
+
+
+def _bytes(text: str) -> bytes:
+    """The bytes of a spelling."""
+    return b"".join(bytes([ord(c) - 0xF700]) if 0xF700 <= ord(c) <= 0xF7FF else c.encode() for c in text)
 
 
 def _from_bytes(names: Sequence[str]) -> list[str]:

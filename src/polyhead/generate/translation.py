@@ -1,0 +1,52 @@
+"""Texts to their translations as tokens: what is read, what is wished, and how it is searched for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from polyhead.generate.decoder import Decoder, Hypothesis
+from polyhead.generate.search import search
+from polyhead.generate.settings import changed
+from polyhead.generate.shortlist import Shortlist
+from polyhead.generation_section import GenerationConfig
+from polyhead.text.glossary import Entries, Glossary, terms_of
+from polyhead.text.listed import check_texts
+from polyhead.text.sides import between
+from polyhead.text.tokenizer import Tokenizer
+
+
+def translations(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    generation: GenerationConfig,
+    texts: Sequence[str],
+    max_len: int,
+    shortlist: Shortlist | None,
+    *,
+    truncate: bool = False,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    prefix: Sequence[str] | None = None,
+    terms: Glossary | Entries | None = None,
+    **changes: Any,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """The best translations of each text, as (its number, best first), as they are found; ``changes`` are of ``generation``.
+
+    A translation begins with its ``prefix`` and says what the ``terms`` of its text want. Languages that are not given
+    are those of the tokenizer's files. A wish that cannot be met is a UserError before anything is decoded.
+    """
+    config = changed(generation, changes, "translations")
+    check_texts([] if prefix is None else prefix, "prefix=")
+    return search(
+        model,
+        tokenizer.encode(texts),
+        config,
+        sides=between(tokenizer, source_lang, target_lang),
+        max_len=max_len,
+        truncate=truncate,
+        prefix=None if prefix is None else tokenizer.target.encode(prefix),
+        forbidden=[tokenizer.id_of(token) for token in config.forbidden],
+        shortlist=shortlist,
+        terms=terms_of(texts, terms, tokenizer.target),
+    )

@@ -1,0 +1,266 @@
+"""Terms that an output must have, against all outputs that have them, and against the same search written plainly."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from polyhead.config import ModelConfig
+from polyhead.errors import UserError
+from polyhead.generate.beam import Beaming, Beams, Wish
+from polyhead.generate.engine import Engine
+from polyhead.generate.search import in_order, search
+from polyhead.generate.shortlist import Shortlist
+from polyhead.generate.terms import Terms, _progress
+from polyhead.generation_section import GenerationConfig
+from polyhead.models import build
+from polyhead.registry import Choice
+from polyhead.text.glossary import Phrase
+from polyhead.text.sides import Sides
+
+EOS, BOS = 0, 4
+SOURCE = [1, 2, 3]
+
+
+def term(*phrases, first=()):
+    return (*(Phrase(tuple(one)) for one in phrases), *(Phrase(tuple(one), first=True) for one in first))
+
+
+CHOICES = {
+    "a word": [term([1])],
+    "two tokens": [term([2, 1])],
+    "of three tokens, two of them alike": [term([1, 1, 2])],
+    "two terms": [term([1, 3]), term([2])],
+    "the end of one begins the other": [term([1, 2]), term([2, 3])],
+    "one within the other": [term([1, 2, 3]), term([2])],
+    "either of two": [term([3, 3], [1, 2, 1])],
+    "either of two, and a third": [term([3, 3], [1, 1, 1]), term([2])],
+    "one within a way of the other": [term([3, 3], [1, 2, 1]), term([2])],
+    "otherwise at the beginning": [term([1, 1], first=[[3]])],
+    "two, otherwise at the beginning": [term([1, 1], first=[[3, 2]]), term([2, 1], first=[[2]])],
+}
+
+
+def has(tokens, terms):
+    """Whether an output has all terms."""
+
+    def there(phrase):
+        n = len(phrase.tokens)
+        places = [0] if phrase.first else range(len(tokens) - n + 1)
+        return any(tuple(tokens[i : i + n]) == phrase.tokens for i in places)
+
+    return all(any(map(there, one)) for one in terms)
+
+
+def run(model, terms, limit=5, beam_size=4, prefix=(), forbidden=(), ngram=0, **options):
+    rule = Beaming(beam_size, EOS, forbidden=forbidden, no_repeat_ngram_size=ngram, **options)
+    beams = Beams(rule, Wish(limit, prefix), Terms(terms))
+    return Engine(model, max_len=limit + 1).submit([BOS], beams, source=SOURCE).result()
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_a_beam_that_holds_everything_finds_the_best_of_all_that_have_the_terms(table, every, name, alpha):
+    terms = CHOICES[name]
+    for seed in range(3):
+        model = table(seed, eos=0.5 * seed)
+        wanted = [one for one in every(model, SOURCE, 5, alpha) if has(one.tokens, terms)]
+        assert 5 < len(wanted) < 364
+        found = run(model, terms, beam_size=364, n_best=364, length_penalty=alpha, early_stopping="never")
+        assert [tuple(one.tokens) for one in found] == [one.tokens for one in wanted]
+        assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_every_output_has_them_with_the_probability_that_it_has(table, name, beam_size):
+    terms = CHOICES[name]
+    for seed, limit in itertools.product(range(20), (8, 20)):
+        model = table(seed, eos=2.0)
+        found = run(model, terms, limit, beam_size, n_best=beam_size)
+        assert found
+        for one in found:
+            assert has(one.tokens, terms)
+            said = (*one.tokens, EOS) if len(one.tokens) < limit else one.tokens
+            log_prob = sum(model.log_probs(SOURCE, said[:i])[token] for i, token in enumerate(said))
+            assert one.log_prob == pytest.approx(log_prob, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_is_missing_is_what_must_come_at_least(name):
+    """Counted by trying all that may follow; where the terms do not overlap, for then fewer would do."""
+    terms = CHOICES[name]
+    if "within" in name or "begins the other" in name or name.startswith("two, otherwise"):
+        pytest.skip("terms that overlap")
+
+    def least(row):
+        for more in range(9):
+            if any(has(row + rest, terms) for rest in itertools.product((1, 2, 3), repeat=more)):
+                return more
+        raise AssertionError(row)
+
+    for length in range(5):
+        for row in itertools.product((1, 2, 3), repeat=length):
+            progress = _progress(tuple(terms), (), 0)
+            for i in range(length):
+                progress = _progress(progress.unmet, row[: i + 1], 0)
+            assert bool(progress.unmet) == (not has(row, terms))
+            wanted = least(row)
+            # at its beginning alone a text may have fewer tokens to come than any place within would ask for
+            assert progress.missing == wanted or (not length and progress.missing >= wanted)
+            nearer = {token for token in (1, 2, 3) if least((*row, token)) < wanted}
+            assert nearer <= set(progress.next)
+
+
+def plainly(model, terms, limit, beam):
+    """Dynamic beam allocation over lists (Post and Vilar, 2018), one phrase a term: every prefix is looked at anew."""
+    phrases = [list(one[0].tokens) for one in terms]
+
+    def missing(row):
+        lacked = [p for p in phrases if not any(row[i : i + len(p)] == p for i in range(len(row)))]
+        begun = [max(n for n in range(len(p)) if row[len(row) - n :] == p[:n]) for p in lacked]
+        return sum(map(len, lacked)) - max([0, *begun]), [p[n] for p, n in zip(lacked, begun, strict=True)]
+
+    width = beam + sum(map(len, phrases))
+    live, done = [(0.0, [])], []
+    for length in range(1, limit + 1):
+        extensions = [
+            (live_score + float(value), row, token)
+            for live_score, row in live
+            for token, value in enumerate(model.log_probs(SOURCE, tuple(row)))
+        ]
+        extensions.sort(key=lambda one: -one[0])
+        tried = [(score, row, token) for score, row, token in extensions[: 2 * beam]]
+        for _, row in live:
+            own = [one for one in extensions if one[1] is row]
+            tried.append(own[0])
+            tried += [one for one in own if one[2] in missing(row)[1]]
+        banks = {}
+        for score, row, token in sorted({(s, tuple(r), t) for s, r, t in tried}, reverse=True):
+            lacks = missing(list(row) if token == EOS else [*row, token])[0]
+            if lacks and (token == EOS or length == limit):
+                continue
+            banks.setdefault(lacks, []).append((score, list(row), token))
+        chosen, ended = [], []
+        while len(chosen) < width and any(banks.values()):
+            for lacks in sorted(banks):
+                while banks[lacks]:
+                    score, row, token = banks[lacks].pop(0)
+                    if token == EOS or length == limit:
+                        ended.append((score / length, row + [token] * (token != EOS)))
+                    else:
+                        chosen.append((score, [*row, token]))
+                        break
+        done = sorted(done + ended[:beam], key=lambda one: -one[0])[:beam]
+        live = sorted(chosen[:width], key=lambda one: -one[0])
+        if not live or (len(done) == beam and live[0][0] / length <= done[-1][0]):
+            break
+    return done
+
+
+@pytest.mark.parametrize("name", [name for name in CHOICES if len(CHOICES[name][0]) == 1])
+def test_it_is_the_search_written_plainly(table, name):
+    for seed, beam, limit, eos in itertools.product(range(12), (1, 2, 4), (6, 9), (0.0, 2.0)):
+        model = table(seed, eos=eos)
+        found = run(model, CHOICES[name], limit, beam, n_best=beam)
+        wanted = plainly(model, CHOICES[name], limit, beam)
+        assert [one.tokens for one in found] == [row for _, row in wanted]
+        assert [one.score for one in found] == pytest.approx([score for score, _ in wanted], abs=1e-5)
+
+
+def test_a_term_of_the_prefix_has_been_said_and_others_come_behind_it(table):
+    for seed in range(20):
+        model = table(seed, eos=1.0)
+        (best,) = run(model, [term([1, 2]), term([3])], 12, prefix=[2, 1, 2])
+        assert best.tokens[:3] == [2, 1, 2]
+        assert 3 in best.tokens
+
+
+def test_what_is_told_before_a_text_is_no_part_of_it():
+    told = Terms([term([1, 2], first=[[3]])], told=2)
+    for row, token in ([], 2), ([2], 1):
+        told.chosen([row], {(0, token): -1.0}, 1, EOS, False)
+        told.follow([(0, token)])
+    assert (told.rows[0].next, told.rows[0].missing) == ((1, 3), 1)
+    told.chosen([[2, 1]], {(0, 2): -1.0}, 1, EOS, False)
+    told.follow([(0, 2)])
+    assert (told.rows[0].next, told.rows[0].missing) == ((1,), 2)
+
+
+def test_what_may_not_come_is_no_way_to_say_a_term(table):
+    model = table(1)
+    assert run(model, [term([1, 2], [3])], 8, forbidden=[2])[0].tokens.count(2) == 0
+    with pytest.raises(UserError, match="no output with all of its terms was found"):
+        run(model, [term([1, 2])], 8, forbidden=[2])
+    for seed in range(10):
+        (best,) = run(table(seed, eos=1.0), [term([1, 2]), term([2, 3])], 10, ngram=2)
+        pairs = list(itertools.pairwise(best.tokens))
+        assert len(pairs) == len(set(pairs))
+        assert has(best.tokens, [term([1, 2]), term([2, 3])])
+
+
+V, SIDES = 60, Sides((), (1,), 2, (), False, 1)
+LINES = [[5, 6, 7], [8, 9], [10, 5, 11, 12, 13], [6], [14, 15, 16, 17], []]
+
+
+def translator():
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 32, "max_len": 40, "head_bias": True}
+    found = build(ModelConfig(vocab_size=V, **sizes), seed=3).eval()
+    with torch.no_grad():
+        found.head.bias.normal_()
+        found.head.weight.mul_(3)
+    return found
+
+
+def drawn_terms(seed):
+    draw = random.Random(seed)
+    return [
+        [term([draw.randrange(3, V) for _ in range(draw.randint(1, 3))]) for _ in range(draw.randint(0, 2))]
+        for _ in LINES
+    ]
+
+
+def outputs(model, lines, terms, **options):
+    config = GenerationConfig(beam_size=3, n_best=2, max_length_extra=6, **options.pop("config", {}))
+    found = search(model, lines, config, sides=SIDES, max_len=40, terms=terms, **options)
+    return in_order(found, len(lines))
+
+
+@pytest.mark.parametrize("cache", ["static", "paged", "growing"])
+def test_lines_with_and_without_terms_are_as_each_alone(cache):
+    model, terms = translator(), drawn_terms(1)
+    assert any(terms)
+    assert not all(terms)
+    together = outputs(model, LINES, terms, config={"cache": Choice(cache)})
+    plain = outputs(model, LINES, None)
+    for i, line in enumerate(LINES):
+        (alone,) = outputs(model, [line], [terms[i]])
+        assert [one.tokens for one in together[i]] == [one.tokens for one in alone]
+        assert [one.log_prob for one in together[i]] == pytest.approx(
+            [one.log_prob for one in alone], abs=1e-4
+        )
+        if line:
+            assert all(has(one.tokens, terms[i]) for one in alone)
+        if not terms[i]:
+            assert [one.tokens for one in together[i]] == [one.tokens for one in plain[i]]
+
+
+def test_a_shortlist_leaves_room_for_terms():
+    model, terms = translator(), drawn_terms(2)
+    few = Shortlist(*(torch.tensor(x, dtype=torch.int32).numpy() for x in ([1, 20, 21], [0] * (V + 1), [])))
+    narrow = outputs(model, LINES, terms, shortlist=few)
+    for line, own, found in zip(LINES, terms, narrow, strict=True):
+        allowed = {1, 20, 21, *line, *(token for one in own for phrase in one for token in phrase.tokens)}
+        for one in found:
+            assert not line or has(one.tokens, own)
+            assert set(one.tokens) <= allowed
+
+
+def test_more_than_the_model_ever_says_is_refused():
+    with pytest.raises(
+        UserError, match=r"the terms of line 2 have 40 tokens; the model's greatest length is 40"
+    ):
+        outputs(translator(), LINES[:2], [[], [term([3] * 40)]])
+    (long,) = outputs(translator(), LINES[:1], [[term([3] * 39)]])
+    assert all(has(one.tokens, [term([3] * 39)]) for one in long)
