@@ -16,7 +16,7 @@ from polyhead.generate.terms import Terms, _progress
 from polyhead.generation_section import GenerationConfig
 from polyhead.models import build
 from polyhead.registry import Choice
-from polyhead.text.glossary import Phrase
+from polyhead.text.glossary import Inside, Phrase
 from polyhead.text.sides import Sides
 
 EOS, BOS = 0, 4
@@ -167,6 +167,19 @@ def test_it_is_the_search_written_plainly(table, name):
         wanted = plainly(model, CHOICES[name], limit, beam)
         assert [one.tokens for one in found] == [row for _, row in wanted]
         assert [one.score for one in found] == pytest.approx([score for score, _ in wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("wanted", [b"x", b"xz", b"zyx"])
+def test_other_tokens_may_say_a_phrase_where_words_are_not_kept_apart(table, every, wanted):
+    """As its own tokens would, they end what must still come."""
+    said = {EOS: b"", 1: b"x", 2: b"yx", 3: b"z"}
+    own = {b"x": (1,), b"xz": (1, 3), b"zyx": (3, 2)}[wanted]
+    terms = [(Phrase(own, inside=Inside(wanted, said)),)]
+    for seed in range(3):
+        model = table(seed, eos=0.5 * seed)
+        there = [y for y in every(model, SOURCE, 5, 1.0) if wanted in b"".join(said[i] for i in y.tokens)]
+        found = run(model, terms, beam_size=364, n_best=364, early_stopping="never")
+        assert [tuple(one.tokens) for one in found] == [one.tokens for one in there]
 
 
 def test_a_term_of_the_prefix_has_been_said_and_others_come_behind_it(table):
