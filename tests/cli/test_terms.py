@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,10 @@ def test_translations_are_those_of_the_library_and_have_their_terms(
             assert ("dogs bark" if "hunde" in line else "dog") in with_terms
             assert with_terms != without
     assert run.engine().submit(LINES[0], terms=TERMS, beam_size=beams).texts() == wanted[:1]
+    short: dict[str, Any] = {"max_length_ratio": 0, "max_length_extra": 1, "beam_size": beams}
+    whole = run.translate(["zwei hunde"], terms=TERMS, **short)
+    assert "dogs bark" in whole[0]  # however short an output should be
+    assert run.engine().submit("zwei hunde", terms=TERMS, **short).texts() == whole
 
 
 @pytest.mark.parametrize(

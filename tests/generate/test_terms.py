@@ -201,6 +201,17 @@ def test_what_is_told_before_a_text_is_no_part_of_it():
     assert (told.rows[0].next, told.rows[0].missing) == ((1,), 2)
 
 
+def test_a_text_begins_behind_what_the_model_is_made_to_say_first():
+    model, terms = translator(), [term([30, 31], first=[[32]])]
+    with torch.no_grad():
+        model.head.bias[32] = 50.0
+    config = GenerationConfig(beam_size=3, max_length_extra=6)
+    sides = SIDES._replace(opening=(5,), forced=True)
+    ((_, (best, *_)),) = search(model, LINES[:1], config, sides=sides, max_len=40, terms=[terms])
+    assert best.tokens[0] == 32
+    assert 30 not in best.tokens
+
+
 def test_what_may_not_come_is_no_way_to_say_a_term(table):
     model = table(1)
     assert run(model, [term([1, 2], [3])], 8, forbidden=[2])[0].tokens.count(2) == 0
