@@ -52,6 +52,20 @@ def test_translations_are_those_of_the_library_and_have_their_terms(
     assert run.engine().submit("zwei hunde", terms=TERMS, **short).texts() == whole
 
 
+def test_eval_measures_translations_with_terms(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = [line for line in LINES if line]
+    source.write_text("\n".join(kept) + "\n")
+    file, out = tmp_path / "terms.tsv", tmp_path / "out.txt"
+    file.write_text("hund\tdog\n")
+    given = [str(tiny), str(source), str(source), "--terms", str(file), "--output", str(out)]
+    assert main(["eval", *given]) == 0
+    assert "bleu" in capsys.readouterr().out
+    wanted = polyhead.load(tiny).translate(kept, terms={"hund": "dog"})
+    assert out.read_text().split("\n")[:-1] == [" ".join(text.splitlines()) for text in wanted]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

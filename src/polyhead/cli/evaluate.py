@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.answers import output_place
-from polyhead.cli.options import AS_TRAINED, Device, Dtype, Short, With, opened
+from polyhead.cli.options import AS_TRAINED, Device, Dtype, Short, TermsFile, With, opened
 from polyhead.errors import UserError
 
 
@@ -35,6 +35,7 @@ def run(
         int | None,
         typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
     ] = None,
+    terms: TermsFile = None,
     shortlist: Short = False,
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
@@ -88,13 +89,14 @@ def run(
         raise UserError(
             f"--split {split} means files of the recipe, and {files[0]!r} is given: leave one of them out"
         )
-    output_place(output, files or [], directory, others)
+    output_place(output, [*(files or []), terms], directory, others)
     loaded = opened(directory, others, dtype, device)
     measure = measure_of(loaded)
     typed = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "batch_tokens": batch_tokens,
+        "terms": terms,
         "shortlist": shortlist or None,
         "limit": limit,
         "output": output,

@@ -62,6 +62,14 @@ TargetLang = Annotated[str | None, typer.Option(help="the same of the output", s
 CacheName = Annotated[
     str | None, typer.Option(help="KV cache, e.g. static or h2o,budget=256", show_default=AS_TRAINED)
 ]
+TermsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--terms",
+        metavar="FILE",
+        help="what words must become: on each line a word, a tab, its translation, others behind more tabs",
+    ),
+]
 Short = Annotated[
     bool,
     typer.Option(

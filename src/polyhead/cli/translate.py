@@ -22,10 +22,12 @@ from polyhead.cli.options import (
     Short,
     SourceLang,
     TargetLang,
+    TermsFile,
     With,
     opened,
     parts,
 )
+from polyhead.cli.terms_file import read_terms
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
@@ -62,13 +64,7 @@ def run(
     prefix: Annotated[
         str | None, typer.Option(metavar="FILE", help="how each translation must begin, line by line")
     ] = None,
-    terms: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="what words must become: on each line a word, a tab, its translation, others behind more tabs",
-        ),
-    ] = None,
+    terms: TermsFile = None,
     scores: Annotated[
         bool, typer.Option("--scores", help="put the score and a tab before each translation")
     ] = False,
@@ -152,22 +148,6 @@ def run(
             print(f"polyhead: {met:,} of {done:,} lines have terms of {terms}", file=sys.stderr)
         if begins is not None and next(begins, None) is not None:
             raise UserError(f"--prefix: {prefix} has more lines than the text, which has {done:,}")
-
-
-def read_terms(source: str) -> dict[str, list[str]]:
-    """What words must become, by the word: of a file with a word and its translations on each line, tabs between them."""
-    found: dict[str, list[str]] = {}
-    for number, line in enumerate(read_lines(source), 1):
-        word, *phrases = line.split("\t")
-        if line.strip() and not (phrases and all(part.strip() for part in (word, *phrases))):
-            raise UserError(
-                f"--terms: line {number} of {source} is {line!r}; wanted a word, a tab and what it becomes"
-            )
-        if phrases:
-            found.setdefault(word, []).extend(phrases)
-    if not found:
-        raise UserError(f"--terms: {source} has no line with a word, a tab and what it becomes")
-    return found
 
 
 def shown(score: float | None, text: str, scores: bool) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.cli.terms_file import read_terms
 from polyhead.data.columns import format_like
 from polyhead.data.corpus import open_corpus, read_pairs
 from polyhead.errors import UserError
@@ -28,6 +29,7 @@ def measure(
     beam_size: int | None = None,
     length_penalty: float | None = None,
     batch_tokens: int | None = None,
+    terms: str | None = None,
     shortlist: bool | None = None,
     source: str | None = None,
     target: str | None = None,
@@ -35,11 +37,13 @@ def measure(
     """The table of a translator; what is not given is as the run was trained to be used, columns as it learned from."""
     sides = {"source": source, "target": target}
     columns = {side: column(name) for side, name in sides.items() if name is not None}
+    entries = None if terms is None else read_terms(terms)
     sources, references = pairs(run, files, split, limit, columns)
     typed = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "batch_tokens": batch_tokens,
+        "terms": entries,
         "shortlist": shortlist,
     }
     changes: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
