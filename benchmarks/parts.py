@@ -27,6 +27,7 @@ from polyhead.fast.memory import tune_memory
 from polyhead.models import build, preset
 from polyhead.nn.loss import cross_entropy
 from polyhead.registry import ATTENTION, BLOCK, FEED_FORWARD, NORM, POSITION, Choice
+from polyhead.train.precision import Format, autocast
 from train import SMOOTHING, stepper
 
 KINDS = {
@@ -115,7 +116,7 @@ def choices(kind: str, more: list[str]) -> list[tuple[str, Choice]]:
     return found
 
 
-def step(config: ModelConfig, batches: list[Batch], precision: str) -> Callable[[], None]:
+def step(config: ModelConfig, batches: list[Batch], precision: Format) -> Callable[[], None]:
     """A function that does the next whole step: forward, loss, backward, clipping, fused AdamW."""
     model = build(config, seed=1)
 
@@ -126,7 +127,8 @@ def step(config: ModelConfig, batches: list[Batch], precision: str) -> Callable[
         return found.total / found.count
 
     module: nn.Module = model
-    return stepper(module, loss, batches, precision)
+    cpu = torch.device("cpu")
+    return stepper(module, loss, batches, lambda: autocast(precision, cpu))
 
 
 def taken(

@@ -19,6 +19,7 @@ from polyhead.nn.position.base import Position
 from polyhead.nn.stack import Stack
 from polyhead.ranges import Above0, AtLeast0, Decay
 from polyhead.registry import OPTIMIZER
+from polyhead.train.muon import Muon
 
 
 @OPTIMIZER.register("adamw")
@@ -71,10 +72,10 @@ def muon(
     """Momentum whose matrix is replaced by the nearest orthogonal one, for the matrices inside the blocks.
 
     Embeddings, positions, norms, biases and all that is above the blocks, such as the output layer, get AdamW. Updates are
-    rescaled to the size of Adam's, so one rate can serve both.
+    rescaled to the size of Adam's, so one rate can serve both. The products are in bf16 where that is fast, else in fp32.
 
     Equation: M ← momentum · M + g;  W ← W - lr · U Vᵀ · 0.2 √max(rows, columns),  M = U S Vᵀ
-    Paper: Jordan et al., 2024
+    Paper: Jordan et al., 2024; Liu et al., 2025
     When: fewer steps count; its products cost time at each, so compare at equal time, not at equal steps
     Options:
       momentum: decay of the momentum
@@ -91,10 +92,7 @@ def muon(
     )
     if not inside:
         return [others]
-    matrices = torch.optim.Muon(
-        inside, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return [matrices, others]
+    return [Muon(inside, lr, momentum, weight_decay), others]
 
 
 def set_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
