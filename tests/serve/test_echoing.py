@@ -111,7 +111,8 @@ def test_no_token_is_said_where_none_is_wanted(speaker):
         check(speaker.run, choice["logprobs"], rows[choice["index"] // 2])
         assert choice["text"] == TEXTS[choice["index"] // 2] and choice["finish_reason"] == "length"
     read = sum(map(len, rows))
-    assert answer["usage"] == {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
+    nothing = {"prompt_tokens_details": {"cached_tokens": 0}}  # nor is anything read
+    assert answer["usage"] == {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read, **nothing}
     (plain,) = choices(speaker, {"prompt": rows[0], "echo": True, "max_tokens": 0})
     assert (plain["text"], plain["logprobs"]) == (TEXTS[0], None)
     speaker.idle()

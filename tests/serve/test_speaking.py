@@ -63,6 +63,8 @@ def test_usage_counts_what_was_read_and_said(speaker):
     (found,) = speaker.run.engine().submit(TEXTS[1], seed=1, max_new_tokens=7).request.result()
     answer = speaker.ask("/v1/completions", {"prompt": TEXTS[1], "seed": 1, "max_tokens": 7}).json()
     said = len(found.tokens) + (answer["choices"][0]["finish_reason"] == "stop")
+    details = answer["usage"].pop("prompt_tokens_details")  # of what others had read before
+    assert details.keys() == {"cached_tokens"} and details["cached_tokens"] < len(prompt)
     assert answer["usage"] == {
         "prompt_tokens": len(prompt),
         "completion_tokens": said,

@@ -67,6 +67,8 @@ class Batch:
             if self.known is not None and member.unread:
                 member.held = [self.known.reuse(row, member.due[0])]
                 member.due = [member.due[0][member.held[0] :]]
+                if member.request.reused is None:
+                    member.request.reused = member.held[0]
         if self.encode is not None:
             tokens, pos = pad([request.source or [] for request in requests], 0, self.device)
             read: list[Memory] = self.encode(tokens, pos)

@@ -83,6 +83,7 @@ class Request:
         self.prompt = list(prompt)  # what the model reads before its own words
         self.since = 0  # the first token that it still sees
         self.room = 0  # the most tokens that it ever takes room for
+        self.reused: int | None = None  # tokens that had been read for others, once it has begun
         self.events: deque[Token] = deque()
         self.end: End | None = None
 

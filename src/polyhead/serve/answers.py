@@ -21,7 +21,7 @@ class Answer:
 
     def delta(self, text: str, last: bool) -> dict[str, Any]:
         """What is new, for a client that adds it to what it has."""
-        said, calls = self._heard(text, last)
+        said, calls = self.heard(text, last)
         told: dict[str, Any] = {} if self._begun else {"role": "assistant"}
         if calls:
             told["tool_calls"] = [{"index": self._calls + i, **shown(call)} for i, call in enumerate(calls)]
@@ -32,7 +32,7 @@ class Answer:
 
     def message(self, text: str) -> dict[str, Any]:
         """All of it; without a text where it calls functions and says nothing."""
-        said, calls = self._heard(text, True)
+        said, calls = self.heard(text, True)
         self._calls = len(calls)
         told = {"role": "assistant", "content": said if said or not calls else None, "refusal": None}
         return told | ({"tool_calls": [shown(call) for call in calls]} if calls else {})
@@ -42,7 +42,8 @@ class Answer:
         reason = reason_of(talk, row)
         return "tool_calls" if self._calls and reason == "stop" else reason
 
-    def _heard(self, text: str, last: bool) -> tuple[str, list[Call]]:
+    def heard(self, text: str, last: bool) -> tuple[str, list[Call]]:
+        """The text and the calls that are sure with this text."""
         return self._reader.feed(text, last) if self._reader else (text, [])
 
 

@@ -1,13 +1,11 @@
-"""What requests may say: a field, its type and bounds a line, from which both the checks and /openapi.json are made."""
+"""What requests may say: a field, its type and bounds a line, of which the checks and /openapi.json are made."""
 
 from __future__ import annotations
 
-from heapq import nsmallest
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from polyhead.errors import explain, nearest, path, show
 from polyhead.serve.fields import (
     Ids,
     Messages,
@@ -21,38 +19,10 @@ from polyhead.serve.fields import (
     number,
     real,
 )
-from polyhead.serve.limits import Limits
-from polyhead.serve.refusal import Refusal
-from polyhead.serve.sizes import FRAME, check_size
+from polyhead.serve.items import Items, NamedChoice, NamedTools
+from polyhead.serve.sizes import FRAME
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "logit_bias": ({}, None),
-    "suffix": ("", None),
-    "best_of": (1, None),
-    "targets": (None,),
-    "tools": ([], None),
-    "tool_choice": ("none", "auto", None),
-    "functions": ([], None),
-    "function_call": ("none", "auto", None),
-    "modalities": (["text"], None),
-    "reasoning_effort": (None,),
-    "web_search_options": (None,),
-    **dict.fromkeys(("audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
-}
-"""Fields of other services that would change an answer if they were kept, with the values that ask for nothing."""
-HARMLESS = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "parallel_tool_calls",
-}
-"""Fields of other services that change no answer."""
-TOLD = 4  # fields without a meaning that are told, of however many
+LOG_PROBS = "message.output_text.logprobs"
 
 
 class Body(BaseModel):
@@ -154,6 +124,47 @@ class ChatBody(Drawing):
     parallel_tool_calls: bool | None = Field(None, description="false: it calls one at most")
 
 
+class Shape(BaseModel):
+    """What kind of text a response is."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="any text, a JSON object, or JSON by a schema"
+    )
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="the JSON Schema")
+
+
+class ResponseText(BaseModel):
+    """What the text of a response looks like."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    format: Shape = Field(Shape(type="text"), description="its kind")
+
+
+class ResponseBody(Drawing):
+    """POST /v1/responses."""
+
+    input: Items = Field(
+        description=f"a text, or who has said what; the last is answered; each item counts {FRAME} characters besides its own"
+    )
+    instructions: str | None = Field(None, description="what the system says before the input")
+    max_output_tokens: int = number(1, 1, "max_tokens", about="longest output, in tokens")
+    text: ResponseText = Field(ResponseText(), description="what the output must look like")
+    include: list[str] = Field([], description=f"{LOG_PROBS} tells the log-probability of each token said")
+    top_logprobs: int = number(0, 0, most=20, about="with them: and of so many others in its place")
+    tools: NamedTools = Field((), description="functions that the answer may call")
+    tool_choice: NamedChoice = Field(
+        "auto", description="whether it calls one: auto leaves that to the model"
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: it calls one at most")
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: a conversation that is too long loses its oldest questions"
+    )
+    metadata: dict[str, Any] | None = Field(None, description="told again in the answer")
+
+
 class TranslationBody(Drawing):
     """POST /v1/translations."""
 
@@ -225,56 +236,3 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     tokens: Ids = Field(description="token ids")
-
-
-B = TypeVar("B", bound=Body)
-
-
-def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = False) -> tuple[B, list[str]]:
-    """A checked body, and what of it has no meaning here; every mistake is a Refusal that names the field."""
-    ignored = _unknown(kind, given, strict)
-    try:
-        body = kind.model_validate({name: given[name] for name in given if name in kind.model_fields})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise Refusal(
-            400,
-            "invalid_value",
-            "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000],
-            path(first["loc"][:1]),
-        ) from None
-    for name, field in kind.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and name in body.model_fields_set:
-            most = getattr(limits, str(extra["limit"]))
-            if getattr(body, name) > most:
-                raise Refusal(
-                    400,
-                    "invalid_value",
-                    f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most",
-                    name,
-                )
-    check_size(body, limits)
-    return body, ignored
-
-
-def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]:
-    """What is said of fields that have no meaning here; one that would have changed the answer is refused."""
-    for name in sorted(given.keys() & NEUTRAL.keys() - kind.model_fields.keys()):
-        if not any(type(given[name]) is not bool and given[name] == value for value in NEUTRAL[name]):
-            raise Refusal(
-                400,
-                "unsupported_parameter",
-                f"{name} is not supported by this service; {'give structured_outputs' if 'guided_' in name else 'leave it out'}",
-                name,
-            )
-    told = []
-    unknown = given.keys() - kind.model_fields.keys() - NEUTRAL.keys()
-    # where a field is missing, one that is only a little like another was meant for it
-    lacks = any(field.is_required() and key not in given for key, field in kind.model_fields.items())
-    for name in nsmallest(TOLD, unknown - HARMLESS if strict else unknown):
-        hint = "" if name in HARMLESS else nearest(name, kind.model_fields, 0.75 if lacks else 0.5)
-        if strict:
-            raise Refusal(400, "unknown_parameter", f"unknown field {show(name)}{hint}", name[:64])
-        told.append(f"field {show(name)} is ignored{hint}")
-    return told

@@ -96,16 +96,16 @@ class Call:
         )
 
     async def events(self, values: Iterable[Any]) -> None:
-        """Some events, in one piece on the wire."""
-        await self._write(b"".join(b"data: " + dump(value) + b"\n\n" for value in values))
+        """Some events, in one piece on the wire; what has a type is an event of that name."""
+        await self._write(b"".join(map(_event, values)))
 
     async def pulse(self) -> None:
         """A sign of life that clients do not show, lest what lies between cuts a quiet connection."""
         await self._write(b": still working\n\n")
 
-    async def close(self) -> None:
-        """The end of the events."""
-        await self._write(b"data: [DONE]\n\n")
+    async def close(self, mark: bytes = b"data: [DONE]\n\n") -> None:
+        """The end of the events, and what tells it."""
+        await self._write(mark)
         await self._write(b"", more=False)
 
     async def refuse(self, refusal: Refusal) -> None:
@@ -135,6 +135,11 @@ class Gone(Exception):
 
 def _too_large(limits: Limits) -> Refusal:
     return Refusal(413, "body_too_large", f"the body is larger than {limits.body:,} bytes")
+
+
+def _event(value: Any) -> bytes:
+    name = f"event: {value['type']}\n".encode() if "type" in value else b""
+    return name + b"data: " + dump(value) + b"\n\n"
 
 
 def _plain(text: str) -> str:

@@ -2,140 +2,52 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
-from polyhead.errors import UserError
-from polyhead.generate.chat import Chat
-from polyhead.generate.service import Asked
 from polyhead.generate.told import Likely
-from polyhead.serve.answers import Answer
 from polyhead.serve.bodies import ChatBody
 from polyhead.serve.call import Call
-from polyhead.serve.likelihood import ENTRY, check_size, of_chat
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.conversing import conversing
+from polyhead.serve.likelihood import of_chat
 from polyhead.serve.service import Service
-from polyhead.serve.sizes import conversation
 from polyhead.serve.speaking import head, stream
 from polyhead.serve.talk import Piece, Talk
-from polyhead.serve.wishes import asked, usual_length
-from polyhead.text.chat.base import Message
-from polyhead.text.chat.tools import Tools, wanted
 
 
 async def chat(service: Service, call: Call, body: ChatBody) -> None:
     """Answer the last message of a conversation."""
-    talker = _talker(service)
-    if body.top_logprobs and not body.logprobs:
-        raise Refusal(400, "invalid_value", "top_logprobs: send logprobs=true with it", "top_logprobs")
-    if body.logprobs and "beam_size" in body.model_fields_set:
-        raise Refusal(400, "unsupported_parameter", "logprobs are told of drawn text alone", "logprobs")
     if "max_completion_tokens" in body.model_fields_set:
         body.max_tokens = body.max_completion_tokens
-    tools = _tools(talker, body, service.limits.chars)
-    answers = defaultdict[int, Answer](lambda: Answer(talker.calls, tools))
 
     def log_probs(likely: Likely) -> dict[str, Any] | None:
         return of_chat(service.run, likely) if body.logprobs else None
 
-    def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
-        answer = answers[piece.row]
-        return {
-            "index": piece.row,
-            "delta": answer.delta(piece.text, piece.last),
-            "logprobs": log_probs(piece.likely),
-            "finish_reason": answer.reason(talk, piece.row) if piece.last else None,
-        }
+    async with conversing(service, body) as (talks, answers):
 
-    said = [conversation(body.messages, tools.all)]
-    async with service.talking(lambda: [_read(service, talker, body, tools)], said, body) as talks:
+        def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
+            answer = answers[piece.row]
+            return {
+                "index": piece.row,
+                "delta": answer.delta(piece.text, piece.last),
+                "logprobs": log_probs(piece.likely),
+                "finish_reason": answer.reason(talk, piece.row) if piece.last else None,
+            }
+
         if body.stream:
             about = head("chatcmpl", "chat.completion.chunk", service)
             await stream(service, call, body, talks, about, "choices", chunk)
             return
         await talks.whole()
-        (found,) = (talk.stream for talk in talks.all)
-        assert found is not None
+        (talk,) = talks.all
         choices = [
             {
-                "index": row,
-                "message": answers[row].message(text),
-                "logprobs": log_probs(found.likely(row)),
-                "finish_reason": answers[row].reason(talks.all[0], row),
+                "index": piece.row,
+                "message": answers[piece.row].message(piece.text),
+                "logprobs": log_probs(piece.likely),
+                "finish_reason": answers[piece.row].reason(talk, piece.row),
             }
-            for row, text in enumerate(found.texts())
+            for piece in talk.whole()
         ]
         usage = service.count(talks.all)
         about = head("chatcmpl", "chat.completion", service)
         await call.reply({**about, "choices": choices, "usage": usage})
-
-
-def _talker(service: Service) -> Chat:
-    if service.chat is None:
-        other = "nothing says how it writes them; start the service with --chat NAME if you know"
-        why = other if service.kind == "decoder" else f"it is no language model; use /v1/{service.tasks[0]}"
-        raise Refusal(400, "model_not_chat", f"{service.name} holds no conversations: {why}", "model")
-    return service.chat
-
-
-def _tools(talker: Chat, body: ChatBody, most: int) -> Tools:
-    """What the answer may call, and what it must; ``most`` characters may describe it."""
-    try:
-        tools = wanted(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
-    except UserError as error:
-        raise Refusal(400, "invalid_value", f"tool_choice: {error}", "tool_choice") from None
-    try:
-        length = talker.length(tools)
-    except UserError as error:
-        raise Refusal(400, "unsupported_parameter", f"tools: {error}", "tools") from None
-    if tools.all and length > most:
-        why = f"tools: written as this model reads them they have {length} characters; this service takes {most}"
-        raise Refusal(400, "text_too_long", why, "tools")
-    asked = body.response_format is not None and body.response_format.type != "text"
-    if tools.must and (asked or body.structured_outputs):
-        raise Refusal(
-            400,
-            "invalid_value",
-            "tool_choice: an answer that must call a function has no other form: leave out "
-            + ("response_format" if asked else "structured_outputs"),
-            "tool_choice",
-        )
-    return tools
-
-
-def _read(service: Service, talker: Chat, body: ChatBody, tools: Tools) -> Asked:
-    """The conversation as tokens, without its oldest questions where truncation is wished and they do not fit."""
-    messages = body.messages
-    try:
-        if body.truncate:
-            messages = _cut(service, talker, body, tools)
-        manner = talker.manner(tools) | {"top": body.top_logprobs}
-        (found,) = asked(service, body, [talker.prompt(messages, tools)], **manner)
-    except UserError as error:
-        raise Refusal(400, "invalid_value", f"messages: {error}", "messages") from None
-    except Refusal as refusal:
-        if refusal.param == "prompt":
-            refusal.param = "messages"
-        elif talker.calls and tools.must and refusal.param == "response_format":  # the form of a call
-            refusal.param, refusal.message = "tools", talker.calls.unfit(refusal.message, tools)
-        raise
-    if body.logprobs:
-        check_size(service, [found], body.top_logprobs, ENTRY, "top_logprobs")
-    return found
-
-
-def _cut(service: Service, talker: Chat, body: ChatBody, tools: Tools) -> list[Message]:
-    """The conversation without its oldest questions, as far as the answer has room: all that is wished for.
-
-    Where no length is wished, the usual one, but at most half of what the model reads, and one token rather than none.
-    """
-    most = talker.engine.max_len
-    given = "max_tokens" in body.model_fields_set
-    usual = min(usual_length(service, talker.engine), most // 2)
-    for room in [body.max_tokens] if given else [usual, 1]:
-        try:
-            return talker.fitting(body.messages, most + 1 - room, tools)
-        except UserError as error:
-            said = str(error)
-    shorter = f", or ask for less than max_tokens={body.max_tokens}" if given else ""
-    raise Refusal(400, "context_length_exceeded", said + shorter, "messages")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.vectors import reach
 from polyhead.fast.pack import dtype_of
-from polyhead.serve import chatting, reading, speaking
+from polyhead.serve import chatting, reading, responding, speaking
 from polyhead.serve.bodies import (
     Body,
     ChatBody,
@@ -17,6 +17,7 @@ from polyhead.serve.bodies import (
     DetokenizeBody,
     EmbeddingBody,
     FillBody,
+    ResponseBody,
     ScoreBody,
     TokenizeBody,
     TranslationBody,
@@ -119,6 +120,7 @@ ROUTES = [
     Route("POST", "/v1/completions", speaking.completions, "go on from a text", CompletionBody),
     Route("POST", "/v1/translations", speaking.translations, "translate", TranslationBody),
     Route("POST", "/v1/chat/completions", chatting.chat, "answer in a conversation", ChatBody),
+    Route("POST", "/v1/responses", responding.respond, "the same, in items", ResponseBody),
     Route("POST", "/v1/embeddings", reading.embeddings, "a vector for each text", EmbeddingBody),
     Route("POST", "/v1/classify", reading.classify, "the class of each text", ClassifyBody),
     Route("POST", "/v1/fill-mask", reading.fill_mask, "what stands behind a mask", FillBody),

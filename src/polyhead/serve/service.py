@@ -63,7 +63,7 @@ class Service:
         unable = dict.fromkeys(("completions", "score"), bool(self.undecided))
         unable |= {"fill-mask": not run.config.head, "embeddings": len(run.members) > 1}
         self.tasks = [task for task in TASKS[self.kind] if not unable.get(task)]
-        self.tasks += ["chat/completions"] if self.chat else []
+        self.tasks += ["chat/completions", "responses"] if self.chat else []
         if not self.tasks:
             raise UserError(f"{name} can do nothing here: vectors are of one run, not of {len(run.members)}")
         self.meters = Meters()
@@ -228,7 +228,7 @@ class Service:
         self._gave_way = gave_way
         return self.meters.text()
 
-    def count(self, talks: Sequence[Talk]) -> dict[str, int]:
+    def count(self, talks: Sequence[Talk]) -> dict[str, Any]:
         """The usage that an answer tells, also added to the measures."""
         read = sum(len(talk.asked.source or talk.asked.prompt) for talk in talks)
         said = sum(sum(map(len, talk.stream.tokens)) for talk in talks if talk.stream)
@@ -241,7 +241,15 @@ class Service:
                 self.meters.first_token.observe(talk.first - talk.begun)
             if longest > 1:
                 self.meters.per_token.observe((talk.last - talk.first) / (longest - 1))
-        return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+        counted: dict[str, Any] = {
+            "prompt_tokens": read,
+            "completion_tokens": said,
+            "total_tokens": read + said,
+        }
+        if self.kind == "decoder":
+            known = sum(talk.stream.request.reused or 0 for talk in talks if talk.stream)
+            counted["prompt_tokens_details"] = {"cached_tokens": known}
+        return counted
 
 
 def size(texts: Sequence[Any]) -> int:

@@ -13,22 +13,23 @@ from polyhead.serve.refusal import Refusal
 from polyhead.text.chat.base import Message
 from polyhead.text.chat.tools import Tool
 
+SIZED = {"prompt", "input", "instructions", "target", "tokens", "messages", "terms"}
 FRAME = 16  # characters that a message counts besides what it says, about what the tokens around it cost
 
 
 def check_size(body: BaseModel, limits: Limits) -> None:
     """Refuse more texts, or longer ones, than the service takes."""
-    for name in sorted({"prompt", "input", "target", "tokens", "messages", "terms"} & body.model_fields_set):
+    for name in sorted(SIZED & body.model_fields_set):
         given: Any = getattr(body, name)
         told = name
-        if name == "messages":  # a conversation is one text
+        if isinstance(given, list) and isinstance(given[0], Message):  # a conversation is one text
             tools = getattr(body, "tools", ())
             if tools and len(conversation(given)) <= limits.chars:
                 name, told = "tools", "the conversation with its tools"
             given = conversation(given, tools)
         if name == "terms":
             given = "".join(text for word, phrases in given.items() for text in (word, *phrases))
-        texts = [given] if name == "tokens" or isinstance(given, str) else given
+        texts = [given or ""] if name == "tokens" or isinstance(given, str | None) else given
         if len(texts) > limits.batch:
             raise Refusal(
                 400,

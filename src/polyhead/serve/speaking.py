@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -132,19 +132,26 @@ async def attention(service: Service, source: str, target: str) -> dict[str, Any
 async def stream(
     service: Service, call: Call, body: Drawing, talks: Talks, about: dict[str, Any], key: str, chunk: Chunk
 ) -> None:
-    """Send each piece as it comes, those together that are there; the tokens used at the end, if that is wanted; and the mark of the end."""
+    """Send each piece as it comes, the tokens used at the end, if that is wanted, and the mark of the end."""
     await call.open()
     tells: dict[str, Any] = {"usage": None} if body.stream_options.include_usage else {}
-    async for news in talks.news(HEARTBEAT):
-        pieces = [chunk(one.talk, piece) for one in news for piece in one.pieces]
-        if pieces:
-            await call.events([{**about, key: [piece], **tells} for piece in pieces])
-        elif not news:
-            await call.pulse()
+    await pass_on(call, talks, lambda talk, piece: [{**about, key: [chunk(talk, piece)], **tells}])
     usage = service.count(talks.all)
     if tells:
         await call.events([{**about, key: [], "usage": usage}])
     await call.close()
+
+
+async def pass_on(
+    call: Call, talks: Talks, events: Callable[[Talk, Piece], Iterable[dict[str, Any]]]
+) -> None:
+    """Send the events of each piece as it comes, those together that are there, and a sign of life where nothing comes for long."""
+    async for news in talks.news(HEARTBEAT):
+        found = [event for one in news for piece in one.pieces for event in events(one.talk, piece)]
+        if found:
+            await call.events(found)
+        elif not news:
+            await call.pulse()
 
 
 def outputs(talk: Talk, scores: bool) -> list[dict[str, Any]]:

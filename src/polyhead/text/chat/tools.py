@@ -90,7 +90,7 @@ def calls_of(given: Any, number: int) -> tuple[Call, ...]:
         return ()
     if not isinstance(given, list | tuple):
         raise UserError(f"message {number} has the tool_calls {show(given)}, wanted a list of calls")
-    return tuple(_call(one, f"call {i} of message {number}") for i, one in enumerate(given))
+    return tuple(call_of(one, f"call {i} of message {number}") for i, one in enumerate(given))
 
 
 def arguments_of(given: Any) -> str:
@@ -104,7 +104,8 @@ def arguments_of(given: Any) -> str:
     return text
 
 
-def _call(given: Any, what: str) -> Call:
+def call_of(given: Any, what: str) -> Call:
+    """A call in OpenAI's shape; ``what`` names it in a message."""
     if isinstance(given, Call):
         given = {"id": given.id, "function": {"name": given.name, "arguments": given.arguments}}
     function = given.get("function") if isinstance(given, Mapping) else None
