@@ -21,16 +21,6 @@ void log_sum(const float* row, long width, float* out) {
     out[1] = std::log(total(sum));
 }
 
-bool any(Ints truths) {
-#ifdef __AVX512F__
-    return _mm512_test_epi32_mask((__m512i)truths, (__m512i)truths);
-#else
-    int32_t found = 0;
-    for (long j = 0; j < LANES; j++) found |= truths[j];
-    return found;
-#endif
-}
-
 // The k greatest numbers of a row, best first, of equals the first, and where they stand; who is banned is passed over. Few are
 // greater than the last of those found so far, so hardly anything is moved.
 void best(const float* row, long width, long k, const int64_t* banned, long bans, float* values, int64_t* ids) {

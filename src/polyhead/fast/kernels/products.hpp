@@ -7,16 +7,14 @@
 #pragma once
 #include <algorithm>
 #include <vector>
-#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
-#include <immintrin.h>
-#endif
 
 #include "vectors.hpp"
 
 namespace {
 
-constexpr long WIDE = 4, PANEL = LANES * WIDE;
-constexpr long ROWS = 6;     // of the input at once: 6 x 4 sums, 4 weights and an input fill 32 registers
+constexpr long PANEL = 64, WIDE = PANEL / LANES, LINE = 16;  // outputs side by side, in vectors; numbers of a cache line
+constexpr long ROWS = 6;     // of the input at once, at most
+constexpr long SUMS = REGISTERS / 4 * 3;  // that are kept in registers: the rest is for weights and inputs
 constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 64 KiB, which stay near
 constexpr long BATCH = 192;  // rows that go through all panels before the next ones: their inputs and sums stay near too
 
@@ -40,27 +38,44 @@ Floats product(Floats sum, Floats w, float x, int8_t) {  // the bits of whole nu
     return sum;
 #else
     Ints sums = (Ints)sum;
+#ifdef __AVX2__  // in pairs of 16 bits, whose products and sums are exact
+    const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)w, 8), 8), high = _mm256_srai_epi16((__m256i)w, 8);
+    sums += (Ints)_mm256_madd_epi16(low, _mm256_set1_epi32(int(four & 0x00ff00ff)));
+    sums += (Ints)_mm256_madd_epi16(high, _mm256_set1_epi32(int(four >> 8 & 0x00ff00ff)));
+#else
     for (int i = 0; i < 4; i++) sums += ((Ints)((Bits)w << (24 - 8 * i)) >> 24) * int(four >> (8 * i) & 255);
+#endif
     return (Floats)sums;
 #endif
 }
 
-// R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64). Meanwhile as many weights as there are
-// steps come nearer from where `soon` points, if it does.
+// How many vectors of a panel R rows are multiplied with at once: a power of 2, so many that their sums stay in registers.
+constexpr long at_once(long R) {
+    long some = WIDE;
+    while (some > 1 && some * R > SUMS) some /= 2;
+    return some;
+}
+
+// R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64). Meanwhile as many lines of weights as there
+// are steps come nearer from where `soon` points, if it does.
 template <class T, long R>
-void multiply(const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const Floats* soon) {
-    Floats sum[R][WIDE] = {};
-    if (!first) std::memcpy(sum, sums, sizeof sum);
-    for (long k = 0; k < steps; k++, panel += WIDE) {
-        if (soon) __builtin_prefetch(soon + k, 0, 2);
-        for (long r = 0; r < R; r++)
-            for (long j = 0; j < WIDE; j++) sum[r][j] = product(sum[r][j], panel[j], x[r * stride + k], T());
+void multiply(const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const float* soon) {
+    constexpr long SOME = at_once(R);
+    for (long part = 0; part < WIDE; part += SOME, panel += SOME, sums += SOME * LANES, soon = nullptr) {
+        Floats sum[R][SOME] = {};
+        for (long r = 0; r < R && !first; r++) std::memcpy(sum[r], sums + r * PANEL, sizeof sum[r]);
+        const Floats* weights = panel;
+        for (long k = 0; k < steps; k++, weights += WIDE) {
+            if (soon) __builtin_prefetch(soon + k * LINE, 0, 2);
+            for (long r = 0; r < R; r++)
+                for (long j = 0; j < SOME; j++) sum[r][j] = product(sum[r][j], weights[j], x[r * stride + k], T());
+        }
+        for (long r = 0; r < R; r++) std::memcpy(sums + r * PANEL, sum[r], sizeof sum[r]);
     }
-    std::memcpy(sums, sum, sizeof sum);
 }
 
 template <class T>
-void multiply(long rows, const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const Floats* soon) {
+void multiply(long rows, const Floats* panel, const float* x, long stride, long steps, float* sums, bool first, const float* soon) {
     switch (rows) {
         case 1: return multiply<T, 1>(panel, x, stride, steps, sums, first, soon);
         case 2: return multiply<T, 2>(panel, x, stride, steps, sums, first, soon);
@@ -82,13 +97,13 @@ void products(const float* input, const float* packed, long M, long N, long step
         const long last = std::min(M, first + BATCH);
 #pragma omp for schedule(static) nowait
         for (long n = 0; n < N; n += PANEL) {
-            const Floats* panel = reinterpret_cast<const Floats*>(packed + n * steps);
+            const float* panel = packed + n * steps;
             for (long k = 0; k < steps; k += chunk) {
                 const long here = std::min(chunk, steps - k);
                 for (long m = first; m < last; m += ROWS) {
                     const long quarter = m / ROWS;  // of what comes next: the first rows fetch one each
-                    const Floats* soon = fetch && quarter < WIDE ? panel + (k + here) * WIDE + quarter * here : nullptr;
-                    multiply<T>(std::min(ROWS, last - m), panel + k * WIDE, input + m * steps + k, steps, here,
+                    const float* soon = fetch && quarter < PANEL / LINE ? panel + (k + here) * PANEL + quarter * here * LINE : nullptr;
+                    multiply<T>(std::min(ROWS, last - m), reinterpret_cast<const Floats*>(panel + k * PANEL), input + m * steps + k, steps, here,
                                 sums.data() + (m - first) * PANEL, k == 0, soon);
                 }
             }

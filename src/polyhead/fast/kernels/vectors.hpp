@@ -1,18 +1,30 @@
-// Sixteen numbers at once, in fp32 whatever they are kept in.
+// As many numbers at once as a register of the processor holds, in fp32 whatever they are kept in.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
-using Floats = float __attribute__((vector_size(64)));
-using Bits = uint32_t __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
-using Bytes = uint8_t __attribute__((vector_size(16)));
-using Halves = uint16_t __attribute__((vector_size(32)));
-using bf16 = uint16_t;
+// a vector that is wider than a register would be kept in memory, and no sum would stay where it is added to
+#if defined(__AVX512F__)
+constexpr long LANES = 16, REGISTERS = 32;
+#elif defined(__AVX2__)
+constexpr long LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr long LANES = 4, REGISTERS = 32;
+#else
+constexpr long LANES = 4, REGISTERS = 16;
+#endif
 
-constexpr long LANES = 16;
+using Floats = float __attribute__((vector_size(4 * LANES)));
+using Bits = uint32_t __attribute__((vector_size(4 * LANES)));
+using Ints = int32_t __attribute__((vector_size(4 * LANES)));
+using Bytes = uint8_t __attribute__((vector_size(LANES)));
+using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
+using bf16 = uint16_t;
 
 [[maybe_unused]] float wide(bf16 x) {
     uint32_t bits = uint32_t(x) << 16;
@@ -53,10 +65,28 @@ void store(Floats x, T* out, long n) {
 }
 
 float total(Floats x) {
+#if defined(__AVX512F__)
     x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
     x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+#elif defined(__AVX2__)
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+#else
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1);
+#endif
     return x[0] + x[1];
+}
+
+// Whether one of them is not 0; of a comparison, whether it is true anywhere.
+bool any(Ints x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+#else
+    return x[0] | x[1] | x[2] | x[3];
+#endif
 }
 
 // e^x for x <= 0: 2^n times a polynomial of what is left (Cephes, expf); below -87 it is 0, as for -inf
