@@ -126,9 +126,9 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_give_the_logits_of_the_plain_model(name, cache, calls):
     plain = made(name)
-    torch.testing.assert_close(
-        decoded(packed(copy.deepcopy(plain)), cache), decoded(plain, cache), atol=2e-5, rtol=1e-5
-    )
+    wanted = decoded(plain, cache)
+    rounding = 2e-6 * max(10, float(wanted.abs().max()))  # without norms they are large
+    torch.testing.assert_close(decoded(packed(copy.deepcopy(plain)), cache), wanted, atol=rounding, rtol=1e-5)
     assert calls == [True] * (6 if plain.config.kind == "encoder-decoder" else 5)  # the source is read, too
 
 
