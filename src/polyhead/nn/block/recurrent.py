@@ -10,6 +10,8 @@ Options:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 import torch
@@ -48,6 +50,22 @@ class Source(NamedTuple):
         return self._replace(kv=None if self.kv is None else self.kv.kept())
 
 
+@contextmanager
+def fp32_if_there_is_no_bf16(x: Tensor) -> Iterator[Tensor]:
+    """Within it x, in fp32 where autocast would hand it to oneDNN's LSTM in bf16 on a processor for which that has none."""
+    asked = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    if (
+        asked
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
+        with torch.autocast("cpu", enabled=False):
+            yield x.float()
+    else:
+        yield x
+
+
 class LSTM(nn.LSTM):
     """Long short-term memory (Hochreiter & Schmidhuber, 1997; forget gate: Gers et al., 2000)."""
 
@@ -55,8 +73,9 @@ class LSTM(nn.LSTM):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:  # type: ignore[override]
         """(B, T, C) after state -> (B, T, H), and the state after it."""
-        h, c = (s.to(x.dtype)[None] for s in state)
-        out, (h, c) = super().forward(x, (h, c))
+        with fp32_if_there_is_no_bf16(x) as x:
+            h, c = (s.to(x.dtype)[None] for s in state)
+            out, (h, c) = super().forward(x, (h, c))
         return out, (h[0], c[0])
 
     def begin(self, start: Tensor) -> State:
