@@ -215,7 +215,9 @@ def test_translations_and_scores_are_those_of_the_reference(
                 for x in said[-beams:]
             ]
             if beams > 1:
-                assert [h.score for h in best] == pytest.approx(wanted.sequences_scores.tolist(), rel=2e-6, abs=1e-5)
+                assert [h.score for h in best] == pytest.approx(
+                    wanted.sequences_scores.tolist(), rel=2e-6, abs=1e-5
+                )
         assert beams == 1 or ngram or len({len(x) for x in said}) > 1
 
 

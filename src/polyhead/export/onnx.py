@@ -231,7 +231,7 @@ def _round(whole: Path, path: Path, large: bool) -> None:
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
-            weight_type=QuantType.QInt8,
+            weight_type=QuantType.QUInt8,  # signed ones overflow in sums of 16 bits where there is no VNNI
             use_external_data_format=large,
             extra_options={"MatMulConstBOnly": True},
         )

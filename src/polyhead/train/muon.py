@@ -12,11 +12,8 @@ from torch.optim import Optimizer
 
 from polyhead.train.precision import resolve
 
-QUINTIC = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # steepest at 0, so that few rounds suffice; singular values end within 0.7 and 1.2
+# steepest at 0, so that few rounds suffice; singular values end within 0.7 and 1.2
+QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS, EPS = 5, 1e-7
 
 
@@ -32,7 +29,7 @@ class Muon(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Update all parameters from their gradients."""
         assert closure is None
         for group in self.param_groups:
