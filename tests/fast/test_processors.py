@@ -1,4 +1,4 @@
-"""The kernels of processors with narrower registers than this one's may have: their tests once more, with those."""
+"""The kernels of processors that can do less than this one may: their tests once more, with those."""
 
 from __future__ import annotations
 
@@ -17,19 +17,27 @@ HERE = Path(__file__).parent
 PLUGIN = """
 from polyhead.fast import native
 
-native.FLAGS[native.FLAGS.index("-march=native")] = "-march={processor}"
+at = native.FLAGS.index("-march=native")
+native.FLAGS[at : at + 1] = {flags}
 """
+LESS = {
+    "registers of 4 numbers": (["-march=x86-64-v2"], "sse4_2"),
+    "registers of 8 numbers": (["-march=x86-64-v3"], "avx2"),
+    "no instructions for bf16 and int8": (["-march=x86-64-v4"], "avx512vl"),
+    "no tiles": (["-march=native", "-mno-amx-int8", "-mno-amx-bf16"], "amx_int8"),
+}
 
 
 @pytest.mark.skipif(
     kernels() is None or platform.machine() != "x86_64", reason="no such kernel can be compiled here"
 )
-@pytest.mark.parametrize("processor", ["x86-64-v2", "x86-64-v3"])
-def test_kernels_of_narrower_registers_pass_their_tests(processor: str, tmp_path: Path) -> None:
-    """Of 4 numbers and of 8, without instructions for bf16 and int8."""
-    if processor == "x86-64-v3" and "avx2" not in flags():
-        pytest.skip("this processor has no registers of 8 numbers")
-    (tmp_path / "other_processor.py").write_text(PLUGIN.format(processor=processor))
+@pytest.mark.parametrize("less", LESS)
+def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -> None:
+    """What the others have is taken from the compiler."""
+    named, needed = LESS[less]
+    if needed not in flags():
+        pytest.skip(f"this processor has no {needed}")
+    (tmp_path / "other_processor.py").write_text(PLUGIN.format(flags=named))
     tests = [str(HERE / f"test_{name}.py") for name in ("native", "int8", "best", "step")]
     done = subprocess.run(
         [

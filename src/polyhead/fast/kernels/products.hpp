@@ -6,13 +6,14 @@
 // the same order whatever the batch, so its results are the same to the last bit.
 #pragma once
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "vectors.hpp"
+#include "tiles.hpp"
 
 namespace {
 
-constexpr long PANEL = 64, WIDE = PANEL / LANES, LINE = 16;  // outputs side by side, in vectors; numbers of a cache line
+constexpr long WIDE = PANEL / LANES, LINE = 16;  // vectors of a panel's outputs; numbers of a cache line
 constexpr long ROWS = 6;     // of the input at once, at most
 constexpr long SUMS = REGISTERS / 4 * 3;  // that are kept in registers: the rest is for weights and inputs
 constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 64 KiB, which stay near
@@ -37,15 +38,10 @@ Floats product(Floats sum, Floats w, float x, int8_t) {  // the bits of whole nu
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32(int(four))), "v"(w));  // GCC's own function makes it copy the sums
     return sum;
 #else
-    Ints sums = (Ints)sum;
-#ifdef __AVX2__  // in pairs of 16 bits, whose products and sums are exact
-    const __m256i low = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)w, 8), 8), high = _mm256_srai_epi16((__m256i)w, 8);
-    sums += (Ints)_mm256_madd_epi16(low, _mm256_set1_epi32(int(four & 0x00ff00ff)));
-    sums += (Ints)_mm256_madd_epi16(high, _mm256_set1_epi32(int(four >> 8 & 0x00ff00ff)));
-#else
-    for (int i = 0; i < 4; i++) sums += ((Ints)((Bits)w << (24 - 8 * i)) >> 24) * int(four >> (8 * i) & 255);
-#endif
-    return (Floats)sums;
+    // in pairs of 16 bits, whose products and sums are exact
+    const Shorts even = (Shorts)w << 8 >> 8, odd = (Shorts)w >> 8;
+    const auto both = [&](uint32_t x) { return (Shorts)(Ints{} + int(x & 0x00ff00ff)); };
+    return (Floats)((Ints)sum + in_pairs(even, both(four)) + in_pairs(odd, both(four >> 8)));
 #endif
 }
 
@@ -86,30 +82,43 @@ void multiply(long rows, const Floats* panel, const float* x, long stride, long 
     }
 }
 
+// Rows (M, steps) times a panel -> sums (M, 64); with `fetch`, the panel behind it comes nearer meanwhile.
+template <class T>
+void multiply_rows(const float* panel, const float* input, long M, long steps, float* sums, bool fetch) {
+    const long chunk = M <= ROWS ? steps : STEPS;
+    for (long k = 0; k < steps; k += chunk) {
+        const long here = std::min(chunk, steps - k);
+        for (long m = 0; m < M; m += ROWS) {
+            const long quarter = m / ROWS;  // of what comes next: the first rows fetch one each
+            const float* soon = fetch && quarter < PANEL / LINE ? panel + (k + here) * PANEL + quarter * here * LINE : nullptr;
+            multiply<T>(std::min(ROWS, M - m), reinterpret_cast<const Floats*>(panel + k * PANEL), input + m * steps + k, steps, here,
+                        sums + m * PANEL, k == 0, soon);
+        }
+    }
+}
+
 // Rows (M, steps) times the packed matrix (N, steps), by all threads of the region around it, which do not wait for each other;
 // finish(n, there) gives what is done with outputs n to n + there of a row.
 template <class T, class Finish>
 void products(const float* input, const float* packed, long M, long N, long steps, Finish finish) {
-    const long chunk = M <= ROWS ? steps : STEPS;
     const bool fetch = M > 2 * ROWS;  // with few rows memory is busy anyway, and knows by itself what comes next
     std::vector<float> sums(std::min(M, BATCH) * PANEL);
-    for (long first = 0; first < M; first += BATCH) {
-        const long last = std::min(M, first + BATCH);
+    for (long first = 0; first < M; first += BATCH, input += BATCH * steps) {
+        const long rows = std::min(M - first, BATCH), tiles = (rows + TILE - 1) / TILE, high = (rows + tiles - 1) / tiles;
+        std::optional<Tiles> registers;
+        if (tiled<T>()) registers.emplace(high, steps);
 #pragma omp for schedule(static) nowait
         for (long n = 0; n < N; n += PANEL) {
             const float* panel = packed + n * steps;
-            for (long k = 0; k < steps; k += chunk) {
-                const long here = std::min(chunk, steps - k);
-                for (long m = first; m < last; m += ROWS) {
-                    const long quarter = m / ROWS;  // of what comes next: the first rows fetch one each
-                    const float* soon = fetch && quarter < PANEL / LINE ? panel + (k + here) * PANEL + quarter * here * LINE : nullptr;
-                    multiply<T>(std::min(ROWS, last - m), reinterpret_cast<const Floats*>(panel + k * PANEL), input + m * steps + k, steps, here,
-                                sums.data() + (m - first) * PANEL, k == 0, soon);
+            if (registers)  // all tiles are as high: the last one begins among the rows of the one before
+                for (long m = 0; m < rows; m += high) {
+                    const long from = std::min(m, rows - high);
+                    multiply_tiles<T>(panel, input + from * steps, steps, &sums[from * PANEL]);
                 }
-            }
+            else multiply_rows<T>(panel, input, rows, steps, sums.data(), fetch);
             for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
                 const auto end = finish(n + j, std::min(LANES, N - n - j));
-                for (long m = first; m < last; m++) end(m, load(&sums[(m - first) * PANEL + j]));
+                for (long m = 0; m < rows; m++) end(first + m, load(&sums[m * PANEL + j]));
             }
         }
     }

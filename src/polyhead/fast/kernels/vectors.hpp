@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -22,6 +22,7 @@ constexpr long LANES = 4, REGISTERS = 16;
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Bits = uint32_t __attribute__((vector_size(4 * LANES)));
 using Ints = int32_t __attribute__((vector_size(4 * LANES)));
+using Shorts = int16_t __attribute__((vector_size(4 * LANES)));
 using Bytes = uint8_t __attribute__((vector_size(LANES)));
 using Halves = uint16_t __attribute__((vector_size(2 * LANES)));
 using bf16 = uint16_t;
@@ -86,6 +87,19 @@ bool any(Ints x) {
     return !_mm256_testz_si256((__m256i)x, (__m256i)x);
 #else
     return x[0] | x[1] | x[2] | x[3];
+#endif
+}
+
+// Sums of two neighbours' products.
+Ints in_pairs(Shorts x, Shorts y) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#elif defined(__SSE2__)
+    return (Ints)_mm_madd_epi16((__m128i)x, (__m128i)y);
+#else
+    return (((Ints)x << 16) >> 16) * (((Ints)y << 16) >> 16) + ((Ints)x >> 16) * ((Ints)y >> 16);
 #endif
 }
 
