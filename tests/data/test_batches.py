@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch
+from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch, plan_reading
 from polyhead.errors import UserError
 from polyhead.train.progress import Progress
 
@@ -60,6 +60,22 @@ def test_every_epoch_has_as_many_batches_and_none_could_take_the_next_row(
 
 
 @pytest.mark.acceptance("A12")
+@settings(max_examples=100, deadline=None)
+@given(ROWS, st.integers(1, 80))
+def test_rows_that_are_only_read_keep_to_the_budget_and_longer_ones_are_alone(
+    rows: list[tuple[int, int]], budget: int
+) -> None:
+    source, target = (np.array([row[side] for row in rows], dtype=np.int64) for side in (0, 1))
+    batches = plan_reading(source, target, budget)
+    assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(rows)))
+    for batch in batches:
+        assert cost(batch, source, target) <= budget or len(batch) == 1
+    longest = [max(rows[i]) for batch in batches for i in batch]
+    assert longest == sorted(longest), "rows of like length are together"
+    for batch, after in pairwise(batches):
+        assert (len(batch) + 1) * max(rows[after[0]]) > budget, "no batch could take the next row"
+
+
 def test_epochs_differ_in_order_and_company_and_seeds_too() -> None:
     source, target = sentences(3000)
     plans = [

@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.data.batches import plan_reading
 from polyhead.data.framed import Framed, collate_framed
 from polyhead.nn.place import beside
 from polyhead.text.tokenizer import Tokenizer
+
+NEAR = 512  # tokens whose numbers stay near a core: what a layer hands to the next is then not read from memory
+
+
+def at_once(model: nn.Module, most: int) -> int:
+    """How many tokens are read together where ``most`` may be: on a CPU a few, as one is busy with few already."""
+    return min(most, NEAR) if next(model.parameters()).device.type == "cpu" else most
 
 
 @torch.inference_mode()
@@ -29,7 +36,7 @@ def batches(
 ) -> Iterator[tuple[list[int], tuple[Tensor, Tensor | None, Tensor | None]]]:
     """The numbers of some rows, and what the model is called with to read them, batch by batch in any order."""
     lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
-    for batch in plan_reading(lengths, lengths, batch_tokens):
+    for batch in plan_reading(lengths, lengths, at_once(model, batch_tokens)):
         chosen = [rows[i] for i in batch]
         given = collate_framed([row.ids for row in chosen], [row.second for row in chosen], tokenizer.pad_id)
         yield batch.tolist(), beside(model, given).called(model.config.segments)

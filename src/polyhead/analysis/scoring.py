@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead.analysis.reading import at_once
 from polyhead.analysis.recovered import perplexity_of
 from polyhead.data.batches import plan_reading
 from polyhead.errors import UserError
@@ -24,7 +25,7 @@ from polyhead.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 S = TypeVar("S")
-BATCH_TOKENS = 2048  # of texts that are scored together, a side
+BATCH_TOKENS = 2048  # of texts that are scored together, a side, at the most
 
 
 class PairScore(NamedTuple):
@@ -67,7 +68,7 @@ def score_pairs(
             labels[:, : len(sides.opening)] = IGNORED
         return _sums(model(source, target, source_pos), labels)
 
-    return _batched(pairs, lengths[0], lengths[1], batch_tokens, batch)
+    return _batched(pairs, lengths[0], lengths[1], at_once(model, batch_tokens), batch)
 
 
 @torch.inference_mode()
@@ -85,9 +86,8 @@ def score_texts(
         labels[:, : len(frame.begin) - 1] = IGNORED
         return _sums(logits, labels)
 
-    found = dict(
-        zip(asked, _batched([rows[i] for i in asked], lengths, lengths, batch_tokens, batch), strict=True)
-    )
+    scores = _batched([rows[i] for i in asked], lengths, lengths, at_once(model, batch_tokens), batch)
+    found = dict(zip(asked, scores, strict=True))
     return [found.get(i, PairScore(0.0, 0)) for i in range(len(texts))]
 
 
@@ -104,7 +104,7 @@ def score_tokens(model: CausalLM, pad_id: int, rows: Sequence[list[int]], top: i
             for (_, *said), p, own in zip(rows, to_host(chosen).tolist(), log_p, strict=True)
         ]
 
-    return _batched(rows, lengths, lengths, BATCH_TOKENS, batch)
+    return _batched(rows, lengths, lengths, at_once(model, BATCH_TOKENS), batch)
 
 
 def _following(model: CausalLM, rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -45,10 +45,13 @@ def plan_epoch(
 
 
 def plan_reading(source_lengths: Ints, target_lengths: Ints, batch_tokens: int) -> list[Ints]:
-    """The same for rows that are only read, in batches of so many tokens, or as many as the longest row has."""
+    """The same for rows that are only read, in their order by length; one of more tokens than that is a batch by itself."""
     check_whole("batch_tokens", batch_tokens, 1)
-    widest = max(batch_tokens, *(int(side.max(initial=1)) for side in (source_lengths, target_lengths)))
-    return plan_epoch(source_lengths, target_lengths, max_tokens=widest, seed=0, epoch=0)
+    longest = np.maximum(source_lengths, target_lengths)
+    order = np.lexsort((source_lengths - target_lengths, longest))
+    together = int((longest <= batch_tokens).sum())
+    fitting, longer = order[:together], order[together:]
+    return [*_cut(fitting, longest[fitting], batch_tokens), *longer[:, None]]
 
 
 def fill_rate(batches: Sequence[Ints], source_lengths: Ints, target_lengths: Ints) -> float:
