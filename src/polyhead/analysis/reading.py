@@ -14,7 +14,7 @@ from polyhead.data.framed import Framed, collate_framed
 from polyhead.nn.place import beside
 from polyhead.text.tokenizer import Tokenizer
 
-NEAR = 512  # tokens whose numbers stay near a core: what a layer hands to the next is then not read from memory
+NEAR = 512  # tokens: their numbers stay near a core from one layer to the next
 
 
 def at_once(model: nn.Module, most: int) -> int:
