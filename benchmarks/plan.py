@@ -146,7 +146,7 @@ def trained(recipe: str, changes: list[str], steps: int) -> Seen:
     read: Recipe = load_recipe(recipe, changes)
     with tempfile.TemporaryDirectory() as folder:
         texts = open_texts(read, None, Path(folder))
-        config = read.model.with_vocabulary(texts.tokenizer.vocab_size, texts.task.labels)
+        config = read.model.with_vocabulary(texts.vocab_size, texts.task.labels)
         texts.task.evaluate = lambda *_: {"loss": 0.0}  # type: ignore[method-assign]
         short = read.train.model_copy(
             update={"steps": steps, "epochs": None, "log_every": max(1, steps // 10), "eval_every": 10**9, "save_every": 10**9,

@@ -1,7 +1,9 @@
-"""What the benchmarks compare with must be the same model, or the comparison says nothing."""
+"""What the benchmarks compare with must be the same model, or the comparison says nothing; and all of them run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from polyhead.config import ModelConfig
+from polyhead.data.cldr import write_corpus
 from polyhead.models import build, preset
 
 pytest.importorskip("transformers")
@@ -24,11 +27,75 @@ SIZES = {
     "d_ff": 24,
     "max_len": 20,
 }
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SMALLEST = """
+adapters --preset tiny --vocabulary 100 --rows 1 --length 16 --updates 1
+attention --rounds 1
+decode --models base --batches 1 --beams 1 --layers 1 --rounds 1 --new-tokens 2
+encode {en} --limit 8 --rounds 1
+export --models language --layers 1 --batches 1 --rounds 1 --new-tokens 2
+language --text {en} --rounds 1
+linear --rounds 1 --lengths 64 --past 1024 --chunks 16
+load --held 3 --beyond 2 --streams 2
+optimizers --presets tiny --rounds 1
+paging lengths --text {en}
+paging sharing --run {run} --text {en} --limit 3
+paging steps --rounds 1 --batches 1 --past 128 --layers 1 --width 64
+parts norm --rounds 2 --rows 2
+plan {run}/recipe.yaml --rounds 1
+products --rounds 1
+ranks --rounds 2 --sentences 1500 --vocab-size 500
+serving --models tiny --clients 2 --rounds 1
+shortlist {en} {zh} --preset tiny --vocab-size 400 --lines 4 --rounds 1
+soak --minutes 0.5 --turn 0.2
+speculative steps --rounds 1 --batches 1 --new-tokens 4 --layers 1 --width 64
+steps --rounds 1 --batches 1 --new-tokens 4
+terms {run} {en} {zh} --lines 3
+train --rounds 1 --max-tokens 300
+translate --preset tiny --vocab-size 200 --batch 2 --new-tokens 4 --rounds 1
+"""
+CASES = [line.split() for line in SMALLEST.strip().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A text in two languages, and a translator that has learned hardly anything from it."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    en, zh = write_corpus(folder, n=600, n_valid=20, n_test=20)["train"]
+    recipe = f"""
+        data: {{train: ["{en}", "{zh}"], valid_share: 0.05}}
+        tokenizer: {{vocab_size: 300}}
+        model: {{preset: tiny}}
+        train: {{steps: 2, max_tokens: 200}}
+        out: "{folder / "run"}"
+    """
+    (folder / "recipe.yaml").write_text("\n".join(line[8:] for line in recipe.splitlines()))
+    ran([sys.executable, "-m", "polyhead", "train", folder / "recipe.yaml"])
+    return {"en": en, "zh": zh, "run": folder / "run"}
+
+
+def ran(command: list[str | Path]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_it_runs(case: list[str], given: dict[str, Path]) -> None:
+    """With the smallest sizes: what it imports and calls is there, and it tells something."""
+    name, *options = (word.format(**given) for word in case)
+    assert ran([sys.executable, BENCHMARKS / f"{name}.py", *options]).strip()
+
+
+def test_none_is_left_out() -> None:
+    no_benchmarks = {"peers", "timing"}
+    assert {case[0] for case in CASES} == {file.stem for file in BENCHMARKS.glob("*.py")} - no_benchmarks
 
 
 @pytest.fixture(scope="module")
 def peers() -> ModuleType:
-    spec = spec_from_file_location("peers", Path(__file__).parents[1] / "benchmarks" / "peers.py")
+    spec = spec_from_file_location("peers", BENCHMARKS / "peers.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -78,7 +145,7 @@ def test_what_hugging_face_has_no_equal_of_is_named(peers, changes, named):
 
 
 def test_the_peer_of_a_language_model_gives_the_same_logits(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     decode = import_module("decode")
     model = build(preset("gpt2", 50, n_layers=2, d_model=16, n_heads=2, max_len=20), seed=1).eval()
     for parameter in model.parameters():  # norms and biases too
