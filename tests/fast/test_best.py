@@ -42,6 +42,14 @@ def test_where_hardly_any_is_left_the_rest_are_columns_all_the_same(way):
     assert ids[:, 0].tolist() == [60, 99] and int(ids.min()) >= 0 and int(ids.max()) < 100
 
 
+def test_numbers_behind_one_that_is_none_are_seen():
+    if parts.kernels() is None:
+        pytest.skip("to torch it is the greatest")
+    x = torch.zeros(1, 300)
+    x[0, 64], x[0, 80], x[0, 81] = torch.nan, 5.0, 4.0
+    assert best(x, 2)[1].tolist() == [[80, 81]]
+
+
 def test_of_equals_the_first_comes_first():
     if parts.kernels() is None:
         pytest.skip("torch does not say which")

@@ -21,6 +21,13 @@ def test_pieces_do_not_overlap_and_begin_at_lines():
         assert bool((piece == value).all())
 
 
+def test_a_piece_may_be_written_whoever_asked_for_the_one_before(monkeypatch):
+    monkeypatch.setattr(large_pages, "_rest", torch.empty(0))
+    with torch.inference_mode():
+        in_large_pages(3)
+    assert in_large_pages(2).fill_(1).tolist() == [1, 1]
+
+
 def test_a_piece_stays_when_others_and_the_rest_of_its_memory_are_gone(monkeypatch):
     pieces = [in_large_pages(1000).fill_(i) for i in range(3)]
     kept = pieces[1]

@@ -53,7 +53,11 @@ def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -
             *tests,
         ],
         env=os.environ
-        | {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        | {
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+            "XDG_CACHE_HOME": str(tmp_path),
+            "OMP_NUM_THREADS": "1",
+        },
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,

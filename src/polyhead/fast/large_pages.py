@@ -22,7 +22,7 @@ def in_large_pages(n: int) -> Tensor:
     global _rest
     if sys.platform != "linux":
         return torch.empty(n)
-    with _lock:
+    with _lock, torch.inference_mode(False):  # the next piece may be wanted outside of it
         if n > len(_rest):
             _rest = _chunk(max(4 * n, CHUNK))
         piece, _rest = _rest[:n], _rest[-(-n // LINE) * LINE :]

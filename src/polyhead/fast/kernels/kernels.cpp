@@ -33,8 +33,8 @@ void best(const float* row, long width, long k, const int64_t* banned, long bans
     };
     const long whole = width / PANEL * PANEL;
     for (long i = 0; i < whole; i += PANEL) {
-        Floats most = load(row + i);
-        for (long j = LANES; j < PANEL; j += LANES) most = load(row + i + j) > most ? load(row + i + j) : most;
+        Floats most = Floats{} - std::numeric_limits<float>::infinity();  // not the first ones: nothing is greater than NaN
+        for (long j = 0; j < PANEL; j += LANES) most = load(row + i + j) > most ? load(row + i + j) : most;
         if (any(most > values[k - 1]))
             for (long j = 0; j < PANEL; j++) take(i + j);
     }

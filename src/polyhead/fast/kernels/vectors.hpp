@@ -65,6 +65,10 @@ void store(Floats x, T* out, long n) {
     std::memcpy(out, all, n * sizeof(T));
 }
 
+#if !defined(__clang__) && __GNUC__ < 12  // which have it by another name
+#define __builtin_shufflevector(x, y, ...) __builtin_shuffle(x, y, Ints{__VA_ARGS__})
+#endif
+
 float total(Floats x) {
 #if defined(__AVX512F__)
     x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -92,11 +96,11 @@ bool any(Ints x) {
 
 // Sums of two neighbours' products.
 Ints in_pairs(Shorts x, Shorts y) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
     return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
-#elif defined(__SSE2__)
+#elif defined(__SSE2__) && !defined(__AVX2__)
     return (Ints)_mm_madd_epi16((__m128i)x, (__m128i)y);
 #else
     return (((Ints)x << 16) >> 16) * (((Ints)y << 16) >> 16) + ((Ints)x >> 16) * ((Ints)y >> 16);
