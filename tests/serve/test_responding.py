@@ -195,6 +195,8 @@ CASES: list[tuple[str, list[str | None]]] = [
 MARKED: list[tuple[str, list[str | None]]] = [
     (f"two dogs\n{CALL}", ["two dogs", None]),
     (f"{CALL}\n{CALL}\n", [None, None]),
+    (f"{CALL}\ntwo dogs", [None, "\ntwo dogs"]),
+    (f"two\n{CALL}\ndogs\n{CALL}", ["two", None, "\ndogs", None]),
 ]  # None: a call
 
 
@@ -217,6 +219,23 @@ def test_calls_and_texts_are_items(live: Any, says: Any, text: str, wanted: list
             assert [part["text"] for part in item["content"]] == [text if said == "same" else said]
     says(text)
     assert same(gathered(streamed(live, body)), response)
+    likely = {**body, "include": [LOG_PROBS]}
+    says(text)
+    found = gathered(streamed(live, likely))
+    for item, said in zip(found["output"], wanted, strict=True):
+        if said is not None and item is not found["output"][-1]:
+            (part,) = item["content"]
+            assert b"".join(bytes(one["bytes"] or ()) for one in part["logprobs"]) == part["text"].encode()
+    says(text)
+    assert same(found, live.ask(PATH, likely).json())
+    answers = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "snow"}
+        for item in response["output"]
+        if item["type"] == "function_call"
+    ]
+    says("a dog barks .")
+    again = live.ask(PATH, {"input": [TALK[0], *response["output"], *(answers or [TALK[0]])], "tools": FLAT})
+    assert again.status_code == 200, again.text
     says(text)
     (first, *rest) = live.ask(PATH, {**body, "parallel_tool_calls": False}).json()["output"]
     assert len([one for one in (first, *rest) if one["type"] == "function_call"]) == min(
@@ -327,6 +346,9 @@ def test_an_error_within_a_stream_reaches_openais_client(live: Any, monkeypatch:
     monkeypatch.setattr(live.service.engine.engine, "step", fails)
     with pytest.raises(openai.APIError, match="no room for input"):
         list(client.responses.create(model="tiny", input="hunde", stream=True))
+    *_, begun, last = streamed(live, {"input": "hunde"})
+    assert last["type"] == "error" and last["sequence_number"] == begun["sequence_number"] + 1
+    assert last["message"] == last["error"]["message"] and "no room for input" in last["message"]
 
 
 FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"], "additionalProperties": False}}  # fmt: skip
@@ -350,10 +372,13 @@ def test_tokens_that_were_read_before_are_counted() -> None:
         (batch,) = fresh.service.engine.engine.batches
         block = batch.cache.block
         first, second = (one["usage"] for one in told)
-        assert first["input_tokens_details"] == {"cached_tokens": 0}
+        assert first["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
         # the last token is always read, for what comes after it
         whole = (second["input_tokens"] - 1) // block * block
-        assert block < whole and second["input_tokens_details"] == {"cached_tokens": whole}
+        assert block < whole and second["input_tokens_details"] == {
+            "cached_tokens": whole,
+            "cache_write_tokens": 0,
+        }
         asked = {"messages": [{"role": "user", "content": body["input"]}], "n": 3, "seed": 1, "max_tokens": 3}
         usage = fresh.ask(CHAT, asked).json()["usage"]
         assert usage["prompt_tokens_details"] == {"cached_tokens": whole}
@@ -390,7 +415,10 @@ def test_tokens_that_were_read_before_are_counted() -> None:
         ({"input": "a", "background": True}, "background", "it answers while you wait"),
         ({"input": "a", "reasoning": {"effort": "high"}}, "reasoning", "not supported"),
         ({"input": "x" * 3000}, "input", "3016"),
-        ({"input": "a", "instructions": "x" * 3000}, "instructions", "3000"),
+        ({"input": "a", "instructions": "x" * 3000}, "instructions", "3033"),
+        ({"input": "a" * 1900, "instructions": "b" * 1900}, "instructions", "the input with its instructions has a text of 3832"),
+        ({"input": "a", "prompt": {"id": "p"}}, "prompt", "not supported"),
+        ({"input": "a", "tools": [{"type": "function", "name": "max_tokens"}], "tool_choice": {"type": "function", "name": "max_token"}}, "tool_choice", "did you mean 'max_tokens'"),
         ({"input": TALK, "tools": [{"type": "function", "name": "f", "description": "x" * 3000}]}, "tools", "the conversation with its tools"),
         ({"input": "a", "include": [LOG_PROBS], "beam_size": 2}, "include", "drawn text alone"),
     ],
@@ -416,6 +444,14 @@ def test_what_asks_for_nothing_is_taken(live: Any) -> None:
     }  # fmt: skip
     answer = live.ask(PATH, body)
     assert answer.status_code == 200, answer.text
+    nothing = dict.fromkeys(
+        ("include", "temperature", "top_p", "top_logprobs", "stream", "stream_options", "stop", "prompt")
+    )
+    item = {"type": None, "role": "user", "content": "a"}
+    told = {"reasoning": answer.json()["reasoning"], "seed": 1, "max_output_tokens": 2}
+    some = [live.ask(PATH, {"input": [item], **told, **more}).json() for more in ({}, nothing)]
+    assert same(*some) and "x-warnings" not in live.ask(PATH, {"input": [item], **told, **nothing}).headers
+    assert live.ask(PATH, {"input": "a", "max_output_tokens": None, "seed": 1}).status_code == 200
 
 
 def test_runs_without_a_format_say_what_to_do(services: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from polyhead.serve.speaking import reason_of
@@ -21,7 +22,7 @@ class Answer:
 
     def delta(self, text: str, last: bool) -> dict[str, Any]:
         """What is new, for a client that adds it to what it has."""
-        said, calls = self.heard(text, last)
+        said, calls = self._heard(text, last)
         told: dict[str, Any] = {} if self._begun else {"role": "assistant"}
         if calls:
             told["tool_calls"] = [{"index": self._calls + i, **shown(call)} for i, call in enumerate(calls)]
@@ -32,7 +33,7 @@ class Answer:
 
     def message(self, text: str) -> dict[str, Any]:
         """All of it; without a text where it calls functions and says nothing."""
-        said, calls = self.heard(text, True)
+        said, calls = self._heard(text, True)
         self._calls = len(calls)
         told = {"role": "assistant", "content": said if said or not calls else None, "refusal": None}
         return told | ({"tool_calls": [shown(call) for call in calls]} if calls else {})
@@ -42,8 +43,17 @@ class Answer:
         reason = reason_of(talk, row)
         return "tool_calls" if self._calls and reason == "stop" else reason
 
-    def heard(self, text: str, last: bool) -> tuple[str, list[Call]]:
-        """The text and the calls that are sure with this text."""
+    def parts(self, text: str, last: bool) -> Iterator[tuple[str, list[Call]]]:
+        """What is sure with this text, in the order in which it was said: some text and the calls behind it, then more."""
+        yield from self._reader.parts(text, last) if self._reader else [(text, [])]
+
+    @property
+    def passed(self) -> int:
+        """Bytes of the answer of which it is sure what they are."""
+        return self._reader.passed if self._reader else 0
+
+    def _heard(self, text: str, last: bool) -> tuple[str, list[Call]]:
+        """The same as one text and all calls."""
         return self._reader.feed(text, last) if self._reader else (text, [])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polyhead.serve.fields import (
     Ids,
@@ -144,7 +144,7 @@ class ResponseText(BaseModel):
 
 
 class ResponseBody(Drawing):
-    """POST /v1/responses."""
+    """POST /v1/responses. A field that is null is as one that is not there, as OpenAI's clients may send any."""
 
     input: Items = Field(
         description=f"a text, or who has said what; the last is answered; each item counts {FRAME} characters besides its own"
@@ -163,6 +163,11 @@ class ResponseBody(Drawing):
         None, description="auto: a conversation that is too long loses its oldest questions"
     )
     metadata: dict[str, Any] | None = Field(None, description="told again in the answer")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TranslationBody(Drawing):

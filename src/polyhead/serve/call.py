@@ -34,6 +34,9 @@ class Call:
         self.code = 0  # of the answer, once it has begun
         self.streams = False  # answers by events
         self.left = self.whole = False  # the client has left; it was answered to the end before
+        self.broken: Callable[[Refusal], Any] = lambda refusal: (
+            refusal.envelope
+        )  # the last event, if it comes to that
         self.warnings: list[str] = []
 
     def check_head(self, limits: Limits) -> None:
@@ -111,7 +114,7 @@ class Call:
     async def refuse(self, refusal: Refusal) -> None:
         """Say why not: as an answer, or as the last event of one that has begun."""
         if self.streams and not self.whole:
-            await self.events([refusal.envelope])
+            await self.events([self.broken(refusal)])
             await self._write(b"", more=False)
         elif not self.code:
             await self.reply(refusal.envelope, refusal.status, refusal.headers)

@@ -26,9 +26,11 @@ def messages(given: Any) -> list[Message]:
     found = list[Message]()
     for number, one in enumerate(given):
         message = _message(one, f"item {number}")
-        if message.calls and found and found[-1].role == "assistant":
+        if found and found[-1].role == message.role == "assistant" and (message.calls or found[-1].calls):
             before = found.pop()
-            message = before._replace(calls=before.calls + message.calls)
+            message = before._replace(
+                content=before.content + message.content, calls=before.calls + message.calls
+            )
         found.append(message)
     return found
 
@@ -36,7 +38,7 @@ def messages(given: Any) -> list[Message]:
 def _message(given: Any, what: str) -> Message:
     if not isinstance(given, dict):
         raise UserError(f"{what} is {show(given)}, wanted an object with role and content")
-    kind = given.get("type", "message" if "role" in given else None)
+    kind = given.get("type") or ("message" if "role" in given else None)
     if kind == "function_call":
         call = {"name": given.get("name"), "arguments": given.get("arguments")}
         return Message("assistant", "", (call_of({"id": given.get("call_id"), "function": call}, what),))

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -46,6 +47,7 @@ async def respond(service: Service, call: Call, body: ResponseBody) -> None:
                 return list(response.hear(piece.text, entries, reason_of(talk, 0) if piece.last else None))
 
             if body.stream:
+                call.broken = response.broken
                 await call.open()
                 await call.events(response.begin())
                 await pass_on(call, talks, events)
@@ -68,6 +70,7 @@ class Response:
         self._said: list[str] = []  # of the text that is not
         self._likely: list[dict[str, Any]] = []  # its tokens
         self._told_of = 0  # of them
+        self._from = 0  # the byte of the answer that they begin at
         self._id = ""  # of its item; none if there is no such text
         config, given = service.engine.config, body.model_fields_set
         self._about: dict[str, Any] = {
@@ -94,14 +97,16 @@ class Response:
         self, text: str, likely: Sequence[dict[str, Any]] = (), reason: str | None = None
     ) -> Iterator[Event]:
         """What is told of more of the answer, and of its tokens; with a ``reason`` it ends."""
-        said, calls = self._answer.heard(text, reason is not None)
         self._likely += likely
-        if said or (reason and not calls and not self._items and not self._id):
-            yield from self._says(said)
-        for call in calls:
-            yield from self._done("completed")
-            yield from self._calls(call)
-            self._likely = []
+        for said, calls in self._answer.parts(text, reason is not None):
+            if said:
+                yield from self._says(said)
+            for call in calls:
+                yield from self._done("completed", before=True)
+                yield from self._calls(call)
+                self._likely = self._behind(self._answer.passed)
+        if reason and not self._items and not self._id:
+            yield from self._says("")
         if reason:
             self._reason = reason
             yield from self._done("completed" if reason == "stop" else "incomplete")
@@ -112,7 +117,7 @@ class Response:
         why = {"reason": "max_output_tokens"} if self._reason == "length" else None
         used = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
@@ -125,6 +130,13 @@ class Response:
         }
         return self._event(f"response.{status}", response=found)
 
+    def broken(self, refusal: Refusal) -> Event:
+        """That it ends before its end, as an event of this route and in the envelope of all others."""
+        error = refusal.envelope["error"]
+        return self._event(
+            "error", **refusal.envelope, **{key: error[key] for key in ("code", "message", "param")}
+        )
+
     def _says(self, text: str) -> Iterator[Event]:
         if not self._id:
             self._id = _named("msg")
@@ -132,20 +144,34 @@ class Response:
             yield self._event_of("content_part.added", **self._place(), part=_part("", []))
         self._said.append(text)
         if text:
-            likely, self._told_of = self._likely[self._told_of :], len(self._likely)
+            so_far = len("".join(self._said).encode()) if self._likely else 0
+            likely = self._likely[self._told_of : _within(self._likely, so_far)]
+            self._told_of += len(likely)
             yield self._event_of("output_text.delta", **self._place(), delta=text, logprobs=likely)
 
-    def _done(self, status: str) -> Iterator[Event]:
-        """The text, if there is one, is whole."""
+    def _done(self, status: str, before: bool = False) -> Iterator[Event]:
+        """The text, if there is one, is whole; ``before`` a call, the tokens behind it are not the text's."""
         if not self._id:
             return
-        text, likely = "".join(self._said), self._likely
+        text = "".join(self._said)
+        likely = self._likely[: _within(self._likely, len(text.encode()))] if before else self._likely
         yield self._event_of("output_text.done", **self._place(), text=text, logprobs=likely)
         yield self._event_of("content_part.done", **self._place(), part=_part(text, likely))
         item = self._message(status, [_part(text, likely)])
         yield self._event_of("output_item.done", item=item)
         self._items.append(item)
-        self._id, self._said, self._likely, self._told_of = "", [], [], 0
+        self._id, self._said, self._told_of = "", [], 0
+
+    def _behind(self, byte: int) -> list[dict[str, Any]]:
+        """The tokens that begin there or later: those of a call that ends there are nobody's."""
+        begin = self._from
+        for at, token in enumerate(self._likely):
+            if begin >= byte:
+                self._from = begin
+                return self._likely[at:]
+            begin += len(token["bytes"] or ())
+        self._from = begin
+        return []
 
     def _calls(self, call: base.Call) -> Iterator[Event]:
         item = {
@@ -177,6 +203,11 @@ class Response:
 
 def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
+
+
+def _within(likely: list[dict[str, Any]], size: int) -> int:
+    """How many tokens end within so many bytes."""
+    return sum(end <= size for end in accumulate(len(token["bytes"] or ()) for token in likely))
 
 
 def _named(kind: str) -> str:
@@ -221,7 +252,7 @@ def _in_other_words() -> Iterator[None]:
     try:
         yield
     except Refusal as refusal:
-        for theirs, ours in OTHERWISE.items():
-            refusal.message = re.sub(rf"\b{theirs}\b", ours, refusal.message)
+        for theirs, ours in OTHERWISE.items():  # quoted names, as those of tools, are the client's
+            refusal.message = re.sub(rf"(?<!['\"])\b{theirs}\b", ours, refusal.message)
         refusal.param = PARAMS.get(refusal.param or "", refusal.param)
         raise

@@ -22,6 +22,9 @@ def check_size(body: BaseModel, limits: Limits) -> None:
     for name in sorted(SIZED & body.model_fields_set):
         given: Any = getattr(body, name)
         told = name
+        if name == "instructions":  # they are the conversation's first message
+            told = "the input with its instructions"
+            given = conversation([Message("system", given), *body.input])  # type: ignore[attr-defined]
         if isinstance(given, list) and isinstance(given[0], Message):  # a conversation is one text
             tools = getattr(body, "tools", ())
             if tools and len(conversation(given)) <= limits.chars:

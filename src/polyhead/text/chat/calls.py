@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -96,20 +96,33 @@ class CallReader:
         self.most = 2**31 if style.several and tools.several else 1
         self.held = ""  # what may belong to a call
         self.calls = 0
+        self.passed = 0  # bytes of what is decided about
         self._fresh = True  # whether blanks alone have come since the beginning, or since the last call
         self._plain = not self.names  # whether all that comes yet is text
         self._find = self._marked if style.open else self._whole
 
     def feed(self, text: str, last: bool = False) -> tuple[str, list[Call]]:
         """The text and the calls that are sure with this text; with ``last`` all that is left."""
+        said, calls = zip(*self.parts(text, last), strict=True)
+        return "".join(said), [call for some in calls for call in some]
+
+    def parts(self, text: str, last: bool = False) -> Iterator[tuple[str, list[Call]]]:
+        """The same in the order in which it was said: some text and what is called behind it, then more."""
         if self._plain or self.calls == self.most:
-            return (text if self._plain else ""), []
+            yield (text if self._plain else ""), []
+            return
         self.held += text
-        return self._find(last)
+        more = True
+        while more:
+            before = self.held
+            said, calls = self._find(last)
+            self.passed += len(before.removesuffix(self.held).encode())
+            yield said, calls
+            more = bool(calls and self.style.open) and self.calls < self.most
 
     def _marked(self, last: bool) -> tuple[str, list[Call]]:
-        """Calls between marks; blanks alone about them are left out."""
-        said, found, mark = "", list[Call](), self.style.mark
+        """The text up to the next call between marks, and that call; blanks alone about it are left out."""
+        said, mark = "", self.style.mark
         while (at := self.held.find(mark)) >= 0:
             call, end = self._between(at + len(mark), last)
             if end < 0:  # it goes on
@@ -119,13 +132,11 @@ class CallReader:
                 continue
             rest = self.held[end:]
             said += self._given(len(self._before(at)))
-            found.append(call)
             self.calls, self._fresh, self.held = self.calls + 1, True, rest
-            if self.calls == self.most:
-                return said, found
+            return said, [call]
         begun = max(_overlap(self.held, mark), _overlap(self.held, self.style.between + mark))
         sure = len(self._before(at)) if at >= 0 else len(self.held) - (0 if last else begun)
-        return said + self._given(sure, last and not self.calls), found
+        return said + self._given(sure, last and not self.calls), []
 
     def _given(self, size: int, blanks: bool = False) -> str:
         """So much of what was held; if it is all blank since the last call it waits, unless ``blanks`` count."""
