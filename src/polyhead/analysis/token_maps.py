@@ -130,11 +130,16 @@ def self_maps(
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Tokens for an axis: blanks are blanks, for the page has its own way to draw them."""
-    return [display(tokenizer, i).replace("␣", " ") for i in ids]
+    return [text_of(tokenizer, i) for i in ids]
 
 
 def display(tokenizer: Tokenizer, token: int) -> str:
     """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+    return text_of(tokenizer, token).replace(" ", "␣")
+
+
+def text_of(tokenizer: Tokenizer, token: int) -> str:
+    """The same with its blanks as they are: what it adds to a text, or its name."""
     check_whole("token", token, 0)
     (text,) = tokenizer.decode([[token]])
-    return tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text.replace(" ", "␣")
+    return tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polyhead.analysis.token_maps import text_of
 from polyhead.generate.service import Asked
 from polyhead.generate.stream import UNFINISHED, TextStream
 from polyhead.generate.told import Likely
@@ -51,12 +52,12 @@ def of_completion(run: Run, likely: Likely, wanted: int, places: Sequence[int]) 
     """Lists side by side; with alternatives the token that was said is always among them."""
     told: dict[str, list[Any]] = {
         "text_offset": list(places),
-        "tokens": [run.display(token) for token in likely.tokens],
+        "tokens": [text_of(run.tokenizer, token) for token in likely.tokens],
         "token_logprobs": [finite(value) for value in likely.log_probs],
     }
     if wanted:
         told["top_logprobs"] = [
-            {run.display(other): finite(p) for other, p in reversed((*top, (token, value)))}
+            {text_of(run.tokenizer, other): finite(p) for other, p in reversed((*top, (token, value)))}
             for token, value, top in zip(*likely, strict=True)
         ]
     return told
@@ -72,7 +73,11 @@ def of_chat(run: Run, likely: Likely) -> dict[str, Any]:
 
 
 def _entry(run: Run, token: int, log_prob: float) -> dict[str, Any]:
-    return {"token": run.display(token), "logprob": finite(log_prob), "bytes": _bytes(run.tokenizer, token)}
+    return {
+        "token": text_of(run.tokenizer, token),
+        "logprob": finite(log_prob),
+        "bytes": _bytes(run.tokenizer, token),
+    }
 
 
 def _bytes(tokenizer: Tokenizer, token: int) -> list[int] | None:
