@@ -42,7 +42,8 @@ def read_config(directory: Path) -> ModelConfig:
     given = _read_json(path)
     kind = given.get("model_type")
     if kind != MODEL_TYPE:
-        raise UserError(f"{path}: model_type is {kind!r}; only {MODEL_TYPE!r} can be loaded")
+        told = "has no model_type" if kind is None else f"model_type is {kind!r}"
+        raise UserError(f"{path}: {told}; only {MODEL_TYPE!r} can be loaded")
     try:
         return ModelConfig.model_validate(_known(given, ModelConfig, path))
     except ValidationError as error:

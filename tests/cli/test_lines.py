@@ -6,6 +6,8 @@ import bz2
 import gzip
 import io
 import lzma
+import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from polyhead.cli.lines import read_lines
+from polyhead.cli.lines import read_lines, waiting
 from polyhead.errors import UserError
 
 TEXT = "the dog\na cat\n"
@@ -70,3 +72,18 @@ def test_a_text_where_a_file_is_wanted_is_told_its_way(
         with pytest.raises(UserError) as told:
             read_lines(source)
         assert str(told.value) == f"no file {source!r}{way}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes there cannot be asked")
+def test_what_is_piped_in_and_nobody_reads_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, seen in ((b"the dog\n", True), (b"", False)):
+        read, write = os.pipe()
+        with os.fdopen(read) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert not waiting(), "nothing came yet, and nobody waits for it"
+            os.write(write, given)
+            os.close(write)
+            assert waiting() is seen
+            assert stdin.read() == given.decode(), "it is still there"
+    monkeypatch.setattr("sys.stdin", None)
+    assert not waiting()

@@ -11,7 +11,7 @@ from polyhead.config import ModelConfig
 from polyhead.fast.pack import can_pack, packed
 from polyhead.generate.beam import beam_search
 from polyhead.models import build
-from polyhead.nn.block.recurrent import Source
+from polyhead.nn.block.recurrent import LSTM, Source
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
 from polyhead.registry import BLOCK, Choice
@@ -220,6 +220,23 @@ def test_the_weights_begin_orthogonal_on_the_state_and_lstms_begin_by_keeping(na
             assert (bias[forget] == 1).all()
             bias[forget] = 0
         assert (bias == 0).all()
+
+
+def test_an_lstm_learns_in_bf16_where_the_processor_has_none_for_it(monkeypatch):
+    class Without:
+        def __getattr__(self, name):
+            return (lambda: False) if name == "_is_mkldnn_bf16_supported" else getattr(ops, name)
+
+    ops = torch.ops.mkldnn
+    monkeypatch.setattr(torch.ops, "mkldnn", Without())
+    layer, x = LSTM(8, 8, batch_first=True), torch.randn(2, 5, 8)
+    state = (torch.zeros(2, 8), torch.zeros(2, 8))
+    wanted, _ = layer(x, state)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = layer(x, state)
+    assert torch.equal(found, wanted), "its products are of fp32 then"
+    found.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
 @pytest.mark.skipif(not can_pack(), reason="this build of torch has no packed products")

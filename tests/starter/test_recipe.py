@@ -80,6 +80,15 @@ def test_the_columns_of_a_table_tell_what_it_is(
     assert found.labels == (0 if task != "classification" else 3 if rows is PAIRED else 2)
 
 
+def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -> None:
+    names = [{"text": f"Anna{i}", "label": "mf"[i % 2]} for i in range(60)]
+    found = look([table(tmp_path, "names.jsonl", names)], {"root": tmp_path})
+    assert (found.task, found.data["text"], found.labels) == ("classification", "text", 2)
+    numbers = [{"text": i, "label": "mf"[i % 2]} for i in range(60)]
+    with pytest.raises(UserError, match="which are meant cannot be told"):
+        look([table(tmp_path, "numbers.jsonl", numbers)], {"root": tmp_path})
+
+
 def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> None:
     three = table(tmp_path, "three.jsonl", [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES])
     with pytest.raises(

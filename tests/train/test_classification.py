@@ -279,6 +279,23 @@ def test_a_share_of_the_training_text_and_labels_unknown_and_cut_texts_are_told(
     )
 
 
+def test_a_share_that_lacks_a_class_is_warned_of(place: Path) -> None:
+    data = {"train": "turns.jsonl", "valid": None, "valid_share": 0.1, "test": None}
+    for size, turns, missing in (
+        (100, 2, ["l0"]),
+        (300, 5, ["l0", "l1", "l2", "l3"]),
+        (100, 3, []),
+        (30, 5, []),
+    ):
+        lines = [json.dumps({"text": f"word {i}", "label": f"l{i % turns}"}) for i in range(size)]
+        (place / "turns.jsonl").write_text("\n".join(lines) + "\n")
+        notes = Notes()
+        run_training(recipe(place, f"turns{size}-{turns}", data=data, train={"steps": 1}), report=notes)
+        told = [line for line in notes.said if line.startswith("warning: no validation text")]
+        named = ", ".join(map(repr, missing))
+        assert [f"the label {named}: data.valid_share" in line for line in told] == [True] * bool(missing)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

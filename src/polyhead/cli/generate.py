@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.lines import harmless, read_lines
+from polyhead.cli.lines import harmless, read_lines, waiting
 from polyhead.cli.options import (
     AS_TRAINED,
     CacheName,
@@ -100,6 +100,11 @@ def run(
     changes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
     changes |= parts(form=form, cache=cache, speculate=speculate)
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
+    if not prompt and waiting():
+        print(
+            "polyhead: what is piped in is not read; for the lines of it: polyhead generate RUN -",
+            file=sys.stderr,
+        )
     if os.path.isfile(prompt):
         packed = is_table(Path(prompt)) or Path(prompt).suffix.lower() == ".gz"  # has no lines of text
         lines = "" if packed else f"; for the lines of the file: - < {shlex.quote(prompt)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -82,6 +83,20 @@ def decoded(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
         yield text
     if bad > 1:
         print(f"polyhead: {bad:,} lines in all are not UTF-8", file=sys.stderr)
+
+
+def waiting() -> bool:
+    """Whether text is piped in that nobody has read yet; on systems that cannot tell, no."""
+    try:
+        if sys.stdin.isatty() or not select.select([sys.stdin], [], [], 0)[0]:
+            return False
+        return bool(sys.stdin.buffer.peek(1))  # type: ignore[union-attr]
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # pipes of Windows; a standard input that is closed, or none
+        return False
 
 
 def chunk_size(source: str, wanted: int) -> int:

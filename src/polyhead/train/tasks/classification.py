@@ -27,6 +27,8 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
 
+FEW = 5  # texts of a class that a share would hold out by chance: fewer may be missing without a reason
+
 
 class Examples(NamedTuple):
     """A batch: what the encoder reads, and the class of each row."""
@@ -110,10 +112,26 @@ class Classification:
         shown = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
         report.say(f"{len(labels)} classes: {shown}{', ...' if len(labels) > 20 else ''}")
         task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
+        if recipe.data.valid_share:
+            task.warn_of_missing(counts, report)
         if "test" in stores:
             task.batches(stores["test"])  # a row that is larger than a batch is told now
         report.say(described(task.plan(0), train.lengths, train.lengths))
         return task
+
+    def warn_of_missing(self, counts: Sequence[int], report: Reporter) -> None:
+        """Say so where the share that is held out has no text of a class of which it would have some by chance."""
+        share = len(self.valid) / len(self.train)
+        there = set(self.valid.labels.tolist())
+        missing = [
+            f"{self.labels[i]!r}" for i, count in enumerate(counts) if count * share >= FEW and i not in there
+        ]
+        if missing:
+            some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+            report.say(
+                f"warning: no validation text has the label {some}: data.valid_share takes one line in so many, and labels take "
+                "turns in these; shuffle the lines, or name files in data.valid"
+            )
 
     def read_by(self, other: Run, recipe: Recipe) -> Classification:
         """The same texts, row by row, in the tokens of another model, none of them hidden, and as long as it can read."""
