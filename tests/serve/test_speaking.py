@@ -9,6 +9,7 @@ import openai
 import pytest
 from tests.serve.conftest import living, make
 
+from polyhead.analysis.token_maps import text_of
 from polyhead.serve import driver
 from polyhead.serve.bodies import CompletionBody
 from polyhead.serve.wishes import _continued
