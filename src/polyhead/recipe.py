@@ -123,6 +123,7 @@ class Recipe(Section):
         """What follows from the task need not be said: what models it trains, its label smoothing."""
         if not isinstance(given, dict):
             return given
+        given = {"train": {}} | given  # which says what is missing in it
         task = TASK.get(Choice.read(given.get("task", "translation")).name)
         model, train = given.get("model", {}), given.get("train")
         if isinstance(model, dict) and "kind" not in PRESETS.get(str(model.get("preset")), {}):

@@ -14,10 +14,16 @@ import pytest
 from pyarrow import parquet
 
 from polyhead.cli import main
+from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
+from polyhead.models import build
 from polyhead.recipe import Recipe, load_recipe
+from polyhead.registry import Choice
+from polyhead.run import Run
 from polyhead.starter.look import Look, look
 from polyhead.starter.propose import LABELLED, PAIRS, PLAIN, propose, written
+from polyhead.text.learn import train_tokenizer
 
 WORDS = "the cat a dog sees bites and loves no bird that sings here".split()  # noqa: SIM905
 DRAWN = random.Random(1)
@@ -427,6 +433,25 @@ def test_a_recipe_that_begins_with_a_run_can_be_trained(
         capsys.readouterr()
         assert main(["recipe", "a.txt", key]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("special", "chat"), [(["<|im_start|>", "<|im_end|>"], "chatml"), ([], "plain")])
+def test_a_conversation_is_of_the_format_and_the_length_of_its_start(
+    special: list[str], chat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_tokenizer(SENTENCES, Choice("bpe"), 300)
+    tokenizer._inner.add_special_tokens(special)
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 16, "n_heads": 2, "n_layers": 1, "max_len": 96}
+    Run(build(ModelConfig(kind="decoder", **sizes)), tokenizer, GenerationConfig()).save("writer")
+    talks = table(tmp_path, "talks.jsonl", TALKS)
+    assert main(["recipe", talks, "start=writer", "--output", "mine.yaml"]) == 0
+    recipe = load_recipe("mine.yaml")
+    assert recipe.generation.chat is not None
+    assert (recipe.generation.chat.name, recipe.data.max_len) == (chat, 96)
+    assert main(["train", "mine.yaml", "train.steps=2", "train.epochs=null"]) == 0
+    found = propose(look([talks], {"root": tmp_path}), {"start": "HuggingFaceTB/SmolLM2-135M"})
+    assert (found["generation"]["chat"], found["data"]["max_len"]) == ("chatml", 512)
 
 
 def test_what_is_said_of_a_recipe_can_be_typed(

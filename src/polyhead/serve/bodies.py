@@ -180,7 +180,9 @@ class TranslationBody(Drawing):
         {}, description='what words of the input must become, as {"dog": "Hund"}; of several texts one'
     )
     return_attention: bool = Field(False, description="tell where the decoder looked, for each token")
-    return_scores: bool = Field(True, description="tell the score of what beam search found")
+    return_scores: bool = Field(
+        True, description="tell what beams found by, log P / length ** length_penalty; of drawn text log P"
+    )
 
 
 class EmbeddingBody(Body):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead import document
+from polyhead.errors import UserError
 from polyhead.presets import PRESETS
-from polyhead.registry import Choice
+from polyhead.registry import CHAT, Choice
+from polyhead.run_files import read_config
 from polyhead.starter.look import Look
+from polyhead.text.chat.tokens import check_fits
+from polyhead.text.tokenizer import Tokenizer
 
 TOKEN = 4  # bytes, about, of a token of any of the tokenizers
 Section = dict[str, Any]
@@ -185,12 +190,29 @@ def _classification(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
 def _chat(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:
     few = Size(math.inf, 0, 0, 0.0, 0, 3)
     train = _train(look, given, few, 2048, 2e-5, "cosine", 1.0 / 20, optimizer="adamw")
+    chat, length = _of_start(given.get("start"))
     return {
         "start": "HuggingFaceTB/SmolLM2-135M",
-        "data": {"max_len": 512},
+        "data": {"max_len": length},
         "train": train,
-        "generation": {"chat": "chatml", "temperature": 0.7, "top_p": 0.9},
+        "generation": {"chat": chat, "temperature": 0.7, "top_p": 0.9},
     }
+
+
+def _of_start(start: object) -> tuple[str, int]:
+    """A chat format and a length; of a run that is here those that it can write and read."""
+    chat, length = "chatml", 512
+    if not isinstance(start, str) or not (Path(start) / "config.json").is_file():
+        return chat, length
+    try:
+        length = min(length, read_config(Path(start)).max_len)
+    except UserError:  # a model of others
+        return chat, length
+    try:
+        check_fits(CHAT.build(Choice(chat)), Tokenizer.load(start))
+    except UserError:  # it has not the tokens
+        return "plain", length
+    return chat, length
 
 
 def _size(sizes: list[Size], look: Look, given: Mapping[str, Any]) -> Size:
