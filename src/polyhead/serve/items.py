@@ -17,21 +17,30 @@ KINDS = ("message", "function_call", "function_call_output")
 SHAPE = '{"type": "function", "name": ..., "parameters": {...}}'
 
 
-def messages(given: Any) -> list[Message]:
+class Messages(list[Message]):
+    """Messages, and the number of the item that each begins with."""
+
+    begins: tuple[int, ...] = (0,)
+
+
+def messages(given: Any) -> Messages:
     """A text, or items in their order; calls that follow one another, or what the assistant says, are of one message."""
     if isinstance(given, str):
-        return [Message("user", given)]
+        return Messages([Message("user", given)])
     if not isinstance(given, list) or not given:
         raise UserError(f"{show(given)} is not a text or a list of items")
-    found = list[Message]()
+    found, begins = Messages(), list[int]()
     for number, one in enumerate(given):
         message = _message(one, f"item {number}")
+        begins.append(number)
         if found and found[-1].role == message.role == "assistant" and (message.calls or found[-1].calls):
             before = found.pop()
             message = before._replace(
                 content=before.content + message.content, calls=before.calls + message.calls
             )
+            begins.pop()
         found.append(message)
+    found.begins = tuple(begins)
     return found
 
 
@@ -119,7 +128,7 @@ ITEM = {
     ]
 }  # fmt: skip
 Items = Annotated[
-    list[Message],
+    Messages,
     PlainValidator(messages),
     WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": ITEM, "minItems": 1}]}),
 ]

@@ -37,7 +37,7 @@ Event = dict[str, Any]
 
 async def respond(service: Service, call: Call, body: ResponseBody) -> None:
     """Answer what is said last."""
-    with _in_other_words():
+    with _in_other_words(body):
         wish = _as_chat(body)
         async with conversing(service, wish) as (talks, answers):
             response = Response(service, body, answers[0])
@@ -219,7 +219,7 @@ def _as_chat(body: ResponseBody) -> ChatBody:
     given = {name: getattr(body, name) for name in body.model_fields_set & ChatBody.model_fields.keys()}
     if body.n != 1:
         raise Refusal(400, "invalid_value", f"n: a response has one answer, and {body.n} are wanted", "n")
-    messages = body.input
+    messages: list[base.Message] = body.input
     if body.instructions is not None:
         if messages[0].role == "system":
             why = "instructions: item 0 of the input is the system's too: say in one of them what it says"
@@ -247,12 +247,17 @@ def _format(body: ResponseBody) -> Format:
 
 
 @contextmanager
-def _in_other_words() -> Iterator[None]:
-    """Refusals name the fields of this route."""
+def _in_other_words(body: ResponseBody) -> Iterator[None]:
+    """Refusals name the fields of this route, and items by the numbers that they came with."""
+    items = ["instructions"] * (body.instructions is not None) + [
+        f"item {number}" for number in body.input.begins
+    ]
+    words = OTHERWISE | {f"message {i}": item for i, item in enumerate(items)}
     try:
         yield
     except Refusal as refusal:
-        for theirs, ours in OTHERWISE.items():  # quoted names, as those of tools, are the client's
-            refusal.message = re.sub(rf"(?<!['\"])\b{theirs}\b", ours, refusal.message)
+        # quoted names, as those of tools, are the client's
+        told = re.compile(rf"(?<!['\"])\b({'|'.join(map(re.escape, words))})\b")
+        refusal.message = told.sub(lambda found: words[found[1]], refusal.message)
         refusal.param = PARAMS.get(refusal.param or "", refusal.param)
         raise
