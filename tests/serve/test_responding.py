@@ -384,6 +384,19 @@ def test_tokens_that_were_read_before_are_counted() -> None:
         assert usage["prompt_tokens_details"] == {"cached_tokens": whole}
 
 
+def test_what_is_not_given_is_told_as_the_run_has_it() -> None:
+    run = _tools["make"]("chatml", None)
+    run.generation = run.generation.model_copy(update={"temperature": 0.5, "top_p": 0.8})
+    with _shared["living"](run) as fresh:
+        body = {"input": "hunde", "seed": 1, "max_output_tokens": 3}
+        for given in ({}, {"temperature": 0.7}, {"top_p": 0.9}):
+            told = fresh.ask(PATH, body | given).json()
+            assert {key: told[key] for key in ("temperature", "top_p")} == {
+                "temperature": 0.5,
+                "top_p": 0.8,
+            } | given
+
+
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
