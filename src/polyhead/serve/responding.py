@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
@@ -69,7 +69,8 @@ class Response:
         self._items: list[dict[str, Any]] = []  # that are whole
         self._said: list[str] = []  # of the text that is not
         self._likely: list[dict[str, Any]] = []  # its tokens
-        self._told_of = 0  # of them
+        self._told_of = 0  # of them, those that the text said so far is made of
+        self._room = 0  # bytes of that text behind them
         self._from = 0  # the byte of the answer that they begin at
         self._id = ""  # of its item; none if there is no such text
         config, given = service.engine.config, body.model_fields_set
@@ -144,8 +145,8 @@ class Response:
             yield self._event_of("content_part.added", **self._place(), part=_part("", []))
         self._said.append(text)
         if text:
-            so_far = len("".join(self._said).encode()) if self._likely else 0
-            likely = self._likely[self._told_of : _within(self._likely, so_far)]
+            self._room += len(text.encode())
+            likely = list(takewhile(self._fits, self._likely[self._told_of :]))
             self._told_of += len(likely)
             yield self._event_of("output_text.delta", **self._place(), delta=text, logprobs=likely)
 
@@ -154,13 +155,20 @@ class Response:
         if not self._id:
             return
         text = "".join(self._said)
-        likely = self._likely[: _within(self._likely, len(text.encode()))] if before else self._likely
+        likely = self._likely[: self._told_of] if before else self._likely
         yield self._event_of("output_text.done", **self._place(), text=text, logprobs=likely)
         yield self._event_of("content_part.done", **self._place(), part=_part(text, likely))
         item = self._message(status, [_part(text, likely)])
         yield self._event_of("output_item.done", item=item)
         self._items.append(item)
-        self._id, self._said, self._told_of = "", [], 0
+        self._id, self._said, self._told_of, self._room = "", [], 0, 0
+
+    def _fits(self, token: dict[str, Any]) -> bool:
+        """Whether a token is of the text said so far, which then has less room for others."""
+        size = len(token["bytes"] or ())
+        fits = size <= self._room
+        self._room -= size * fits
+        return fits
 
     def _behind(self, byte: int) -> list[dict[str, Any]]:
         """The tokens that begin there or later: those of a call that ends there are nobody's."""
@@ -203,11 +211,6 @@ class Response:
 
 def _part(text: str, likely: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": likely}
-
-
-def _within(likely: list[dict[str, Any]], size: int) -> int:
-    """How many tokens end within so many bytes."""
-    return sum(end <= size for end in accumulate(len(token["bytes"] or ()) for token in likely))
 
 
 def _named(kind: str) -> str:
