@@ -197,7 +197,7 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
         edited("config.json", model_type="mariam"),
         "{0}/config.json: model_type is 'mariam'; only 'polyhead', ",
     ),
-    (written("config.json", "{}"), "{0}/config.json: model_type is None; only 'polyhead' can be loaded"),
+    (written("config.json", "{}"), "{0}/config.json: has no model_type; only 'polyhead' can be loaded"),
     (edited("config.json", d_model="wide"), "{0}/config.json: d_model: 'wide' is not a whole number"),
     (
         edited("config.json", position="ropes"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.data.batches import plan_reading
 from polyhead.data.framed import Framed, collate_framed
+from polyhead.errors import check_whole
 from polyhead.nn.place import beside
 from polyhead.text.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ NEAR = 512  # tokens: their numbers stay near a core from one layer to the next
 
 def at_once(model: nn.Module, most: int) -> int:
     """How many tokens are read together where ``most`` may be: on a CPU a few, as one is busy with few already."""
+    check_whole("batch_tokens", most, 1)
     return min(most, NEAR) if next(model.parameters()).device.type == "cpu" else most
 
 
