@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polyhead.analysis.reading import at_once
 from polyhead.analysis.recovered import Recovered, perplexity_of, recovered
 from polyhead.data.arrays import Ints
 from polyhead.data.rows import collate_rows
@@ -61,7 +60,7 @@ def of_text(model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch
         )
     with TemporaryDirectory() as place:
         store = TokenStore.open_or_build(text, tokenizer, place)
-        return perplexity(model, store, width, max(1, at_once(model, batch_tokens) // width))
+        return perplexity(model, store, width, max(1, batch_tokens // width))
 
 
 @torch.no_grad()

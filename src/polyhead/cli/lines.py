@@ -87,15 +87,11 @@ def decoded(raw: Iterable[bytes | None], name: str) -> Iterator[str]:
 
 def waiting() -> bool:
     """Whether text is piped in that nobody has read yet; on systems that cannot tell, no."""
-    try:
+    try:  # fails for pipes of Windows, and where standard input is closed, or none
         if sys.stdin.isatty() or not select.select([sys.stdin], [], [], 0)[0]:
             return False
         return bool(sys.stdin.buffer.peek(1))  # type: ignore[union-attr]
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # pipes of Windows; a standard input that is closed, or none
+    except (OSError, ValueError, AttributeError):
         return False
 
 

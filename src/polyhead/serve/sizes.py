@@ -24,7 +24,7 @@ def check_size(body: BaseModel, limits: Limits) -> None:
         told = name
         if name == "instructions":  # they are the conversation's first message
             told = "the input with its instructions"
-            given = conversation([Message("system", given), *body.input])  # type: ignore[attr-defined]
+            given = conversation([Message("system", given), *body.input], body.tools)  # type: ignore[attr-defined]
         if isinstance(given, list) and isinstance(given[0], Message):  # a conversation is one text
             tools = getattr(body, "tools", ())
             if tools and len(conversation(given)) <= limits.chars:

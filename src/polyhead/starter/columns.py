@@ -57,7 +57,9 @@ class Columns:
     def texts(self) -> list[Column]:
         """Those that hold text, the one that names most texts first, then the longest."""
         found = [
-            column for column, values in self.values.items() if _prose(values, _last(column) == TEXTS[0])
+            column
+            for column, values in self.values.items()
+            if _prose(values) or (_last(column) == TEXTS[0] and _strings(values))
         ]
         length = {column: sum(map(len, self.values[column])) for column in found}
         return sorted(found, key=lambda column: (_rank(column, TEXTS), -length[column]))
@@ -283,9 +285,13 @@ def _few(values: list[Any]) -> bool:
     )
 
 
-def _prose(values: list[Any], called: bool = False) -> bool:
-    """Whether they are texts: strings, mostly different, of more than a word or of letters that stand without blanks, or ``called`` so."""
-    texts = [value for value in values if isinstance(value, str)]
-    if len(texts) < 0.9 * len(values) or 2 * len(set(texts)) < len(texts):
-        return False
-    return called or 2 * sum(len(text.split()) > 1 or not text.isascii() for text in texts) > len(texts)
+def _strings(values: list[Any]) -> list[str]:
+    """Those that are strings; none of them where these are few, or few different ones."""
+    found = [value for value in values if isinstance(value, str)]
+    return [] if len(found) < 0.9 * len(values) or 2 * len(set(found)) < len(found) else found
+
+
+def _prose(values: list[Any]) -> bool:
+    """Whether they are texts: strings, mostly different, of more than a word or of letters that stand without blanks."""
+    texts = _strings(values)
+    return 2 * sum(len(text.split()) > 1 or not text.isascii() for text in texts) > len(texts)
