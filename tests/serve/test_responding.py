@@ -253,6 +253,24 @@ def test_a_call_that_must_be_is_of_its_schema(live: Any) -> None:
     assert same(gathered(streamed(live, body)), response)
 
 
+def test_texts_about_calls_are_of_one_message() -> None:
+    call = {"type": "function_call", "call_id": "call00001", "name": "now", "arguments": "{}"}
+    said = [{"role": "assistant", "content": text} for text in ("two", " dogs")]
+    found = messages(
+        [TALK[0], said[0], call, said[1], call | {"call_id": "call00002"}, TALK[0], *said, TALK[0]]
+    )
+    assert [message.content for message in found] == [
+        TALK[0]["content"],
+        "two dogs",
+        TALK[0]["content"],
+        "two",
+        " dogs",
+        TALK[0]["content"],
+    ]
+    assert [one.id for one in found[1].calls] == ["call00001", "call00002"]
+    assert found.begins == (0, 1, 5, 6, 7, 8)
+
+
 def test_what_was_said_is_sent_back_as_it_came(live: Any, says: Any) -> None:
     says(written(live, CALL))
     output = live.ask(PATH, {"input": "hunde", "tools": FLAT}).json()["output"]
