@@ -28,7 +28,7 @@ from timing import apart, interleaved, ratio, table
 from torch import Tensor, nn
 
 from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import packed, product_of
 from polyhead.generate.beam import beam_search
 from polyhead.generate.greedy import greedy
 from polyhead.generation_section import GenerationConfig
@@ -124,7 +124,7 @@ def ours_of(options: argparse.Namespace, dtype: str) -> Outputs:
     """What one call of a Polyhead process does, as `polyhead translate` and `polyhead generate` do it."""
     tune_memory()
     model, source = prepare(options)
-    ready, n = packed(model.to(DTYPES[dtype]), int8=dtype == "int8"), options.new_tokens
+    ready, n = packed(model.to(DTYPES[dtype]), product_of(dtype)), options.new_tokens
     rules = {"bos_id": BOS, "eos_id": EOS, "max_new_tokens": [n] * len(source), "min_new_tokens": n}
 
     def decode() -> list[list[int]]:
@@ -273,6 +273,11 @@ def polyhead_int8(options: argparse.Namespace) -> Outputs:
     return ours_of(options, "int8")
 
 
+def polyhead_int4(options: argparse.Namespace) -> Outputs:
+    """As the same with `--dtype int4`."""
+    return ours_of(options, "int4")
+
+
 def ctranslate2_fp32(options: argparse.Namespace) -> Outputs:
     """CTranslate2 with fp32 weights."""
     return ctranslate2_of(options, "float32")
@@ -293,16 +298,23 @@ def llama_cpp_int8(options: argparse.Namespace) -> Outputs:
     return llama_cpp_of(options, "int8")
 
 
+def llama_cpp_int4(options: argparse.Namespace) -> Outputs:
+    """llama.cpp with weights of 4 bits (Q4_0), those of tokens of 8."""
+    return llama_cpp_of(options, "int4")
+
+
 SYSTEMS = {
     "Hugging Face fp32": hugging_face_fp32,
     "Hugging Face bf16": hugging_face_bf16,
     "Polyhead fp32": polyhead_fp32,
     "Polyhead bf16": polyhead_bf16,
     "Polyhead int8": polyhead_int8,
+    "Polyhead int4": polyhead_int4,
     "CTranslate2 fp32": ctranslate2_fp32,
     "CTranslate2 int8": ctranslate2_int8,
     "llama.cpp fp32": llama_cpp_fp32,
     "llama.cpp int8": llama_cpp_int8,
+    "llama.cpp int4": llama_cpp_int4,
 }
 
 

@@ -30,7 +30,7 @@ from timing import apart, ratio, table
 from polyhead import Choice
 from polyhead.config import ModelConfig
 from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import packed, product_of
 from polyhead.generate.greedy import greedy
 from polyhead.models import CausalLM, Seq2Seq, build
 from polyhead.text.learn import train_tokenizer
@@ -142,7 +142,7 @@ def ours(options: argparse.Namespace, dtype: str) -> Outputs:
     """As `polyhead generate` and `polyhead translate`."""
     tune_memory()
     model, tokenizer = made(options)
-    ready, source, n = packed(model, int8=dtype == "int8"), given(options), options.new_tokens
+    ready, source, n = packed(model, product_of(dtype)), given(options), options.new_tokens
     rules = {"eos_id": tokenizer.eos_id, "max_new_tokens": [n] * len(source), "min_new_tokens": n}
 
     def decode() -> list[list[int]]:

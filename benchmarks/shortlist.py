@@ -18,7 +18,7 @@ from timing import interleaved, ratio, table
 
 from polyhead.data.corpus import open_corpus, read_pairs
 from polyhead.fast.memory import tune_memory
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import packed, product_of
 from polyhead.generate.search import search
 from polyhead.generate.shortlist import Shortlist
 from polyhead.generation_section import GenerationConfig
@@ -58,7 +58,7 @@ def main() -> None:
           f"{sum(len(shortlist.of(line)) for line in lines) / len(lines):,.0f}")  # fmt: skip
     rows = [["weights", "lines together", "beams", "ms a line", "with the shortlist", "faster by"]]
     for dtype in ("fp32", "int8"):
-        model = packed(build(preset(options.preset, vocab_size=V)).eval(), int8=dtype == "int8")
+        model = packed(build(preset(options.preset, vocab_size=V)).eval(), product_of(dtype))
         assert isinstance(model, Seq2Seq)
         for together in (1, len(lines)):
             for beam in (1, options.beam):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import polyhead as ph
 from polyhead.analysis.metrics import bleu
 from polyhead.data.corpus import read_pairs
+from polyhead.fast.int8 import int8_product
 from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.beam import beam_search
@@ -127,7 +128,7 @@ def polyhead_bf16(options: argparse.Namespace) -> Outputs:
 
 def polyhead_int8(options: argparse.Namespace) -> Outputs:
     """As `polyhead translate --dtype int8`."""
-    return ours_of(options, lambda model: packed(model, int8=True))
+    return ours_of(options, lambda model: packed(model, int8_product))
 
 
 def theirs_of(options: argparse.Namespace, dtype: torch.dtype) -> Outputs:
@@ -167,7 +168,12 @@ def trained(options: argparse.Namespace) -> None:
     """A trained run on real text: speed, BLEU, and how far each output is that of fp32."""
     run = ph.load(options.run)
     sources, references = text_of(run, options)
-    systems = {"Polyhead fp32": run_fp32, "Polyhead bf16": run_bf16, "Polyhead int8": run_int8}
+    systems = {
+        "Polyhead fp32": run_fp32,
+        "Polyhead bf16": run_bf16,
+        "Polyhead int8": run_int8,
+        "Polyhead int4": run_int4,
+    }
     if why := differences(run.config):
         print(f"Hugging Face has no model of these equations ({why}): Polyhead alone")
     else:
@@ -217,6 +223,11 @@ def run_bf16(options: argparse.Namespace) -> Outputs:
 def run_int8(options: argparse.Namespace) -> Outputs:
     """As `polyhead translate --dtype int8`."""
     return translator_of(options, "int8")
+
+
+def run_int4(options: argparse.Namespace) -> Outputs:
+    """As `polyhead translate --dtype int4`."""
+    return translator_of(options, "int4")
 
 
 def translator_of(options: argparse.Namespace, dtype: str) -> Outputs:

@@ -52,7 +52,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "tiny"))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "int4"])
 def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
     source, target = ["1 2 3", "4 5 6 7"], ["3 2 1", "7 6 5 4"]
     exact, found = (ph.load(saved, dtype=kind).score(source, target) for kind in ("fp32", dtype))
@@ -60,7 +60,7 @@ def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
     assert off == 0 if dtype == "fp32" else 0 < off < 0.2
     assert (
         dtype_of(ph.load(saved, dtype=dtype).model)
-        == {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}[dtype]
+        == {"fp32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}[dtype]
     )
 
 

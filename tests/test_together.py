@@ -143,7 +143,7 @@ def test_translations_and_their_likelihood(
             whole = h.tokens if round(h.log_prob / h.score) == len(h.tokens) else [*h.tokens, t.eos_id]
             assert h.log_prob == pytest.approx(log_prob(source, whole), abs=1e-4)
     texts = both.translate(SOURCES)
-    for dtype in ("bf16", "int8"):
+    for dtype in ("bf16", "int8", "int4"):
         assert len(ph.load(pairs["encoder-decoder"], dtype=dtype, fast=True).translate(SOURCES)) == 3
     file = tmp_path / "in.txt"
     file.write_text("".join(f"{one}\n" for one in SOURCES))

@@ -10,7 +10,7 @@ import torch
 
 from polyhead.calls import told
 from polyhead.errors import UserError, nearest, show, unknown
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import WHOLE, packed, product_of
 from polyhead.generate.shortlist import Shortlist
 from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
@@ -24,7 +24,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.together import together
 
 # of what is not rounded further
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16} | dict.fromkeys(WHOLE, torch.float32)
 
 
 @told
@@ -42,8 +42,9 @@ def load(
 
     ``dtype`` "bf16" halves the weights and is faster where the hardware multiplies bf16; ``fast`` lays the
     weights out for inference on this CPU, after which the model cannot be trained or saved. "int8" does so too, and
-    rounds weights and what they are multiplied with to 8 bits: the fastest, and nearly as good (docs/results.md).
-    ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" a GPU where there is one, but the CPU for int8.
+    rounds weights and what they are multiplied with to 8 bits: faster still, and nearly as good; "int4" weights to 4: half the
+    bytes again, and not quite as good (docs/results.md).
+    ``device`` is "cpu", "cuda", "cuda:1" and so on; "auto" a GPU where there is one, but the CPU for int8 and int4.
     """
     if not isinstance(directory, str | Path):
         listed = isinstance(directory, Iterable) and not isinstance(directory, Mapping)
@@ -56,9 +57,9 @@ def load(
         return together(runs, [str(one) for one in several])
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    place = device_of("cpu" if (dtype, device) == ("int8", "auto") else device)
-    if dtype == "int8" and place.type != "cpu":
-        raise UserError(f"dtype int8 is for the CPU, not for {place}; give dtype bf16 there")
+    place = device_of("cpu" if dtype in WHOLE and device == "auto" else device)
+    if dtype in WHOLE and place.type != "cpu":
+        raise UserError(f"dtype {dtype} is for the CPU, not for {place}; give dtype bf16 there")
     if not Path(directory).is_dir() and is_name(str(directory)):
         directory = fetch(str(directory))
     directory = Path(directory)
@@ -71,8 +72,8 @@ def load(
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = Run(*open_checkpoint(directory)) if published else _own(directory)
     run.model = run.model.to(place, DTYPES[dtype]).eval()
-    if fast or dtype == "int8":
-        packed(run.model, int8=dtype == "int8")
+    if fast or dtype in WHOLE:
+        packed(run.model, product_of(dtype))
     return run
 
 

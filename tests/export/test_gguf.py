@@ -180,7 +180,9 @@ def test_norms_around_one_are_written_as_they_count(tmp_path: Path) -> None:
     assert (said["gemma3.rope.freq_base"], said["gemma3.rope.freq_base_swa"]) == (10000.0, 50.0)
 
 
-@pytest.mark.parametrize(("dtype", "close"), [("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.006)])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.006), ("int4", 0.13)]
+)
 def test_rounded_weights_are_near(dtype: str, close: float, tmp_path: Path) -> None:
     run = language_model(d_model=64, d_ff=96, n_heads=2)
     write(run, tmp_path, dtype)
@@ -195,6 +197,18 @@ def test_rows_that_are_no_whole_blocks_are_halved(tmp_path: Path) -> None:
     write(language_model(d_ff=40, d_model=64, n_heads=2), tmp_path, "int8")
     kinds = {one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
+
+
+@pytest.mark.parametrize("tied", ["none", "all"])
+def test_with_four_bits_the_tokens_have_eight(tied: str, tmp_path: Path) -> None:
+    write(language_model(d_ff=40, d_model=64, n_heads=2, tie_embeddings=tied), tmp_path, "int4")
+    kinds = {one.name: one.tensor_type.name for one in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    ends = {name: kind for name, kind in kinds.items() if name in ("token_embd.weight", "output.weight")}
+    assert ends == dict.fromkeys(
+        ["token_embd.weight", *(["output.weight"] if tied == "none" else [])], "Q8_0"
+    )
+    assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q4_0")
+    assert settings(tmp_path)["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q4_0
 
 
 def test_what_stands_around_a_text(tmp_path: Path) -> None:

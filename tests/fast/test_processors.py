@@ -38,7 +38,7 @@ def test_kernels_that_do_with_less_pass_their_tests(less: str, tmp_path: Path) -
     if needed not in flags():
         pytest.skip(f"this processor has no {needed}")
     (tmp_path / "other_processor.py").write_text(PLUGIN.format(flags=named))
-    tests = [str(HERE / f"test_{name}.py") for name in ("native", "int8", "best", "step")]
+    tests = [str(HERE / f"test_{name}.py") for name in ("native", "whole", "best", "step")]
     done = subprocess.run(
         [
             sys.executable,

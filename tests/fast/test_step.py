@@ -9,7 +9,7 @@ from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.fast import step as steps
 from polyhead.fast.native import kernels
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import packed, product_of
 from polyhead.fast.step import PackedStack
 from polyhead.models import build
 from polyhead.registry import Choice
@@ -132,22 +132,23 @@ def test_steps_give_the_logits_of_the_plain_model(name, cache, calls):
     assert calls == [True] * (6 if plain.config.kind == "encoder-decoder" else 5)  # the source is read, too
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize(("dtype", "most"), [("bf16", 0.1), ("int8", 0.1), ("int4", 1)])
 @pytest.mark.parametrize(
     "name", ["base", "llama", "bloom", "t5", "gemma2", "neox", "sandwich", "olmo2", "gemma3"]
 )
-def test_what_is_rounded_is_as_near_as_layer_by_layer(name, int8, calls, monkeypatch):
+def test_what_is_rounded_is_as_near_as_layer_by_layer(name, dtype, most, calls, monkeypatch):
     exact = decoded(made(name))
-    model = packed(made(name, torch.bfloat16), int8=int8)
+    model = packed(made(name, torch.bfloat16), product_of(dtype))
     off = (decoded(model) - exact).square().mean().sqrt()
     assert len(calls) >= 5 and all(calls)
     monkeypatch.setattr(steps.Steps, "__call__", lambda *given: None)
     by_layers = (decoded(model) - exact).square().mean().sqrt()
-    assert 0 < off < 1.1 * by_layers < 0.1 * exact.std()
+    assert 0 < off < 1.1 * by_layers < most * exact.std()
 
 
-def test_whole_numbers_beside_fp32_are_those_of_the_layers(monkeypatch):
-    model = packed(made("llama"), int8=True)
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_whole_numbers_beside_fp32_are_those_of_the_layers(dtype, monkeypatch):
+    model = packed(made("llama"), product_of(dtype))
     found = decoded(model)
     monkeypatch.setattr(steps.Steps, "__call__", lambda *given: None)
     wanted = decoded(model)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from polyhead.analysis.lexicon import lexicon
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.fast.pack import can_pack, packed
+from polyhead.fast.pack import can_pack, packed, product_of
 from polyhead.generate.beam import Beams, Wish
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
@@ -46,14 +46,14 @@ def shortlist(each=4, seed=1):
     return Shortlist(np.array([EOS, 20, 21, 22], np.int32), first, flat)
 
 
-def alone(plain, given, source, needed=(), int8=None):
+def alone(plain, given, source, needed=(), dtype=None):
     """The same model, where nothing but what this source suggests can be said."""
     barred = copy.deepcopy(plain)
     kept = given.of([*source, EOS], needed)
     never = [token for token in range(V) if token not in set(kept.tolist())]
     with torch.no_grad():
         barred.head.bias[never] = -torch.inf
-    return barred if int8 is None else packed(barred, int8=int8)
+    return barred if dtype is None else packed(barred, product_of(dtype))
 
 
 def found(some, sources, config, **options):
@@ -65,28 +65,28 @@ def same(one, other):
     assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in other], abs=1e-4)
 
 
-@pytest.mark.parametrize("int8", [None, False, True])
+@pytest.mark.parametrize("dtype", [None, "fp32", "int8", "int4"])
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_it_is_the_whole_head_without_all_other_tokens_whoever_is_beside(beam_size, int8):
-    if int8 is not None and not can_pack():
+def test_it_is_the_whole_head_without_all_other_tokens_whoever_is_beside(beam_size, dtype):
+    if dtype is not None and not can_pack():
         pytest.skip("this build of torch has no packed products")
     plain, given = model(), shortlist()
     config = GenerationConfig(beam_size=beam_size, n_best=beam_size, max_length_extra=6)
-    fast = copy.deepcopy(plain) if int8 is None else packed(copy.deepcopy(plain), int8=int8)
+    fast = copy.deepcopy(plain) if dtype is None else packed(copy.deepcopy(plain), product_of(dtype))
     together = found(fast, SOURCES, config, shortlist=given)
     for source, outputs in zip(SOURCES, together, strict=True):
-        (wanted,) = found(alone(plain, given, source, int8=int8), [source], config)
+        (wanted,) = found(alone(plain, given, source, dtype=dtype), [source], config)
         same(outputs, wanted)
         allowed = set(given.of([*source, EOS]).tolist())
         assert all(token in allowed for output in outputs for token in output.tokens)
 
 
-@pytest.mark.parametrize("fast", [None, False, True])
-def test_a_narrowed_head_has_the_columns_of_the_whole_one(fast):
-    if fast is not None and not can_pack():
+@pytest.mark.parametrize("dtype", [None, "fp32", "int8", "int4"])
+def test_a_narrowed_head_has_the_columns_of_the_whole_one(dtype):
+    if dtype is not None and not can_pack():
         pytest.skip("this build of torch has no packed products")
     plain = model(head_bias=True, logit_softcap=2.0, scale_output=True)
-    head = (plain if fast is None else packed(plain, int8=fast)).head
+    head = (plain if dtype is None else packed(plain, product_of(dtype))).head
     tokens, x = torch.tensor([3, 17, 18, 59]), torch.randn(5, 16)
     assert head.scale != 1
     torch.testing.assert_close(head.narrowed(tokens)(x), head(x)[:, tokens], rtol=0, atol=1e-6)

@@ -18,7 +18,7 @@ from polyhead.analysis.sizes import count, parts
 from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import packed, product_of
 from polyhead.generation_section import GenerationConfig
 from polyhead.loading import load
 from polyhead.models import build
@@ -122,12 +122,12 @@ def test_each_layer_remembers_for_itself(kind: str, name: str, changes: dict[str
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("changes", DESIGNS[:3], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any], int8: bool) -> None:
-    shared, apart = (packed(model, int8=int8) for model in pair(kind, **changes))
+def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any], dtype: str) -> None:
+    shared, apart = (packed(model, product_of(dtype)) for model in pair(kind, **changes))
     torch.testing.assert_close(said(shared), said(apart), rtol=1e-4, atol=1e-5)
     if kind == "encoder":
         return
@@ -137,7 +137,9 @@ def test_the_faster_form_is_that_of_the_copies(kind: str, changes: dict[str, Any
         pos = torch.full((2, 1), t)
         cache.begin(range(2), pos)
         found.append(shared.decode(TOKENS[:, t : t + 1], pos, cache, memory))  # type: ignore[operator]
-    torch.testing.assert_close(torch.cat(found, 1), said(apart), rtol=1e-3, atol=1e-1 if int8 else 1e-4)
+    torch.testing.assert_close(
+        torch.cat(found, 1), said(apart), rtol=1e-3, atol=1e-4 if dtype == "fp32" else 1e-1
+    )
 
 
 def test_attention_is_shown_layer_by_layer() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.fast.pack import packed
+from polyhead.fast.pack import packed, product_of
 from polyhead.models import build
 from polyhead.nn.feed_forward.mixture import PUSH, Experts, Router
 from polyhead.registry import FEED_FORWARD, Choice
@@ -127,8 +127,8 @@ def test_a_text_alone_means_what_it_means_among_others():
     torch.testing.assert_close(model(tokens)[2:3], model(tokens[2:3]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_packed_model_routes_as_it_learned_to(int8):
+@pytest.mark.parametrize(("dtype", "off"), [("fp32", 1e-5), ("int8", 0.05), ("int4", 0.25)])
+def test_a_packed_model_routes_as_it_learned_to(dtype, off):
     config = ModelConfig(
         kind="decoder",
         vocab_size=64,
@@ -139,11 +139,11 @@ def test_a_packed_model_routes_as_it_learned_to(int8):
         feed_forward={"name": "experts", "n_experts": 4},
     )
     model, same = build(config, seed=1).eval(), build(config, seed=1).eval()
-    fast = packed(same, int8=int8)
+    fast = packed(same, product_of(dtype))
     tokens = torch.randint(0, 64, (3, 9))
     with torch.inference_mode():
         wanted, found = model(tokens), fast(tokens)
-    assert (found - wanted).norm() < (0.05 if int8 else 1e-5) * wanted.norm()
+    assert (found - wanted).norm() < off * wanted.norm()
     assert sum(isinstance(part, Router) for part in fast.modules()) == 2
     assert not any(type(part) is torch.nn.Linear for part in fast.modules())
 

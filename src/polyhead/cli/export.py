@@ -35,7 +35,7 @@ def run(
     dtype: Annotated[
         str,
         typer.Option(
-            help="of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf; gguf: Q8_0), int8_float32 (ctranslate2)"
+            help="of the weights: fp32, fp16, bf16 (not onnx), int8 (not hf; gguf: Q8_0), int8_float32 (ctranslate2), int4 (gguf: Q4_0)"
         ),
     ] = "fp32",
     shard_size: Annotated[

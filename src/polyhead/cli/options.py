@@ -87,11 +87,12 @@ With = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact"
+        help="fp32; bf16: half the memory, faster where the CPU has it; int8: faster still, a little less exact; int4: half the bytes of that, less exact"
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, cuda, cuda:1 ...; auto: a GPU where there is one, but the CPU for int8")
+    str,
+    typer.Option(help="cpu, cuda, cuda:1 ...; auto: a GPU where there is one, but the CPU for int8 and int4"),
 ]
 
 

@@ -34,11 +34,16 @@ DTYPES = {
     "fp16": (KIND.F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (KIND.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "int8": (KIND.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "int4": (KIND.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
 # how far off a number may be, of the largest of its tensor
-CLOSE = {KIND.F32: 0.0, KIND.F16: 2**-10, KIND.BF16: 2**-7, KIND.Q8_0: 2**-7}
-BLOCK = 32  # numbers of a row that share a factor in int8
+CLOSE = {KIND.F32: 0.0, KIND.F16: 2**-10, KIND.BF16: 2**-7, KIND.Q8_0: 2**-7, KIND.Q4_0: 2**-3 + 2**-10}
+BLOCK = 32  # numbers of a row that share a factor in int8 and int4
 WHOLE = ("position_embd.weight",)  # matrices that llama.cpp adds, and wants in fp32
+ENDS = (
+    "token_embd.weight",
+    "output.weight",
+)  # of tokens, which have 8 bits where the others have 4, as in our own int4
 
 
 def check(run: Run, dtype: str) -> None:
@@ -93,7 +98,11 @@ def _kind(name: str, tensor: Tensor, kind: gguf.GGMLQuantizationType) -> gguf.GG
     """What a tensor is written as: vectors are not rounded, and rows that do not come in blocks are halved."""
     if tensor.dim() < 2 or name in WHOLE:
         return KIND.F32
-    return KIND.F16 if kind == KIND.Q8_0 and tensor.size(-1) % BLOCK else kind
+    if kind not in (KIND.Q8_0, KIND.Q4_0):
+        return kind
+    if tensor.size(-1) % BLOCK:
+        return KIND.F16
+    return KIND.Q8_0 if name in ENDS else kind
 
 
 def _array(tensor: Tensor) -> NDArray[np.float32]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.cache.stored import Pages, Stored
-from polyhead.fast.int8 import Int8Linear
 from polyhead.fast.linear import PANEL, NativeLinear, Product
 from polyhead.fast.native import SUFFIX, Sizes, kernels
+from polyhead.fast.whole import WholeLinear
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.kv import KV, Watcher
 from polyhead.nn.position.alibi import Alibi
@@ -59,7 +59,7 @@ class PackedAttention(Attention):
         given = _projections(plain)
         biases = None if plain.q_proj.bias is None else torch.cat([layer.bias for layer in given])
         qkv = product(torch.cat([layer.weight for layer in given]), biases)
-        assert isinstance(qkv, NativeLinear | Int8Linear), "only kernels give some of the outputs"
+        assert isinstance(qkv, NativeLinear | WholeLinear), "only kernels give some of the outputs"
         self.qkv = qkv
         self.o_proj = product(plain.o_proj.weight, plain.o_proj.bias)  # type: ignore[assignment]
         self.widths = [len(layer.weight) for layer in given]

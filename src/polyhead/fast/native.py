@@ -82,11 +82,13 @@ def kernels() -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
     found.pack.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
+    found.pack_int4.argtypes = [POINTER, POINTER, POINTER, WHOLE, WHOLE]
     found.log_sums.argtypes = [POINTER, POINTER, WHOLE, WHOLE]
     found.best_of.argtypes = [POINTER, *[WHOLE] * 3, POINTER, WHOLE, POINTER, POINTER]
     found.step_of.argtypes = [POINTER, WHOLE, POINTER, POINTER]
     for suffix in SUFFIX.values():
         getattr(found, f"linear_{suffix}").argtypes = [*[POINTER] * 4, *[WHOLE] * 3]
-        getattr(found, f"linear_int8_{suffix}").argtypes = [*[POINTER] * 6, *[WHOLE] * 3]
+        for whole in ("int8", "int4"):
+            getattr(found, f"linear_{whole}_{suffix}").argtypes = [*[POINTER] * 6, *[WHOLE] * 3]
         getattr(found, f"attend_{suffix}").argtypes = [*[POINTER] * 7, ctypes.POINTER(Sizes)]
     return found

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.fast.attention import PackedAttention
-from polyhead.fast.int8 import Int8Linear
 from polyhead.fast.linear import NativeLinear
 from polyhead.fast.native import POINTER, WHOLE
+from polyhead.fast.whole import WholeLinear
 from polyhead.nn.attention.projections import WholeNorm
 from polyhead.nn.block.parallel import Parallel
 from polyhead.nn.block.transformer import Block
@@ -28,10 +28,11 @@ from polyhead.nn.residual import Residual
 # the words of step.hpp and activations.hpp, in their order
 NORM, ROUND, ANGLES, HEADS, PRODUCT, ATTEND = range(6)
 LAYER, RMS = range(2)
-FP32, BF16, INT8 = range(3)
+FP32, BF16, INT8, INT4 = range(4)
 ALONE, ADDED, MULTIPLIED = range(3)
 PLAIN, RELU, LEAKY, GELU, GELU_TANH, SILU, SIGMOID, TANH, SQUARED = range(9)
 NOWHERE = -1
+WAYS = {"int8": INT8, "int4": INT4}
 
 FUNCTIONS: dict[Any, int] = {
     torch.relu: RELU, F.silu: SILU, torch.sigmoid: SIGMOID, torch.tanh: TANH, squared: SQUARED,
@@ -207,7 +208,7 @@ class Writer:
         layer, way = _linear(layer), _way(layer)
         if way == FP32:
             return x
-        out = self.place("rounded", layer.steps + (way == INT8))
+        out = self.place("rounded", layer.steps + (way >= INT8))
         self.add(ROUND, x, out, width=layer.steps, inner=layer.inputs, way=way)
         return out
 
@@ -258,16 +259,16 @@ def _factor(norm: nn.Module) -> Tensor:
     return 1 + norm.weight if norm.around_one else norm.weight
 
 
-def _linear(layer: nn.Module) -> NativeLinear | Int8Linear:
-    if not isinstance(layer, NativeLinear | Int8Linear):
+def _linear(layer: nn.Module) -> NativeLinear | WholeLinear:
+    if not isinstance(layer, NativeLinear | WholeLinear):
         raise Unknown
     return layer
 
 
 def _way(layer: nn.Module) -> int:
     """How the weights of a linear layer are kept."""
-    if isinstance(layer, Int8Linear):
-        return INT8
+    if isinstance(layer, WholeLinear):
+        return WAYS[layer.dtype]
     return FP32 if _linear(layer).dtype == torch.float32 else BF16
 
 

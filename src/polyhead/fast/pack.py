@@ -8,37 +8,49 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.fast.attention import PackedAttention, can_fuse
-from polyhead.fast.int8 import Int8Linear, PlainInt8Linear, int8_product
+from polyhead.fast.int4 import int4_product
+from polyhead.fast.int8 import int8_product
 from polyhead.fast.linear import Product, product
 from polyhead.fast.native import SUFFIX, kernels
 from polyhead.fast.operations import Unknown
 from polyhead.fast.step import PackedStack
+from polyhead.fast.whole import PlainWholeLinear, WholeLinear
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.head import Head
 from polyhead.nn.stack import Stack
 
+WHOLE: dict[str, Product] = {"int8": int8_product, "int4": int4_product}
+HEADS: dict[Product, Product] = {
+    int4_product: int8_product
+}  # what a model says suffers most where its head is rounded
 
-def packed(model: nn.Module, *, int8: bool = False) -> nn.Module:
+
+def packed(model: nn.Module, way: Product = product) -> nn.Module:
     """Put packed layers in the place of every Linear, Head and softmax attention of an evaluated CPU model, and return it.
 
-    Results differ from the plain ones by rounding only (fp32 about 1e-6); with ``int8`` weights, and what they are
-    multiplied with, are rounded to 8 bits (about 1e-2 a product), and all else stays as it is. The model cannot be trained, saved or moved
-    afterwards, and takes no hooks. The kernels are our own where they could be compiled, else oneDNN's; where this build of torch has none of
-    those either, or the model is on a GPU, nothing is changed.
+    Results differ from the plain ones by rounding only (fp32 about 1e-6). With ``int8_product`` weights, and what they are
+    multiplied with, are rounded to 8 bits (about 1e-2 a product), with ``int4_product`` weights to 4 (about 1e-1), and all else stays as it
+    is. The model cannot be trained, saved or moved afterwards, and takes no hooks. The kernels are our own where they could be compiled,
+    else oneDNN's; where this build of torch has none of those either, or the model is on a GPU, nothing is changed.
     """
     weight = next(model.parameters())
-    if (can_pack() or int8) and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
-        _pack(model, int8_product if int8 else product)
+    known = can_pack() or way is not product
+    if known and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
+        _pack(model, way)
         for part in model.modules():
             _lighten(part)
     return model
 
 
+def product_of(dtype: str) -> Product:
+    """How matrices are multiplied that are kept so."""
+    return WHOLE.get(dtype, product)
+
+
 def dtype_of(model: nn.Module) -> str:
-    """Of its products: int8, or float32, bfloat16 and so on."""
-    if any(isinstance(part, Int8Linear | PlainInt8Linear) for part in model.modules()):
-        return "int8"
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
+    """Of its products: int8, int4, or float32, bfloat16 and so on."""
+    rounded = [part.dtype for part in model.modules() if isinstance(part, WholeLinear | PlainWholeLinear)]
+    return min(rounded, default=str(next(model.parameters()).dtype).removeprefix("torch."))
 
 
 def can_pack() -> bool:
@@ -51,7 +63,7 @@ def _pack(parent: nn.Module, product: Product) -> None:
         if type(layer) is nn.Linear:  # not a router, whose scores stay exact
             setattr(parent, name, product(layer.weight, layer.bias))
         elif isinstance(layer, Head):
-            setattr(parent, name, PackedHead(layer, product))
+            setattr(parent, name, PackedHead(layer, HEADS.get(product, product)))
         elif isinstance(layer, Attention) and can_fuse(layer):
             setattr(parent, name, PackedAttention(layer, product))
         else:

@@ -52,6 +52,10 @@ void pack(const float* weight, float* packed, long N, long steps) {
             for (long j = 0; j < PANEL; j++) *packed++ = n + j < N ? weight[(n + j) * steps + k] : 0;
 }
 
+void pack_int4(const int8_t* weight, const int8_t* factors, float* packed, long N, long groups) {
+    pack_fours(weight, factors, packed, N, groups);
+}
+
 // Of every row (N, V): its greatest number, and the logarithm of the sum of e^(x - greatest) -> (N, 2)
 void log_sums(const float* x, float* out, long N, long V) {
 #pragma omp parallel for schedule(static)
@@ -72,11 +76,19 @@ void linear_bf16(const bf16* x, const float* packed, const float* bias, bf16* ou
 }
 void linear_int8_fp32(const float* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, float* out,
                       long M, long N, long K) {
-    linear_int8(x, packed, sizes, offsets, bias, out, M, N, K);
+    linear_whole<int8_t>(x, packed, sizes, offsets, bias, out, M, N, K);
 }
 void linear_int8_bf16(const bf16* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, bf16* out,
                       long M, long N, long K) {
-    linear_int8(x, packed, sizes, offsets, bias, out, M, N, K);
+    linear_whole<int8_t>(x, packed, sizes, offsets, bias, out, M, N, K);
+}
+void linear_int4_fp32(const float* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, float* out,
+                      long M, long N, long K) {
+    linear_whole<int4>(x, packed, sizes, offsets, bias, out, M, N, K);
+}
+void linear_int4_bf16(const bf16* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, bf16* out,
+                      long M, long N, long K) {
+    linear_whole<int4>(x, packed, sizes, offsets, bias, out, M, N, K);
 }
 
 // Queries (share * rows, T, H, dim) over keys and values in pages -> (share * rows, T, H, v_dim); table (rows, pages) says which

@@ -7,50 +7,16 @@
 #pragma once
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
-#include "tiles.hpp"
+#include "fours.hpp"
 
 namespace {
 
-constexpr long WIDE = PANEL / LANES, LINE = 16;  // vectors of a panel's outputs; numbers of a cache line
-constexpr long ROWS = 6;     // of the input at once, at most
-constexpr long SUMS = REGISTERS / 4 * 3;  // that are kept in registers: the rest is for weights and inputs
+constexpr long LINE = 16;    // numbers of a cache line
 constexpr long STEPS = 256;  // of a panel at once, where there are more rows: 64 KiB, which stay near
 constexpr long BATCH = 192;  // rows that go through all panels before the next ones: their inputs and sums stay near too
-
-// sum + weights * input, of one step
-Floats product(Floats sum, Floats w, float x, float) { return sum + w * x; }
-Floats product(Floats sum, Floats w, float x, bf16) {
-#ifdef __AVX512BF16__
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_ps(x));
-#else
-    uint32_t pair;
-    std::memcpy(&pair, &x, 4);
-    Bits bits = (Bits)w;
-    return sum + (Floats)(bits << 16) * wide(bf16(pair)) + (Floats)(bits & 0xffff0000u) * wide(bf16(pair >> 16));
-#endif
-}
-Floats product(Floats sum, Floats w, float x, int8_t) {  // the bits of whole numbers; the input's are from 1 to 255
-    uint32_t four;
-    std::memcpy(&four, &x, 4);
-#ifdef __AVX512VNNI__
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32(int(four))), "v"(w));  // GCC's own function makes it copy the sums
-    return sum;
-#else
-    // in pairs of 16 bits, whose products and sums are exact
-    const Shorts even = (Shorts)w << 8 >> 8, odd = (Shorts)w >> 8;
-    const auto both = [&](uint32_t x) { return (Shorts)(Ints{} + int(x & 0x00ff00ff)); };
-    return (Floats)((Ints)sum + in_pairs(even, both(four)) + in_pairs(odd, both(four >> 8)));
-#endif
-}
-
-// How many vectors of a panel R rows are multiplied with at once: a power of 2, so many that their sums stay in registers.
-constexpr long at_once(long R) {
-    long some = WIDE;
-    while (some > 1 && some * R > SUMS) some /= 2;
-    return some;
-}
 
 // R rows of x, `stride` steps apart, times some steps of a panel, added to sums (R, 64). Meanwhile as many lines of weights as there
 // are steps come nearer from where `soon` points, if it does.
@@ -101,21 +67,29 @@ void multiply_rows(const float* panel, const float* input, long M, long steps, f
 // finish(n, there) gives what is done with outputs n to n + there of a row.
 template <class T, class Finish>
 void products(const float* input, const float* packed, long M, long N, long steps, Finish finish) {
-    const bool fetch = M > 2 * ROWS;  // with few rows memory is busy anyway, and knows by itself what comes next
+    constexpr bool fours = std::is_same_v<T, int4>;
+    using As = std::conditional_t<fours, int8_t, T>;  // what a panel is multiplied as
+    const bool fetch = M > 2 * ROWS && !fours;  // with few rows memory is busy anyway, and knows by itself what comes next
+    const bool few = fours && M <= ROWS;        // what is unpacked serves only them
     std::vector<float> sums(std::min(M, BATCH) * PANEL);
+    std::vector<Floats> unpacked(fours && !few ? WIDE * steps : 0);
     for (long first = 0; first < M; first += BATCH, input += BATCH * steps) {
         const long rows = std::min(M - first, BATCH), tiles = (rows + TILE - 1) / TILE, high = (rows + tiles - 1) / tiles;
         std::optional<Tiles> registers;
-        if (tiled<T>()) registers.emplace(high, steps);
+        if (tiled<As>() && !few) registers.emplace(high, steps);
 #pragma omp for schedule(static) nowait
         for (long n = 0; n < N; n += PANEL) {
-            const float* panel = packed + n * steps;
+            const float* panel = packed + n / PANEL * (fours ? steps / GROUP * HALVES : PANEL * steps);
+            if constexpr (fours) {
+                if (few) multiply_fours(rows, panel, input, steps, sums.data());
+                else panel = unpack(panel, steps, reinterpret_cast<float*>(unpacked.data()));
+            }
             if (registers)  // all tiles are as high: the last one begins among the rows of the one before
                 for (long m = 0; m < rows; m += high) {
                     const long from = std::min(m, rows - high);
-                    multiply_tiles<T>(panel, input + from * steps, steps, &sums[from * PANEL]);
+                    multiply_tiles<As>(panel, input + from * steps, steps, &sums[from * PANEL]);
                 }
-            else multiply_rows<T>(panel, input, rows, steps, sums.data(), fetch);
+            else if (!few) multiply_rows<As>(panel, input, rows, steps, sums.data(), fetch);
             for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
                 const auto end = finish(n + j, std::min(LANES, N - n - j));
                 for (long m = 0; m < rows; m++) end(first + m, load(&sums[m * PANEL + j]));
@@ -156,15 +130,15 @@ float rounded(const T* x, uint8_t* out, long K) {
     return most / 127 + total(strange);
 }
 
-// As linear, with weights of whole numbers from -127 to 127, an output's times its size; offsets are 128 times their sums.
-template <class T>
-void linear_int8(const T* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, T* out, long M, long N, long K) {
-    const long steps = (K + 3) / 4;
+// As linear, with weights that are whole numbers (int8 or int4), an output's times its size; offsets are 128 times their sums.
+template <class Whole, class T>
+void linear_whole(const T* x, const float* packed, const float* sizes, const int32_t* offsets, const float* bias, T* out, long M, long N, long K) {
+    const long few = std::is_same_v<Whole, int4> ? GROUP : 1, steps = (K + 4 * few - 1) / (4 * few) * few;
     std::vector<float> input(M * steps), units(M);
 #pragma omp parallel for schedule(static) if (M > ROWS)
     for (long m = 0; m < M; m++) units[m] = rounded(x + m * K, reinterpret_cast<uint8_t*>(&input[m * steps]), K);
 #pragma omp parallel
-    products<int8_t>(input.data(), packed, M, N, steps, [&](long n, long there) {
+    products<Whole>(input.data(), packed, M, N, steps, [&](long n, long there) {
         const Floats size = load(sizes + n, there), more = bias ? load(bias + n, there) : Floats{};
         const Ints offset = (Ints)load(reinterpret_cast<const float*>(offsets) + n, there);
         return [=, &units](long m, Floats sum) {

@@ -9,7 +9,7 @@ namespace {
 
 enum What : int64_t { NORM, ROUND, ANGLES, HEADS, PRODUCT, ATTEND };  // those up to HEADS concern each row by itself
 enum Norm : int64_t { LAYER, RMS };
-enum Kept : int64_t { FP32, BF16, INT8 };
+enum Kept : int64_t { FP32, BF16, INT8, INT4 };
 enum Joins : int64_t { ALONE, ADDED, MULTIPLIED };
 
 // Rows lie in a room, those of one kind together; places are in numbers a row from its beginning.
@@ -123,7 +123,7 @@ void of_row(const Op& op, Call& call, float* room, long m) {
         case ANGLES: return angles_of(out, op, call.pos[m]);
         case HEADS: return call.bf16 ? heads_of<bf16>(out, with, op, call, m) : heads_of<float>(out, with, op, call, m);
         case ROUND:
-            if (op.way == INT8) {  // the sizes of 1 lie behind all rows
+            if (op.way >= INT8) {  // the sizes of 1 lie behind all rows
                 room[(op.out + op.width) * M + m] = rounded(in, reinterpret_cast<uint8_t*>(out), op.inner);
                 return;
             }
@@ -142,7 +142,7 @@ void product_of(const Op& op, const Call& call, float* room) {
         const Floats more = bias ? load(bias + n, there) : Floats{}, size = sizes ? load(sizes + n, there) : Floats{};
         const Ints offset = offsets ? (Ints)load(offsets + n, there) : Ints{};
         return [=, &op](long m, Floats sum) {
-            if (op.way == INT8) sum = __builtin_convertvector((Ints)sum - offset, Floats) * (size * units[m]);
+            if (op.way >= INT8) sum = __builtin_convertvector((Ints)sum - offset, Floats) * (size * units[m]);
             Floats y = activated(sum + more, op.activation, float(op.number));
             if (op.joins == ADDED) y += load(with + m * N + n, there);
             if (op.joins == MULTIPLIED) y *= load(with + m * N + n, there);
@@ -152,7 +152,8 @@ void product_of(const Op& op, const Call& call, float* room) {
     switch (op.way) {
         case FP32: return products<float>(in, packed, M, N, op.inner, finish);
         case BF16: return products<bf16>(in, packed, M, N, op.inner, finish);
-        default: return products<int8_t>(in, packed, M, N, op.inner, finish);
+        case INT8: return products<int8_t>(in, packed, M, N, op.inner, finish);
+        default: return products<int4>(in, packed, M, N, op.inner, finish);
     }
 }
 

@@ -1,0 +1,73 @@
+"""Weights of 4 bits: an eighth of the bytes of fp32, multiplied as the whole numbers of 8 bits that they stand for."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.fast.large_pages import in_large_pages
+from polyhead.fast.linear import PANEL
+from polyhead.fast.native import kernels
+from polyhead.fast.whole import MOST, whole_product
+
+GROUP = 32  # inputs of an output that share a factor
+LEAST, GREATEST = -8, 7  # of what 4 bits hold
+FACTORS = MOST // -LEAST  # the greatest factor: products fit into 8 bits
+TRIED = -1, 0, 1  # beside the factor by which the largest weight of a group becomes -8
+AT_ONCE = 2**18  # numbers that are rounded together: they stay near
+
+
+def int4_product(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """x W^T + b in whole numbers, W rounded to 4 bits and x to 8."""
+    return whole_product(Int4(weight), bias)
+
+
+class Int4:
+    """A matrix (N, K) rounded twice: each row to whole numbers of 8 bits, and 32 of those at a time to 4 bits times a factor.
+
+    The factor is a whole number too, so that all sums of products are (QServe: Lin et al., 2024, sec. 4.1, progressive
+    quantization); of three it is the one that leaves the least squared error, and its sign lets the largest weight
+    of the 32 be -8, of which there is no opposite (as in llama.cpp's Q4_0).
+    """
+
+    dtype = "int4"
+
+    def __init__(self, weight: Tensor) -> None:
+        weight = weight.detach().float()
+        rows, inputs = weight.shape
+        size = weight.abs().amax(1, keepdim=True) / MOST
+        self.sizes = size[:, 0]
+        groups = -(-inputs // GROUP)
+        self.steps = groups * GROUP // 4
+        self.fours = torch.empty(rows, groups, GROUP, dtype=torch.int8)
+        self.factors = torch.empty(rows, groups, 1, dtype=torch.int8)
+        for some in torch.arange(rows).split(max(1, AT_ONCE // inputs)):
+            here = slice(int(some[0]), int(some[-1]) + 1)
+            whole = F.pad((weight[here] / size[here]).nan_to_num(), (0, -inputs % GROUP))
+            self.fours[here], self.factors[here] = in_fours(whole.unflatten(1, (groups, GROUP)))
+        self.numbers = (self.fours * self.factors).flatten(1)[:, :inputs]
+
+    def panels(self) -> Tensor:
+        """What the kernel reads: two numbers a byte, and the factors of 64 rows behind each group of those."""
+        found, (rows, groups, _) = kernels(), self.fours.shape
+        assert found is not None, "there is no kernel"
+        panels = in_large_pages(-(-rows // PANEL) * PANEL * groups * (GROUP // 2 + 1) // 4)
+        found.pack_int4(self.fours.data_ptr(), self.factors.data_ptr(), panels.data_ptr(), rows, groups)
+        return panels
+
+
+def in_fours(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups (..., 32) of numbers from -127 to 127 as numbers of 4 bits, and the factor (..., 1): x is about their product."""
+    low, high = x.aminmax(dim=-1, keepdim=True)
+    nearest = torch.maximum(high, -low).div(-LEAST).ceil()
+    factors = [(nearest + more).clamp(1, FACTORS).copysign(low + high).neg() for more in TRIED]
+    off = torch.stack(
+        [torch.linalg.vector_norm(_fours(x, one).mul_(one).sub_(x), dim=-1, keepdim=True) for one in factors]
+    )
+    factor = torch.stack(factors).gather(0, off.argmin(0, keepdim=True))[0]
+    return _fours(x, factor).to(torch.int8), factor.to(torch.int8)
+
+
+def _fours(x: Tensor, factor: Tensor) -> Tensor:
+    return (x / factor).round_().clamp_(LEAST, GREATEST)
