@@ -16,6 +16,7 @@ from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models import build
+from polyhead.nn.init import Undrawn
 from polyhead.nn.place import device_of
 from polyhead.recipe import load_recipe
 from polyhead.run import Run
@@ -80,7 +81,8 @@ def load(
 def _own(directory: Path) -> Run:
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory)
-    model = build(config)
+    with Undrawn():
+        model = build(config)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
     run = Run(model, tokenizer, read_generation(directory), recipe)

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from polyhead.fast.large_pages import in_large_pages
 from polyhead.fast.linear import PANEL
 from polyhead.fast.native import kernels
-from polyhead.fast.whole import MOST, whole_product
+from polyhead.fast.whole import MOST, in_sizes, some_rows, whole_product
 
 GROUP = 32  # inputs of an output that share a factor
 LEAST, GREATEST = -8, 7  # of what 4 bits hold
 FACTORS = MOST // -LEAST  # the greatest factor: products fit into 8 bits
 TRIED = -1, 0, 1  # beside the factor by which the largest weight of a group becomes -8
-AT_ONCE = 2**18  # numbers that are rounded together: they stay near
 
 
 def int4_product(weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -34,18 +33,18 @@ class Int4:
     dtype = "int4"
 
     def __init__(self, weight: Tensor) -> None:
-        weight = weight.detach().float()
         rows, inputs = weight.shape
-        size = weight.abs().amax(1, keepdim=True) / MOST
-        self.sizes = size[:, 0]
         groups = -(-inputs // GROUP)
         self.steps = groups * GROUP // 4
+        self.sizes = torch.empty(rows)
         self.fours = torch.empty(rows, groups, GROUP, dtype=torch.int8)
         self.factors = torch.empty(rows, groups, 1, dtype=torch.int8)
-        for some in torch.arange(rows).split(max(1, AT_ONCE // inputs)):
-            here = slice(int(some[0]), int(some[-1]) + 1)
-            whole = F.pad((weight[here] / size[here]).nan_to_num(), (0, -inputs % GROUP))
-            self.fours[here], self.factors[here] = in_fours(whole.unflatten(1, (groups, GROUP)))
+        for few in some_rows(weight):
+            x = weight.detach()[few].float()
+            self.sizes[few] = x.abs().amax(1) / MOST
+            whole = in_sizes(x, self.sizes[few, None])
+            whole = F.pad(whole, (0, -inputs % GROUP)) if inputs % GROUP else whole
+            self.fours[few], self.factors[few] = in_fours(whole.unflatten(1, (groups, GROUP)))
         self.numbers = (self.fours * self.factors).flatten(1)[:, :inputs]
 
     def panels(self) -> Tensor:
@@ -62,10 +61,10 @@ def in_fours(x: Tensor) -> tuple[Tensor, Tensor]:
     low, high = x.aminmax(dim=-1, keepdim=True)
     nearest = torch.maximum(high, -low).div(-LEAST).ceil()
     factors = [(nearest + more).clamp(1, FACTORS).copysign(low + high).neg() for more in TRIED]
-    off = torch.stack(
-        [torch.linalg.vector_norm(_fours(x, one).mul_(one).sub_(x), dim=-1, keepdim=True) for one in factors]
-    )
-    factor = torch.stack(factors).gather(0, off.argmin(0, keepdim=True))[0]
+    factor, least = factors[0], torch.inf
+    for one in factors:
+        off = torch.linalg.vector_norm(_fours(x, one).mul_(one).sub_(x), dim=-1, keepdim=True)
+        factor, least = torch.where(off < least, one, factor), torch.minimum(off, torch.as_tensor(least))
     return _fours(x, factor).to(torch.int8), factor.to(torch.int8)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.fast.large_pages import in_large_pages
 from polyhead.fast.linear import PANEL
 from polyhead.fast.native import kernels
-from polyhead.fast.whole import rounded, whole_product
+from polyhead.fast.whole import rounded, some_rows, whole_product
 
 
 def int8_product(weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -25,8 +26,10 @@ class Int8:
     dtype = "int8"
 
     def __init__(self, weight: Tensor) -> None:
-        self.numbers, size = rounded(weight.detach().float())
-        self.sizes = size[:, 0]
+        self.numbers, self.sizes = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+        for few in some_rows(weight):
+            self.numbers[few], size = rounded(weight.detach()[few].float())
+            self.sizes[few] = size[:, 0]
         self.steps = -(-weight.size(1) // 4)
 
     def panels(self) -> Tensor:

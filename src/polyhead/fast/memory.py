@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from contextlib import suppress
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST = 2**25  # bytes: glibc takes no more as the least size of what it maps from the system
@@ -17,6 +18,12 @@ def machine_memory() -> int:
     """Bytes of memory of this machine, 0 where it cannot be asked."""
     known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
+
+
+def give_back() -> None:
+    """Hand to the system what was freed in between of what is still held, as much as was freed when a model became smaller."""
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def tune_memory() -> None:

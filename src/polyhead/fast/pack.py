@@ -11,6 +11,7 @@ from polyhead.fast.attention import PackedAttention, can_fuse
 from polyhead.fast.int4 import int4_product
 from polyhead.fast.int8 import int8_product
 from polyhead.fast.linear import Product, product
+from polyhead.fast.memory import give_back
 from polyhead.fast.native import SUFFIX, kernels
 from polyhead.fast.operations import Unknown
 from polyhead.fast.step import PackedStack
@@ -39,6 +40,7 @@ def packed(model: nn.Module, way: Product = product) -> nn.Module:
         _pack(model, way)
         for part in model.modules():
             _lighten(part)
+        give_back()
     return model
 
 

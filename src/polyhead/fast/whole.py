@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from polyhead.fast.linear import PANEL
 from polyhead.fast.native import SUFFIX, kernels
 
+AT_ONCE = 2**17  # weights that are rounded together: they stay near
 MOST = 127  # the greatest whole number; -128 is not used, so that there are as many below 0 as above
 
 
@@ -28,8 +30,21 @@ class Rounded(Protocol):
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (..., K) as whole numbers from -127 to 127, and the size (..., 1) of 1: x is about their product."""
-    size = x.abs().amax(-1, keepdim=True) / MOST
-    return (x / size).nan_to_num().round().to(torch.int8), size
+    low, high = x.aminmax(dim=-1, keepdim=True)
+    size = torch.maximum(high, -low) / MOST
+    return in_sizes(x, size).round_().to(torch.int8), size
+
+
+def in_sizes(x: Tensor, size: Tensor) -> Tensor:
+    """x / size, and 0 where that is no number."""
+    quotient = x / torch.where(size == 0, 1, size)
+    return quotient if size.isfinite().all() else quotient.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def some_rows(x: Tensor) -> Iterator[slice]:
+    """The rows of a matrix, a few at a time."""
+    few = max(1, AT_ONCE // max(1, x.size(1)))
+    return (slice(first, first + few) for first in range(0, len(x), few))
 
 
 def whole_product(weight: Rounded, bias: Tensor | None) -> WholeLinear | PlainWholeLinear:
@@ -48,7 +63,8 @@ class WholeLinear(nn.Module):
         more = -self.width % PANEL
         self.sizes = F.pad(weight.sizes, (0, more))
         # kernels read x without a sign, by 128 too large
-        self.offsets = F.pad(128 * weight.numbers.sum(1, dtype=torch.int32), (0, more))
+        few = (weight.numbers[rows].int().sum(1, dtype=torch.int32) for rows in some_rows(weight.numbers))
+        self.offsets = F.pad(128 * torch.cat([*few]), (0, more))
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self.at = (
             self.panels.data_ptr(),

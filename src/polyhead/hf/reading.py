@@ -26,6 +26,7 @@ from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
 from polyhead.models import Embedder
 from polyhead.models.build import Model, model_class
+from polyhead.nn.init import Undrawn
 from polyhead.nn.weights import weights
 from polyhead.text.files import FILE as TOKENIZER
 from polyhead.text.tokenizer import Tokenizer
@@ -131,7 +132,8 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     }
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory)
-    model = model_class(config)(config)
+    with Undrawn():
+        model = model_class(config)(config)
     ours = weights(model)
     with torch.no_grad():
         for row in rows(table, ours, config):
