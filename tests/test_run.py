@@ -64,6 +64,12 @@ def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
     )
 
 
+def test_nothing_is_drawn_for_weights_that_are_read(saved: Path) -> None:
+    before = torch.get_rng_state()
+    ph.load(saved)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_is_saved_is_loaded(saved: Path) -> None:
     ours, theirs = run(), ph.load(saved)
     assert theirs.config == ours.config

@@ -10,7 +10,7 @@ import torch
 
 from polyhead.calls import told
 from polyhead.errors import UserError, nearest, show, unknown
-from polyhead.fast.pack import WHOLE, packed, product_of
+from polyhead.fast.pack import WHOLE, packed, product_of, rounded_anyway
 from polyhead.generate.shortlist import Shortlist
 from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
@@ -18,6 +18,7 @@ from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models import build
 from polyhead.nn.init import Undrawn
 from polyhead.nn.place import device_of
+from polyhead.nn.weights import settled
 from polyhead.recipe import load_recipe
 from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
@@ -72,7 +73,11 @@ def load(
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = Run(*open_checkpoint(directory)) if published else _own(directory)
-    run.model = run.model.to(place, DTYPES[dtype]).eval()
+    if published:  # what is rounded stays where the file has it: a large model would find no room in fp32
+        settled(run.model, DTYPES[dtype], rounded_anyway(run.model) if dtype in WHOLE else ())
+    if dtype not in WHOLE:
+        run.model = run.model.to(place, DTYPES[dtype])
+    run.model.eval()
     if fast or dtype in WHOLE:
         packed(run.model, product_of(dtype))
     return run

@@ -61,12 +61,16 @@ def in_fours(x: Tensor) -> tuple[Tensor, Tensor]:
     low, high = x.aminmax(dim=-1, keepdim=True)
     nearest = torch.maximum(high, -low).div(-LEAST).ceil()
     factors = [(nearest + more).clamp(1, FACTORS).copysign(low + high).neg() for more in TRIED]
-    factor, least = factors[0], torch.inf
-    for one in factors:
-        off = torch.linalg.vector_norm(_fours(x, one).mul_(one).sub_(x), dim=-1, keepdim=True)
-        factor, least = torch.where(off < least, one, factor), torch.minimum(off, torch.as_tensor(least))
+    factor, least = factors[0], _off(x, factors[0])
+    for one in factors[1:]:
+        off = _off(x, one)
+        factor, least = torch.where(off < least, one, factor), torch.minimum(off, least)
     return _fours(x, factor).to(torch.int8), factor.to(torch.int8)
 
 
 def _fours(x: Tensor, factor: Tensor) -> Tensor:
     return (x / factor).round_().clamp_(LEAST, GREATEST)
+
+
+def _off(x: Tensor, factor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(_fours(x, factor).mul_(factor).sub_(x), dim=-1, keepdim=True)

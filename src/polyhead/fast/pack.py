@@ -55,6 +55,17 @@ def dtype_of(model: nn.Module) -> str:
     return min(rounded, default=str(next(model.parameters()).dtype).removeprefix("torch."))
 
 
+def rounded_anyway(model: nn.Module) -> set[int]:
+    """The ids of weights that packing rounds to whole numbers, of whatever type they are until then."""
+    linear, others = set[int](), set[int]()
+    for part in model.modules():
+        held = linear if type(part) is nn.Linear else others
+        held |= {
+            id(x) for name, x in part.named_parameters(recurse=False) if name == "weight" or held is others
+        }
+    return linear - others
+
+
 def can_pack() -> bool:
     """Whether this build of torch has oneDNN's packed linear product."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -27,7 +27,7 @@ from polyhead.hf.tokens import open_tokenizer
 from polyhead.models import Embedder
 from polyhead.models.build import Model, model_class
 from polyhead.nn.init import Undrawn
-from polyhead.nn.weights import weights
+from polyhead.nn.weights import settled, weights
 from polyhead.text.files import FILE as TOKENIZER
 from polyhead.text.tokenizer import Tokenizer
 
@@ -73,13 +73,14 @@ def open_checkpoint(directory: Path) -> Opened:
     """Model, tokenizer and settings of decoding; every way in which they cannot be read is a UserError of one line.
 
     A directory of an adapter stands for the checkpoint that it changes, with a tokenizer of its own where it has one.
+    The model is that of ``mapped_model``.
     """
     adapter = open_adapter(directory) if is_adapter(directory) else None
     own, directory = directory, adapter.base if adapter else directory
     speaks = own if inside(own, TOKENIZER) else directory
     config, generation = _config(directory), read_json(directory, "generation_config.json")
     where = directory / ("config.json" if generation is None else "generation_config.json")
-    model = open_model(directory, adapter)
+    model = mapped_model(directory, adapter)
     tokenizer = open_tokenizer(speaks, config, generation or {}, model.config.vocab_size)
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
@@ -97,6 +98,11 @@ def open_checkpoint(directory: Path) -> Opened:
 
 def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     """The model alone, fp32 whatever the files have."""
+    return settled(mapped_model(directory, adapter))
+
+
+def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
+    """The model alone, with weights that are what the files have, and still lie there: they take no memory, and must stay as they are."""
     given = _config(directory)
     where = directory / "config.json"
     kind = given.get("model_type")
@@ -135,11 +141,9 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
     with Undrawn():
         model = model_class(config)(config)
     ours = weights(model)
-    with torch.no_grad():
-        for row in rows(table, ours, config):
-            entry = found[row.theirs]
-            for name, tensor in pieces(row, entry.tensor(), ours):
-                ours[name].copy_(tensor)
+    for row in rows(table, ours, config):
+        for name, tensor in pieces(row, found[row.theirs].tensor(), ours):
+            ours[name].data = tensor.expand_as(ours[name])
     return model.eval()
 
 

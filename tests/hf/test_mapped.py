@@ -1,0 +1,94 @@
+"""Weights that are rounded where they lie in the file, against the same rounded from a model in fp32, for all families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.hf import test_encoders, test_families, test_seq2seq
+from tests.hf.conftest import VOCABULARY, make
+
+import polyhead as ph
+from polyhead.fast.pack import dtype_of, packed, product_of, rounded_anyway
+from polyhead.hf.reading import mapped_model, open_model
+from polyhead.nn.weights import weights
+
+DECODERS = [pytest.param(cases[0], id=name) for name, cases in test_families.CASES.items()]
+ENCODERS = [pytest.param(cases[0], id=name) for name, cases in test_encoders.CASES.items()]
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+
+
+def halved(directory: Path, dtype: torch.dtype) -> None:
+    """The same files with weights of that type."""
+    path = directory / "model.safetensors"
+    save_file({name: x.to(dtype) for name, x in load_file(path).items()}, path, {"format": "pt"})
+
+
+def check(directory: Path, kind: str, *inputs: torch.Tensor) -> None:
+    """What load makes of the files is what fp32 becomes, to the last bit."""
+    found, wanted = ph.load(directory, dtype=kind).model, packed(open_model(directory), product_of(kind))
+    assert dtype_of(found) == kind
+    assert {x.dtype for x in weights(found).values()} == {torch.float32}
+    with torch.inference_mode():
+        assert torch.equal(found(*inputs), wanted(*inputs))
+
+
+@pytest.mark.parametrize("case", DECODERS)
+def test_language_models_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
+    make(tmp_path, case.config, **case.sizes)
+    halved(tmp_path, torch.bfloat16)
+    check(tmp_path, "int4", torch.randint(5, 300, (3, 20)))
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_encoders_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
+    test_encoders.published(case, tmp_path)
+    halved(tmp_path, torch.bfloat16)
+    check(tmp_path, "int8", torch.randint(5, VOCABULARY, (3, 20)))
+
+
+@pytest.mark.parametrize("case", test_seq2seq.FIRST)
+def test_encoder_decoders_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
+    test_seq2seq.published(tmp_path, case)
+    halved(tmp_path, torch.bfloat16)
+    check(tmp_path, "int4", test_seq2seq.ids(3, 20), test_seq2seq.ids(3, 17))
+
+
+@HALVES
+def test_files_of_every_type_are(dtype: torch.dtype, tmp_path: Path) -> None:
+    case = test_families.CASES["gpt2"][0]  # its matrices lie turned round
+    make(tmp_path, case.config, **case.sizes)
+    halved(tmp_path, dtype)
+    check(tmp_path, "int8", torch.randint(5, 300, (3, 20)))
+
+
+def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path) -> None:
+    case = test_families.CASES["llama"][0]
+    make(tmp_path, case.config, **case.sizes)
+    halved(tmp_path, torch.bfloat16)
+    before = torch.get_rng_state()
+    model = mapped_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before), "weights were drawn in vain"
+    assert {x.dtype for x in weights(model).values()} == {torch.bfloat16}
+    later = rounded_anyway(model)
+    named = {name for name, x in weights(model).items() if id(x) in later}
+    assert named == {name for name in weights(model) if name.endswith("_proj.weight")}
+    assert ph.nn.weights.settled(model, but=later) is model
+    assert {name for name, x in weights(model).items() if x.dtype == torch.bfloat16} == named
+
+
+def test_a_model_that_is_read_in_fp32_has_memory_of_its_own(tmp_path: Path) -> None:
+    """What is learned must not be lost, nor change with the file."""
+    case = test_families.CASES["gpt2"][0]
+    make(tmp_path, case.config, **case.sizes)
+    model, path = open_model(tmp_path), tmp_path / "model.safetensors"
+    before = {name: x.clone() for name, x in weights(model).items()}
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.seek(size // 2)
+        file.write(b"\x77" * (size - size // 2))
+    assert all(torch.equal(x, before[name]) for name, x in weights(model).items())
+    assert all(x.is_contiguous() for x in before.values())
