@@ -34,7 +34,8 @@ class Head(nn.Module):
         """Tied to the embedding or with a matrix of its own, as the config says."""
         weight = embedding.weight
         if config.tie_embeddings in ("inputs", "none"):
-            weight = nn.Parameter(torch.empty_like(weight).normal_(std=config.embedding_width**-0.5))
+            weight = nn.Parameter(torch.empty_like(weight))
+            nn.init.normal_(weight, std=config.embedding_width**-0.5)
         bias = nn.Parameter(torch.zeros_like(weight[:, 0])) if config.head_bias else None
         scale = 1 / factor_of(config.scale_output, config.embedding_width**0.5)
         return cls(weight, bias, scale, config.logit_softcap)

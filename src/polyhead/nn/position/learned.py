@@ -31,8 +31,8 @@ class Learned(Position):
         if offset < 0:
             raise UserError(f"offset of learned positions counts rows, 0 or more; here it is {offset}")
         self.offset = offset
-        table = torch.empty(shape.max_len + offset, shape.d_model).normal_(std=shape.d_model**-0.5)
-        self.weight = nn.Parameter(table)
+        self.weight = nn.Parameter(torch.empty(shape.max_len + offset, shape.d_model))
+        nn.init.normal_(self.weight, std=shape.d_model**-0.5)
 
     def embed(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C); a position beyond the table is a UserError."""
