@@ -1,13 +1,13 @@
 """Decoding with the same weights: Polyhead against Hugging Face generate, CTranslate2 and llama.cpp, in turns, a process each.
 
-A decoder of GPT-2 small's sizes (gpt2) and an encoder-decoder of base sizes (base), random weights, greedy and beam 5, batch 1
-and 32. Every output has the same length, so only speed differs; the time is that of the whole call, what is read included.
+A decoder of GPT-2 small's sizes (gpt2; gpt2-large is asked for by its name) and an encoder-decoder of base sizes (base), random weights,
+greedy and beam 5, batch 1 and 32. Every output has the same length, so only speed differs; the time is that of the whole call, what is read included.
 
 python benchmarks/decode.py                                     all eight cases
 python benchmarks/decode.py --models gpt2 --batches 1 --beams 1 one of them
 python benchmarks/paging.py steps                               what a step costs with each cache
 
-CTranslate2 and llama.cpp take part where they are installed (pip install ctranslate2 llama-cpp-python); the latter with gpt2, one text
+CTranslate2 and llama.cpp take part where they are installed (pip install ctranslate2 llama-cpp-python); the latter with decoders, one text
 and one beam, in the file that `polyhead export --to gguf` writes.
 """
 
@@ -47,7 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=["gpt2", "base"], default=["gpt2", "base"])
+    parser.add_argument(
+        "--models", nargs="+", choices=["gpt2", "gpt2-large", "base"], default=["gpt2", "base"]
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
@@ -76,7 +78,7 @@ def main() -> None:
         ]
     ]
     for model, batch, beam in product(options.models, options.batches, options.beams):
-        whole = (model, batch, beam) == ("gpt2", 1, 1)
+        whole = model != "base" and (batch, beam) == (1, 1)
         systems = [name for name in options.systems if whole or "llama.cpp" not in name]
         given = vars(options) | {"systems": systems, "model": model, "batch": batch, "beam": beam}
         rows += case(argparse.Namespace(**given))
@@ -111,7 +113,7 @@ def prepare(options: argparse.Namespace) -> tuple[CausalLM | Seq2Seq, Tensor]:
     torch.set_num_threads(options.threads)
     sizes = {} if options.layers is None else {"n_layers": options.layers, "n_decoder_layers": options.layers}
     model = build(
-        preset(options.model, 50_257 if options.model == "gpt2" else 10_000, **sizes), seed=1
+        preset(options.model, 10_000 if options.model == "base" else 50_257, **sizes), seed=1
     ).eval()
     assert isinstance(model, CausalLM | Seq2Seq)
     with torch.no_grad():  # CTranslate2's Marian begins with a vector of zeros instead

@@ -65,6 +65,8 @@ def try_layers(config: ModelSection) -> None:
     """Build them; what does not go together, or is of no use to any of them, is a UserError."""
     import torch
 
+    from polyhead.nn.init import Undrawn
+
     sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
     turns = config.pattern or (LayerParts(),)
     deaf = False  # whether a layer attends without the common position
@@ -73,7 +75,7 @@ def try_layers(config: ModelSection) -> None:
     idle = {
         (i, name) for i, parts in enumerate(turns) for name, choice in parts if choice and name != "block"
     }
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         for causal, cross in sides:
             common = config.common_position(causal)
             for i, parts in enumerate(turns):

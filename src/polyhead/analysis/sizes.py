@@ -12,6 +12,7 @@ from polyhead.config import ModelConfig
 from polyhead.models import preset
 from polyhead.models.build import model_class
 from polyhead.nn.feed_forward.mixture import Experts
+from polyhead.nn.init import Undrawn
 from polyhead.presets import PUBLISHED
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -79,7 +80,7 @@ def active(config: ModelConfig) -> int:
 
 def hollow(config: ModelConfig) -> nn.Module:
     """The model that a config describes, with no numbers in it."""
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return model_class(config)(config)
 
 

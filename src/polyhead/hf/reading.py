@@ -128,7 +128,7 @@ def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
         maps, held = dense_of(directory, config.d_model)
         config, found = config.model_copy(update={"dense": tuple(maps)}), {**found, **held}
     table = (*family.rows(model_class(config).__name__), *dense_rows(config))
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         ours = weights(model_class(config)(config))
     wanted = joined(table, ours, config)
     found = {

@@ -23,7 +23,10 @@ DRAWS = ("uniform_", "normal_", "kaiming_uniform_", "xavier_uniform_", "orthogon
 
 
 class Undrawn(TorchFunctionMode):
-    """Within it parameters are made and never drawn: of a model whose weights are all read, that would be most of the time."""
+    """Within it parameters are made and not drawn: those of a model whose weights are all read, or that has no memory.
+
+    There to draw them is most of the time, and torch imports its compiler for it (a second).
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None

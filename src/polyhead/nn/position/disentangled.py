@@ -64,7 +64,8 @@ class Disentangled(Position):
             )
         self.span, self.max_distance, self.terms = span, max_distance, terms
         self.products = 3 if terms == "both" else 2
-        self.weight = nn.Parameter(torch.empty(2 * span, shape.d_model).normal_(std=shape.d_model**-0.5))
+        self.weight = nn.Parameter(torch.empty(2 * span, shape.d_model))
+        nn.init.normal_(self.weight, std=shape.d_model**-0.5)
         self.norm = None if norm_eps is None else LayerNorm(shape.d_model, eps=norm_eps)
         self.dropout, self._once = Dropout(dropout), Once()
 

@@ -36,10 +36,11 @@ class Shaw(Position):
         if clip < 1:
             raise UserError(f"clip of shaw is {clip}; it is the largest distance told apart, so at least 1")
         self.clip, self.adds_values, self._once = clip, values, Once()
-        self.key = nn.Parameter(torch.empty(2 * clip + 1, shape.head_dim).normal_(std=shape.head_dim**-0.5))
+        self.key = nn.Parameter(torch.empty(2 * clip + 1, shape.head_dim))
+        nn.init.normal_(self.key, std=shape.head_dim**-0.5)
         if values:
-            table = torch.empty(2 * clip + 1, shape.v_head_dim).normal_(std=shape.v_head_dim**-0.5)
-            self.value = nn.Parameter(table)
+            self.value = nn.Parameter(torch.empty(2 * clip + 1, shape.v_head_dim))
+            nn.init.normal_(self.value, std=shape.v_head_dim**-0.5)
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor:
         """q a * scale: (B, H, T, D) over kv -> (B, H, T, S)."""

@@ -47,7 +47,8 @@ class T5(Position):
                 f"apart, so give at least {buckets // 2 + 1}"
             )
         self.buckets, self.max_distance, self.causal, self._once = buckets, max_distance, shape.causal, Once()
-        self.weight = nn.Parameter(torch.empty(buckets, shape.n_heads).normal_(std=shape.d_model**-0.5))
+        self.weight = nn.Parameter(torch.empty(buckets, shape.n_heads))
+        nn.init.normal_(self.weight, std=shape.d_model**-0.5)
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor:
         """(B, H, T, D) over kv -> (1|B, H, T, S)."""
