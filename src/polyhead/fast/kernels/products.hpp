@@ -70,7 +70,7 @@ void products(const float* input, const float* packed, long M, long N, long step
     constexpr bool fours = std::is_same_v<T, int4>;
     using As = std::conditional_t<fours, int8_t, T>;  // what a panel is multiplied as
     const bool fetch = M > 2 * ROWS && !fours;  // with few rows memory is busy anyway, and knows by itself what comes next
-    const bool few = fours && M <= ROWS;        // what is unpacked serves only them
+    const bool few = sizeof(As) == 1 && M <= ROWS;  // their whole numbers are faster by vectors than by tiles, and not worth unpacking
     std::vector<float> sums(std::min(M, BATCH) * PANEL);
     std::vector<Floats> unpacked(fours && !few ? WIDE * steps : 0);
     for (long first = 0; first < M; first += BATCH, input += BATCH * steps) {
@@ -80,16 +80,14 @@ void products(const float* input, const float* packed, long M, long N, long step
 #pragma omp for schedule(static) nowait
         for (long n = 0; n < N; n += PANEL) {
             const float* panel = packed + n / PANEL * (fours ? steps / GROUP * HALVES : PANEL * steps);
-            if constexpr (fours) {
-                if (few) multiply_fours(rows, panel, input, steps, sums.data());
-                else panel = unpack(panel, steps, reinterpret_cast<float*>(unpacked.data()));
-            }
-            if (registers)  // all tiles are as high: the last one begins among the rows of the one before
+            if (fours && !few) panel = unpack(panel, steps, reinterpret_cast<float*>(unpacked.data()));
+            if (fours && few) multiply_fours(rows, panel, input, steps, sums.data());
+            else if (registers)  // all tiles are as high: the last one begins among the rows of the one before
                 for (long m = 0; m < rows; m += high) {
                     const long from = std::min(m, rows - high);
                     multiply_tiles<As>(panel, input + from * steps, steps, &sums[from * PANEL]);
                 }
-            else if (!few) multiply_rows<As>(panel, input, rows, steps, sums.data(), fetch);
+            else multiply_rows<As>(panel, input, rows, steps, sums.data(), fetch);
             for (long j = 0; j < std::min(PANEL, N - n); j += LANES) {
                 const auto end = finish(n + j, std::min(LANES, N - n - j));
                 for (long m = 0; m < rows; m++) end(first + m, load(&sums[m * PANEL + j]));
