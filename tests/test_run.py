@@ -70,6 +70,15 @@ def test_nothing_is_drawn_for_weights_that_are_read(saved: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("how", [{"fast": True}, {"dtype": "int8"}, {"dtype": "bf16", "fast": True}], ids=str)
+def test_what_was_opened_for_inference_alone_is_not_saved_in_pieces(copy: Path, how: dict[str, Any]) -> None:
+    before = (copy / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="cannot be saved"):
+        ph.load(copy, **how).save(copy)
+    assert (copy / "model.safetensors").read_bytes() == before
+    ph.load(copy, dtype="bf16").save(copy)
+
+
 def test_what_is_saved_is_loaded(saved: Path) -> None:
     ours, theirs = run(), ph.load(saved)
     assert theirs.config == ours.config

@@ -15,7 +15,7 @@ from polyhead.generate.shortlist import Shortlist
 from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
-from polyhead.models import build
+from polyhead.models.build import model_class
 from polyhead.nn.init import Undrawn
 from polyhead.nn.place import device_of
 from polyhead.nn.weights import settled
@@ -73,7 +73,9 @@ def load(
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = Run(*open_checkpoint(directory)) if published else _own(directory)
-    if published:  # what is rounded stays where the file has it: a large model would find no room in fp32
+    if (
+        published or dtype in WHOLE
+    ):  # what is rounded stays where the file has it: a large model would find no room in fp32
         settled(run.model, DTYPES[dtype], rounded_anyway(run.model) if dtype in WHOLE else ())
     if dtype not in WHOLE:
         run.model = run.model.to(place, DTYPES[dtype])
@@ -87,7 +89,7 @@ def _own(directory: Path) -> Run:
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory)
     with Undrawn():
-        model = build(config)
+        model = model_class(config)(config)
     recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
     put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
     run = Run(model, tokenizer, read_generation(directory), recipe)

@@ -21,6 +21,7 @@ from polyhead.calls import told_calls
 from polyhead.config import ModelConfig
 from polyhead.data.text import Text
 from polyhead.errors import UserError
+from polyhead.fast.pack import is_packed
 from polyhead.files import replace_file
 from polyhead.generate.chat import Chat, conversation
 from polyhead.generate.decoder import Hypothesis
@@ -279,6 +280,10 @@ class Run:
 
     def save(self, directory: str | Path, facts: str = "") -> None:
         """Write the run as a Hugging Face style directory."""
+        if is_packed(self.model):
+            raise UserError(
+                "a run that was opened for inference alone cannot be saved; load it in fp32 or bf16 and without fast"
+            )
         self.save_description(directory := Path(directory))
         if facts:
             replace_file(directory / "README.md", facts.encode())

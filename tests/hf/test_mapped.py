@@ -31,6 +31,9 @@ def check(directory: Path, kind: str, *inputs: torch.Tensor) -> None:
     """What load makes of the files is what fp32 becomes, to the last bit."""
     found, wanted = ph.load(directory, dtype=kind).model, packed(open_model(directory), product_of(kind))
     assert dtype_of(found) == kind
+    assert not any(type(part) is torch.nn.Linear for part in found.modules()), (
+        "a weight still lies in the file"
+    )
     assert {x.dtype for x in weights(found).values()} == {torch.float32}
     with torch.inference_mode():
         assert torch.equal(found(*inputs), wanted(*inputs))

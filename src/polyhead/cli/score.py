@@ -11,7 +11,7 @@ import typer
 
 from polyhead.cli.answers import answers, output_place
 from polyhead.cli.lines import Counter, chunk_size, lines_or_text, read_lines
-from polyhead.cli.options import Device, Output, With
+from polyhead.cli.options import Device, Dtype, Output, With
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
@@ -33,6 +33,7 @@ def run(
         int, typer.Option(min=1, help="pairs read before the first is answered; 1 in a conversation")
     ] = 512,
     others: With = None,
+    dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
     """Say how likely given translations are, or lines of text by themselves.
@@ -55,7 +56,7 @@ def run(
     from polyhead.analysis.recovered import perplexity_of
     from polyhead.loading import load
 
-    scorer = load([directory, *(others or [])], device=device)
+    scorer = load([directory, *(others or [])], dtype=dtype, device=device)
     alone = scorer.config.kind == "decoder"
     if alone and target is not None:
         raise UserError("this run is a language model: it scores the lines of one file, without translations")

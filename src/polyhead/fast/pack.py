@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyhead.fast.attention import PackedAttention, can_fuse
 from polyhead.fast.int4 import int4_product
 from polyhead.fast.int8 import int8_product
-from polyhead.fast.linear import Product, product
+from polyhead.fast.linear import NativeLinear, PackedLinear, Product, product
 from polyhead.fast.memory import give_back
 from polyhead.fast.native import SUFFIX, kernels
 from polyhead.fast.operations import Unknown
@@ -21,9 +21,6 @@ from polyhead.nn.head import Head
 from polyhead.nn.stack import Stack
 
 WHOLE: dict[str, Product] = {"int8": int8_product, "int4": int4_product}
-HEADS: dict[Product, Product] = {
-    int4_product: int8_product
-}  # what a model says suffers most where its head is rounded
 
 
 def packed(model: nn.Module, way: Product = product) -> nn.Module:
@@ -37,7 +34,9 @@ def packed(model: nn.Module, way: Product = product) -> nn.Module:
     weight = next(model.parameters())
     known = can_pack() or way is not product
     if known and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
-        _pack(model, way)
+        _pack(
+            model, way, int8_product if way is int4_product else way
+        )  # coarse heads cost most of what is lost
         for part in model.modules():
             _lighten(part)
         give_back()
@@ -57,13 +56,16 @@ def dtype_of(model: nn.Module) -> str:
 
 def rounded_anyway(model: nn.Module) -> set[int]:
     """The ids of weights that packing rounds to whole numbers, of whatever type they are until then."""
-    linear, others = set[int](), set[int]()
-    for part in model.modules():
-        held = linear if type(part) is nn.Linear else others
-        held |= {
-            id(x) for name, x in part.named_parameters(recurse=False) if name == "weight" or held is others
-        }
-    return linear - others
+    parts = [*model.modules()]
+    rounded = {id(part.weight) for part in parts if type(part) is nn.Linear}
+    read = {id(x) for part in parts if type(part) is not nn.Linear for x in part.parameters(recurse=False)}
+    return rounded - read
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether weights lie as kernels read them, and no longer as they can be saved."""
+    kinds = NativeLinear, PackedLinear, WholeLinear, PlainWholeLinear, PackedHead
+    return any(isinstance(part, kinds) for part in model.modules())
 
 
 def can_pack() -> bool:
@@ -71,16 +73,16 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
-def _pack(parent: nn.Module, product: Product) -> None:
+def _pack(parent: nn.Module, product: Product, of_head: Product) -> None:
     for name, layer in list(parent.named_children()):
         if type(layer) is nn.Linear:  # not a router, whose scores stay exact
             setattr(parent, name, product(layer.weight, layer.bias))
         elif isinstance(layer, Head):
-            setattr(parent, name, PackedHead(layer, HEADS.get(product, product)))
+            setattr(parent, name, PackedHead(layer, of_head))
         elif isinstance(layer, Attention) and can_fuse(layer):
             setattr(parent, name, PackedAttention(layer, product))
         else:
-            _pack(layer, product)
+            _pack(layer, product, of_head)
             if isinstance(layer, Stack):
                 setattr(parent, name, _stepping(layer))
 

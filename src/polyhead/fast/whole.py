@@ -32,7 +32,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (..., K) as whole numbers from -127 to 127, and the size (..., 1) of 1: x is about their product."""
     low, high = x.aminmax(dim=-1, keepdim=True)
     size = torch.maximum(high, -low) / MOST
-    return in_sizes(x, size).round_().to(torch.int8), size
+    return in_sizes(x, size).round_().clamp_(-MOST, MOST).to(torch.int8), size
 
 
 def in_sizes(x: Tensor, size: Tensor) -> Tensor:

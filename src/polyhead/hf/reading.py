@@ -102,7 +102,10 @@ def open_model(directory: Path, adapter: Adapter | None = None) -> Model:
 
 
 def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
-    """The model alone, with weights that are what the files have, and still lie there: they take no memory, and must stay as they are."""
+    """The model alone, with weights that are what the files have, and still lie there: they take no memory, and must stay as they are.
+
+    Those that an adapter changes are in memory, and so are those whose rows a family has in another order.
+    """
     given = _config(directory)
     where = directory / "config.json"
     kind = given.get("model_type")
@@ -138,7 +141,7 @@ def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
     }
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory)
-    with Undrawn():
+    with torch.device("cpu"), Undrawn():  # where the files are read to, whatever device is the default
         model = model_class(config)(config)
     ours = weights(model)
     for row in rows(table, ours, config):

@@ -19,13 +19,13 @@ from polyhead.nn.stack import Stack
 from polyhead.ranges import Above0
 from polyhead.registry import INIT
 
-DRAWS = ("uniform_", "normal_", "kaiming_uniform_", "xavier_uniform_", "orthogonal_")
+DRAWS = ("uniform_", "normal_", "kaiming_uniform_")
 
 
 class Undrawn(TorchFunctionMode):
     """Within it parameters are made and not drawn: those of a model whose weights are all read, or that has no memory.
 
-    There to draw them is most of the time, and torch imports its compiler for it (a second).
+    Drawing takes most of the time of opening, and where there is no memory torch imports its compiler for it (a second).
     """
 
     def __torch_function__(

@@ -9,7 +9,7 @@
 namespace {
 
 struct int4 {};
-constexpr long GROUP = 8, HALVES = GROUP / 2 * PANEL + PANEL / 4;  // steps that share a number; floats that they and the numbers take
+constexpr long GROUP = 8, GROUP_FLOATS = GROUP / 2 * PANEL + PANEL / 4;  // steps that share a number; floats that they and the numbers take
 
 using Factors = int8_t __attribute__((vector_size(LANES)));
 Ints factors(const float* group, long j) {  // of vector j of the outputs
@@ -28,7 +28,7 @@ void multiply_fours(const float* panel, const float* x, long steps, float* sums)
     constexpr long SOME = at_once(R);
     for (long part = 0; part < WIDE; part += SOME) {
         for (long g = 0; g < steps / GROUP; g++) {
-            const float* group = panel + g * HALVES;
+            const float* group = panel + g * GROUP_FLOATS;
             Floats sum[R][SOME] = {};
             for (long k = 0; k < GROUP / 2; k++)
                 for (long j = 0; j < SOME; j++) {
@@ -70,7 +70,7 @@ Floats eights(Floats weights, Shorts factor) {
 
 // A panel as one of whole numbers of 8 bits, at `out`.
 const float* unpack(const float* panel, long steps, float* out) {
-    for (long g = 0; g < steps / GROUP; g++, panel += HALVES)
+    for (long g = 0; g < steps / GROUP; g++, panel += GROUP_FLOATS)
         for (long j = 0; j < WIDE; j++) {
             const Bits factor = (Bits)factors(panel, j);
             const Shorts twice = (Shorts)((factor & 0xffff) | factor << 16);
@@ -95,7 +95,7 @@ void pack_fours(const int8_t* weight, const int8_t* factor, float* packed, long 
                 for (long j = 0; j < PANEL; j++)
                     for (long i = 0; i < 4; i++) {
                         const int8_t* at = weight + (n + j) * row + (g * GROUP + k) * 4 + i;
-                        *out++ = n + j < N ? int8_t((at[0] & 15) | at[GROUP / 2 * 4] << 4) : 0;
+                        *out++ = n + j < N ? int8_t((at[0] & 15) | at[GROUP / 2 * 4] * 16) : 0;
                     }
             for (long j = 0; j < PANEL; j++) *out++ = n + j < N ? factor[(n + j) * groups + g] : 0;
         }

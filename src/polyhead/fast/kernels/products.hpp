@@ -6,6 +6,7 @@
 // the same order whatever the batch, so its results are the same to the last bit.
 #pragma once
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -72,15 +73,15 @@ void products(const float* input, const float* packed, long M, long N, long step
     const bool fetch = M > 2 * ROWS && !fours;  // with few rows memory is busy anyway, and knows by itself what comes next
     const bool few = sizeof(As) == 1 && M <= ROWS;  // their whole numbers are faster by vectors than by tiles, and not worth unpacking
     std::vector<float> sums(std::min(M, BATCH) * PANEL);
-    std::vector<Floats> unpacked(fours && !few ? WIDE * steps : 0);
+    const std::unique_ptr<Floats[]> unpacked(fours && !few ? new Floats[WIDE * steps] : nullptr);
     for (long first = 0; first < M; first += BATCH, input += BATCH * steps) {
         const long rows = std::min(M - first, BATCH), tiles = (rows + TILE - 1) / TILE, high = (rows + tiles - 1) / tiles;
         std::optional<Tiles> registers;
         if (tiled<As>() && !few) registers.emplace(high, steps);
 #pragma omp for schedule(static) nowait
         for (long n = 0; n < N; n += PANEL) {
-            const float* panel = packed + n / PANEL * (fours ? steps / GROUP * HALVES : PANEL * steps);
-            if (fours && !few) panel = unpack(panel, steps, reinterpret_cast<float*>(unpacked.data()));
+            const float* panel = packed + n / PANEL * (fours ? steps / GROUP * GROUP_FLOATS : PANEL * steps);
+            if (fours && !few) panel = unpack(panel, steps, reinterpret_cast<float*>(unpacked.get()));
             if (fours && few) multiply_fours(rows, panel, input, steps, sums.data());
             else if (registers)  // all tiles are as high: the last one begins among the rows of the one before
                 for (long m = 0; m < rows; m += high) {

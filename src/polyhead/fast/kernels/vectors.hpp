@@ -95,7 +95,7 @@ bool any(Ints x) {
 }
 
 // Sums of two neighbours' products.
-Ints in_pairs(Shorts x, Shorts y) {
+[[maybe_unused]] Ints in_pairs(Shorts x, Shorts y) {
 #if defined(__AVX512BW__)
     return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
