@@ -205,7 +205,7 @@ def trained(options: argparse.Namespace) -> None:
     print(f"{options.run}, beam {beam(run, options)}, {len(sources):,} sentences, {options.threads} threads, {timed}, "
           f"a process each; BLEU {scores[first].signature}")  # fmt: skip
     print(table(rows))
-    for dtype in ("bf16", "int8"):
+    for dtype in ("bf16", "int8", "int4"):
         found = share(*choices(run, ph.load(options.run, dtype=dtype), sources, wanted))
         print(f"likeliest next token after each beginning of the fp32 outputs, {dtype} as fp32: {found}")
 

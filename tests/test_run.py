@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,17 @@ def test_a_run_opens_in_less_precision(saved: Path, dtype: str) -> None:
         dtype_of(ph.load(saved, dtype=dtype).model)
         == {"fp32": "float32", "bf16": "bfloat16", "int8": "int8", "int4": "int4"}[dtype]
     )
+
+
+@pytest.mark.parametrize("position", ["learned", "t5", "shaw", "disentangled"])
+def test_opening_a_run_does_without_the_compiler_of_torch(position: str, tmp_path: Path) -> None:
+    """It takes a second to be imported, and drawing a tensor that has no memory imports it."""
+    run(position=position, tie_embeddings="none").save(saved := tmp_path / "run")
+    script = (
+        "import sys, polyhead as ph; ph.load(sys.argv[1], fast=True); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, saved], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_nothing_is_drawn_for_weights_that_are_read(saved: Path) -> None:

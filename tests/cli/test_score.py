@@ -48,6 +48,10 @@ def test_scores_are_those_of_one_token_after_another(
     assert main([*typed, str(tmp_path / "scores"), "--chunk", "3"]) == 0
     assert capsys.readouterr() == ("", err)
     assert (tmp_path / "scores").read_text() == out
+    assert main([*typed[:-1], "--dtype", "int8"]) == 0
+    rounded = [float(line.split("\t")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert rounded != [float(line.split("\t")[0]) for line in out.splitlines()]
+    assert rounded == pytest.approx([log_prob for log_prob, _ in wanted], rel=0.05)
     assert main([*typed, str(tmp_path / "b")]) == 2
     assert "b is what is read here" in capsys.readouterr().err
 

@@ -143,6 +143,15 @@ def test_nothing_gives_the_bias_and_what_is_not_finite_is_not_hidden(kind, bits)
 
 
 @BITS
+def test_what_is_next_to_nothing_keeps_its_sign(bits):
+    """The size of numbers near the least that there is has few bits itself, and 127 of it may be less than they are."""
+    weight = torch.full((2, 4), 2.6e-43) * torch.tensor([[1.0], [-1.0]])
+    found = bits(weight).numbers
+    assert (found[0] >= 0).all()
+    assert (found[1] <= 0).all()
+
+
+@BITS
 @compiled
 def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(bits):
     x, layer = torch.randn(14, 900), WholeLinear(bits(torch.randn(70, 900)), torch.randn(70))

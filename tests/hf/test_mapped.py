@@ -68,6 +68,21 @@ def test_files_of_every_type_are(dtype: torch.dtype, tmp_path: Path) -> None:
     check(tmp_path, "int8", torch.randint(5, 300, (3, 20)))
 
 
+def test_a_large_model_is_never_whole_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, seen = test_families.CASES["llama"][0], []
+
+    def packing(model: torch.nn.Module, way: Any) -> torch.nn.Module:
+        seen.append({x.dtype for name, x in model.named_parameters() if name.endswith("_proj.weight")})
+        return packed(model, way)
+
+    monkeypatch.setattr("polyhead.loading.packed", packing)
+    make(tmp_path, case.config, **case.sizes)
+    halved(tmp_path, torch.bfloat16)
+    for kind in ("int8", "int4"):
+        ph.load(tmp_path, dtype=kind)
+    assert seen == [{torch.bfloat16}] * 2
+
+
 def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path) -> None:
     case = test_families.CASES["llama"][0]
     make(tmp_path, case.config, **case.sizes)
