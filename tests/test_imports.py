@@ -39,6 +39,7 @@ LAYERS = [
         "calls",
         "dense",
         "hub",
+        "undrawn",
     },
     {"nn", "cache", "text"},
     {"data", "models"},

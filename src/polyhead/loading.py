@@ -16,7 +16,7 @@ from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models.build import model_class
-from polyhead.nn.init import Undrawn
+from polyhead.undrawn import Undrawn
 from polyhead.nn.place import device_of
 from polyhead.nn.weights import settled
 from polyhead.recipe import load_recipe
@@ -73,9 +73,8 @@ def load(
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = Run(*open_checkpoint(directory)) if published else _own(directory)
-    if (
-        published or dtype in WHOLE
-    ):  # what is rounded stays where the file has it: a large model would find no room in fp32
+    # what is rounded stays where the file has it until then: a large model would find no room in fp32
+    if published or dtype in WHOLE:
         settled(run.model, DTYPES[dtype], rounded_anyway(run.model) if dtype in WHOLE else ())
     if dtype not in WHOLE:
         run.model = run.model.to(place, DTYPES[dtype])

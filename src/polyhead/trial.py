@@ -65,7 +65,7 @@ def try_layers(config: ModelSection) -> None:
     """Build them; what does not go together, or is of no use to any of them, is a UserError."""
     import torch
 
-    from polyhead.nn.init import Undrawn
+    from polyhead.undrawn import Undrawn
 
     sides = [(config.kind == "decoder", False), *([(True, True)] if config.kind == "encoder-decoder" else [])]
     turns = config.pattern or (LayerParts(),)

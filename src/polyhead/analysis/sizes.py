@@ -12,7 +12,7 @@ from polyhead.config import ModelConfig
 from polyhead.models import preset
 from polyhead.models.build import model_class
 from polyhead.nn.feed_forward.mixture import Experts
-from polyhead.nn.init import Undrawn
+from polyhead.undrawn import Undrawn
 from polyhead.presets import PUBLISHED
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")

@@ -40,10 +40,8 @@ DTYPES = {
 CLOSE = {KIND.F32: 0.0, KIND.F16: 2**-10, KIND.BF16: 2**-7, KIND.Q8_0: 2**-7, KIND.Q4_0: 2**-3 + 2**-10}
 BLOCK = 32  # numbers of a row that share a factor in int8 and int4
 WHOLE = ("position_embd.weight",)  # matrices that llama.cpp adds, and wants in fp32
-ENDS = (
-    "token_embd.weight",
-    "output.weight",
-)  # of tokens, which have 8 bits where the others have 4, as in our own int4
+# of tokens, which have 8 bits where the others have 4, as in our own int4
+ENDS = ("token_embd.weight", "output.weight")
 
 
 def check(run: Run, dtype: str) -> None:

@@ -34,9 +34,8 @@ def packed(model: nn.Module, way: Product = product) -> nn.Module:
     weight = next(model.parameters())
     known = can_pack() or way is not product
     if known and weight.device.type == "cpu" and not model.training and weight.dtype in SUFFIX:
-        _pack(
-            model, way, int8_product if way is int4_product else way
-        )  # coarse heads cost most of what is lost
+        # of what 4 bits lose most is lost by the head
+        _pack(model, way, int8_product if way is int4_product else way)
         for part in model.modules():
             _lighten(part)
         give_back()

@@ -85,7 +85,7 @@ class WholeLinear(nn.Module):
         x = x.contiguous()
         out = x.new_empty((*x.shape[:-1], end - first))
         panels, sizes, offsets, bias = self.at
-        before = self.panels.nbytes * first // (len(self.sizes))
+        before = self.panels.nbytes * first // len(self.sizes)
         self.run[x.dtype](
             x.data_ptr(), panels + before, sizes + first * 4, offsets + first * 4,
             None if bias is None else bias + first * 4, out.data_ptr(), x.numel() // self.inputs, end - first, self.inputs,
