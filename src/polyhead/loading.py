@@ -10,13 +10,12 @@ import torch
 
 from polyhead.calls import told
 from polyhead.errors import UserError, nearest, show, unknown
-from polyhead.fast.pack import WHOLE, packed, product_of, rounded_anyway
+from polyhead.fast.pack import WHOLE, can_pack, packed, product_of, replaced
 from polyhead.generate.shortlist import Shortlist
 from polyhead.hf.adapters import is_adapter
 from polyhead.hf.hub import fetch, is_name
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models.build import model_class
-from polyhead.undrawn import Undrawn
 from polyhead.nn.place import device_of
 from polyhead.nn.weights import settled
 from polyhead.recipe import load_recipe
@@ -24,6 +23,7 @@ from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.together import together
+from polyhead.undrawn import Undrawn
 
 # of what is not rounded further
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16} | dict.fromkeys(WHOLE, torch.float32)
@@ -73,9 +73,12 @@ def load(
         raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = Run(*open_checkpoint(directory)) if published else _own(directory)
-    # what is rounded stays where the file has it until then: a large model would find no room in fp32
-    if published or dtype in WHOLE:
-        settled(run.model, DTYPES[dtype], rounded_anyway(run.model) if dtype in WHOLE else ())
+    # what packing takes over stays where the file has it until then: for a large model there may be no room beside it
+    if dtype in WHOLE:
+        settled(run.model, but=replaced(run.model))
+    elif published:
+        packs = fast and can_pack() and place.type == "cpu"
+        settled(run.model, DTYPES[dtype], replaced(run.model, DTYPES[dtype]) if packs else ())
     if dtype not in WHOLE:
         run.model = run.model.to(place, DTYPES[dtype])
     run.model.eval()

@@ -12,8 +12,9 @@ from tests.hf import test_encoders, test_families, test_seq2seq
 from tests.hf.conftest import VOCABULARY, make
 
 import polyhead as ph
-from polyhead.fast.pack import dtype_of, packed, product_of, rounded_anyway
+from polyhead.fast.pack import WHOLE, dtype_of, packed, product_of, replaced
 from polyhead.hf.reading import mapped_model, open_model
+from polyhead.loading import DTYPES
 from polyhead.nn.weights import weights
 
 DECODERS = [pytest.param(cases[0], id=name) for name, cases in test_families.CASES.items()]
@@ -29,12 +30,14 @@ def halved(directory: Path, dtype: torch.dtype) -> None:
 
 def check(directory: Path, kind: str, *inputs: torch.Tensor) -> None:
     """What load makes of the files is what fp32 becomes, to the last bit."""
-    found, wanted = ph.load(directory, dtype=kind).model, packed(open_model(directory), product_of(kind))
-    assert dtype_of(found) == kind
+    kept = DTYPES[kind]
+    found = ph.load(directory, dtype=kind, fast=True).model
+    wanted = packed(open_model(directory).to(kept), product_of(kind))
+    assert dtype_of(found) == (kind if kind in WHOLE else str(kept).removeprefix("torch."))
     assert not any(type(part) is torch.nn.Linear for part in found.modules()), (
         "a weight still lies in the file"
     )
-    assert {x.dtype for x in weights(found).values()} == {torch.float32}
+    assert {x.dtype for x in found.parameters()} <= {torch.float32, kept}
     with torch.inference_mode():
         assert torch.equal(found(*inputs), wanted(*inputs))
 
@@ -43,14 +46,16 @@ def check(directory: Path, kind: str, *inputs: torch.Tensor) -> None:
 def test_language_models_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
     make(tmp_path, case.config, **case.sizes)
     halved(tmp_path, torch.bfloat16)
-    check(tmp_path, "int4", torch.randint(5, 300, (3, 20)))
+    for kind in ("int4", "bf16", "fp32"):
+        check(tmp_path, kind, torch.randint(5, 300, (3, 20)))
 
 
 @pytest.mark.parametrize("case", ENCODERS)
 def test_encoders_are_rounded_from_the_file_as_from_fp32(case: Any, tmp_path: Path) -> None:
     test_encoders.published(case, tmp_path)
     halved(tmp_path, torch.bfloat16)
-    check(tmp_path, "int8", torch.randint(5, VOCABULARY, (3, 20)))
+    for kind in ("int8", "bf16"):
+        check(tmp_path, kind, torch.randint(5, VOCABULARY, (3, 20)))
 
 
 @pytest.mark.parametrize("case", test_seq2seq.FIRST)
@@ -65,7 +70,8 @@ def test_files_of_every_type_are(dtype: torch.dtype, tmp_path: Path) -> None:
     case = test_families.CASES["gpt2"][0]  # its matrices lie turned round
     make(tmp_path, case.config, **case.sizes)
     halved(tmp_path, dtype)
-    check(tmp_path, "int8", torch.randint(5, 300, (3, 20)))
+    for kind in ("int8", "bf16", "fp32"):
+        check(tmp_path, kind, torch.randint(5, 300, (3, 20)))
 
 
 def test_a_large_model_is_never_whole_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +97,7 @@ def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path)
     model = mapped_model(tmp_path)
     assert torch.equal(torch.get_rng_state(), before), "weights were drawn in vain"
     assert {x.dtype for x in weights(model).values()} == {torch.bfloat16}
-    later = rounded_anyway(model)
+    later = replaced(model)
     named = {name for name, x in weights(model).items() if id(x) in later}
     assert named == {name for name in weights(model) if name.endswith("_proj.weight")}
     assert ph.nn.weights.settled(model, but=later) is model

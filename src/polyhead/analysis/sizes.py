@@ -12,8 +12,8 @@ from polyhead.config import ModelConfig
 from polyhead.models import preset
 from polyhead.models.build import model_class
 from polyhead.nn.feed_forward.mixture import Experts
-from polyhead.undrawn import Undrawn
 from polyhead.presets import PUBLISHED
+from polyhead.undrawn import Undrawn
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 HEADS = ("head", "out_proj", "transform", "transform_norm", "classifier", "detector", "detector_transform")

@@ -53,12 +53,12 @@ def dtype_of(model: nn.Module) -> str:
     return min(rounded, default=str(next(model.parameters()).dtype).removeprefix("torch."))
 
 
-def rounded_anyway(model: nn.Module) -> set[int]:
-    """The ids of weights that packing rounds to whole numbers, of whatever type they are until then."""
+def replaced(model: nn.Module, dtype: torch.dtype | None = None) -> set[int]:
+    """The ids of weights of that type, or of any, which nothing reads any more when a model is packed."""
     parts = [*model.modules()]
-    rounded = {id(part.weight) for part in parts if type(part) is nn.Linear}
+    linear = (part.weight for part in parts if type(part) is nn.Linear)
     read = {id(x) for part in parts if type(part) is not nn.Linear for x in part.parameters(recurse=False)}
-    return rounded - read
+    return {id(weight) for weight in linear if dtype in (None, weight.dtype)} - read
 
 
 def is_packed(model: nn.Module) -> bool:

@@ -26,10 +26,10 @@ from polyhead.hf.table import joined, pieces, rows
 from polyhead.hf.tokens import open_tokenizer
 from polyhead.models import Embedder
 from polyhead.models.build import Model, model_class
-from polyhead.undrawn import Undrawn
 from polyhead.nn.weights import settled, weights
 from polyhead.text.files import FILE as TOKENIZER
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.undrawn import Undrawn
 
 T = TypeVar("T")
 
