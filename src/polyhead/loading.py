@@ -76,10 +76,10 @@ def load(
     # what packing takes over stays where the file has it until then: for a large model there may be no room beside it
     if dtype in WHOLE:
         settled(run.model, but=replaced(run.model))
-    elif published:
-        packs = fast and can_pack() and place.type == "cpu"
-        settled(run.model, DTYPES[dtype], replaced(run.model, DTYPES[dtype]) if packs else ())
-    if dtype not in WHOLE:
+    else:
+        if published:
+            packs = fast and can_pack() and place.type == "cpu"
+            settled(run.model, DTYPES[dtype], replaced(run.model, DTYPES[dtype]) if packs else ())
         run.model = run.model.to(place, DTYPES[dtype])
     run.model.eval()
     if fast or dtype in WHOLE:
