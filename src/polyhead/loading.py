@@ -77,9 +77,8 @@ def load(
     if dtype in WHOLE:
         settled(run.model, but=replaced(run.model))
     else:
-        if published:
-            packs = fast and can_pack() and place.type == "cpu"
-            settled(run.model, DTYPES[dtype], replaced(run.model, DTYPES[dtype]) if packs else ())
+        packs = fast and can_pack() and place.type == "cpu"
+        settled(run.model, DTYPES[dtype], replaced(run.model, DTYPES[dtype]) if packs else ())
         run.model = run.model.to(place, DTYPES[dtype])
     run.model.eval()
     if fast or dtype in WHOLE:

@@ -92,7 +92,7 @@ def _read_weights(directory: Path) -> tuple[dict[str, Tensor], str | None]:
 def put_weights(
     model: Model, directory: Path, tokenizer: Tokenizer, adapted: AdaptSection | None = None
 ) -> None:
-    """The weights of a run into its model; a UserError lists all names and shapes that do not fit.
+    """The weights of a run into its model, where they still lie in the file; a UserError lists all names and shapes that do not fit.
 
     A run that is not finished may still have its adapters apart: they are added to the weights.
     """
@@ -105,9 +105,8 @@ def put_weights(
         )
     wanted = weights(model)
     expect(found, wanted, f"what was trained in {directory}")
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(found[name])
+    for name, tensor in wanted.items():
+        tensor.data = found[name]
 
 
 def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: GenerationConfig) -> None:

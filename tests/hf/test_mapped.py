@@ -74,19 +74,46 @@ def test_files_of_every_type_are(dtype: torch.dtype, tmp_path: Path) -> None:
         check(tmp_path, kind, torch.randint(5, 300, (3, 20)))
 
 
-def test_a_large_model_is_never_whole_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, seen = test_families.CASES["llama"][0], []
+def in_file(tensor: torch.Tensor, path: Path) -> bool:
+    """Whether its memory is the file itself."""
+    regions = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    ends = [at[0].split("-") for at in regions if at[-1] == str(path)]
+    return any(int(first, 16) <= tensor.data_ptr() < int(last, 16) for first, last in ends)
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_large_model_is_never_twice_in_memory(
+    published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What packing takes over is the file's until then, with fast where it has the type that is wanted."""
+    case, seen = test_families.CASES["llama"][0], {}
 
     def packing(model: torch.nn.Module, way: Any) -> torch.nn.Module:
-        seen.append({x.dtype for name, x in model.named_parameters() if name.endswith("_proj.weight")})
+        projections = [x for name, x in model.named_parameters() if name.endswith("_proj.weight")]
+        seen[kind] = {in_file(x, directory / "model.safetensors") for x in projections}
         return packed(model, way)
 
+    make(tmp_path / "theirs", case.config, **case.sizes)
+    ph.load(tmp_path / "theirs").save(tmp_path / "ours")
+    directory = tmp_path / ("theirs" if published else "ours")
+    stored = "bf16" if published else "fp32"
+    if published:
+        halved(directory, torch.bfloat16)
     monkeypatch.setattr("polyhead.loading.packed", packing)
-    make(tmp_path, case.config, **case.sizes)
-    halved(tmp_path, torch.bfloat16)
-    for kind in ("int8", "int4"):
-        ph.load(tmp_path, dtype=kind)
-    assert seen == [{torch.bfloat16}] * 2
+    for kind in ("int8", "int4", "bf16", "fp32"):
+        ph.load(directory, dtype=kind, fast=True)
+    assert seen == {kind: {kind in (*WHOLE, stored)} for kind in seen}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_run_of_our_own_that_is_not_packed_has_memory_of_its_own(dtype: str, tmp_path: Path) -> None:
+    """What is learned must not be lost, nor change with the file."""
+    case = test_families.CASES["llama"][0]
+    make(tmp_path / "theirs", case.config, **case.sizes)
+    ph.load(tmp_path / "theirs").save(tmp_path / "ours")
+    model = ph.load(tmp_path / "ours", dtype=dtype).model
+    assert not any(in_file(x, tmp_path / "ours" / "model.safetensors") for x in weights(model).values())
+    assert {x.dtype for x in weights(model).values()} == {DTYPES[dtype]}
 
 
 def test_of_a_mapped_model_only_what_is_not_rounded_takes_memory(tmp_path: Path) -> None:
