@@ -6,14 +6,16 @@ import json
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import openai
 import pytest
+from openai.types.responses import ResponseIncludable
 from pydantic import BaseModel
 
 from polyhead.errors import UserError
 from polyhead.generate.chat import conversation
+from polyhead.serve.bodies import INCLUDED
 from polyhead.serve.items import messages
 from polyhead.serve.limits import Limits
 from polyhead.text.chat.tools import tools_of
@@ -454,6 +456,7 @@ def test_what_is_not_given_is_told_as_the_run_has_it() -> None:
         ({"input": "a", "tools": [{"type": "function", "name": "max_tokens"}], "tool_choice": {"type": "function", "name": "max_token"}}, "tool_choice", "did you mean 'max_tokens'"),
         ({"input": TALK, "tools": [{"type": "function", "name": "f", "description": "x" * 3000}]}, "tools", "the conversation with its tools"),
         ({"input": "a", "include": [LOG_PROBS], "beam_size": 2}, "include", "drawn text alone"),
+        ({"input": "a", "include": [LOG_PROBS[:-1]]}, "include", f"did you mean '{LOG_PROBS}'"),
     ],
     ids=lambda one: repr(one)[:60],
 )  # fmt: skip
@@ -510,3 +513,7 @@ def test_the_description_says_what_may_be_sent(live: Any) -> None:
         "include",
     } <= fields.keys()
     assert "responses" in live.ask("/v1/models").json()["data"][0]["polyhead"]["tasks"]
+
+
+def test_all_that_a_client_may_want_told_besides_is_known() -> None:
+    assert set(get_args(INCLUDED)) >= set(get_args(ResponseIncludable))

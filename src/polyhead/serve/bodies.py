@@ -23,6 +23,12 @@ from polyhead.serve.items import Items, NamedChoice, NamedTools
 from polyhead.serve.sizes import FRAME
 
 LOG_PROBS = "message.output_text.logprobs"
+INCLUDED = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+]  # fmt: skip
+"""What OpenAI's clients may want told besides; here there is nothing but the first of them to tell."""
 
 
 class Body(BaseModel):
@@ -152,7 +158,7 @@ class ResponseBody(Drawing):
     instructions: str | None = Field(None, description="what the system says before the input")
     max_output_tokens: int = number(1, 1, "max_tokens", about="longest output, in tokens")
     text: ResponseText = Field(ResponseText(), description="what the output must look like")
-    include: list[str] = Field([], description=f"{LOG_PROBS} tells the log-probability of each token said")
+    include: list[INCLUDED] = Field([], description=f"{LOG_PROBS} tells the log-probability of each token said")
     top_logprobs: int = number(0, 0, most=20, about="with them: and of so many others in its place")
     tools: NamedTools = Field((), description="functions that the answer may call")
     tool_choice: NamedChoice = Field(
