@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor

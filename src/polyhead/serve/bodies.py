@@ -158,7 +158,9 @@ class ResponseBody(Drawing):
     instructions: str | None = Field(None, description="what the system says before the input")
     max_output_tokens: int = number(1, 1, "max_tokens", about="longest output, in tokens")
     text: ResponseText = Field(ResponseText(), description="what the output must look like")
-    include: list[INCLUDED] = Field([], description=f"{LOG_PROBS} tells the log-probability of each token said")
+    include: list[INCLUDED] = Field(
+        [], description=f"{LOG_PROBS} tells the log-probability of each token said"
+    )
     top_logprobs: int = number(0, 0, most=20, about="with them: and of so many others in its place")
     tools: NamedTools = Field((), description="functions that the answer may call")
     tool_choice: NamedChoice = Field(
