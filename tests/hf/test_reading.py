@@ -372,9 +372,15 @@ SCALED = ("Gemma3TextConfig", {**LLAMA, "head_dim": 8, "sliding_window": 4, "num
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
-        (PHI, {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
-         "rope_parameters asks for longrope, which is not built; checkpoints for short texts, such as Phi-3-mini-4k"),
-        (PHI, {"rope_parameters": None, "rope_scaling": {"type": "su"}}, "rope_scaling asks for longrope, which is not built"),
+        (PHI, {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+               "original_max_position_embeddings": 64},
+         "short of rope is [1.0], wanted 4 numbers above 0: one for each pair of features"),
+        (PHI, {"rope_parameters": None, "rope_scaling": {"type": "su"}}, "rope_scaling: short_factor is missing"),
+        (PHI, {"rope_parameters": None, "rope_scaling": {"type": "longrope", "short_factor": "x"}}, "'x', wanted a list of numbers"),
+        (PHI, {"rope_parameters": None, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4,
+                                                         "factor": 5.0}, "original_max_position_embeddings": 64},
+         "rope_scaling: factor is 5.0, wanted 1.0, all that is built"),
+        (PHI, {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope_scaling: type is 'yarn', wanted one of default"),
         (PHI, {"rope_parameters": {"partial_rotary_factor": 0.4}}, "fraction 0.4 of head_dim 8 is 3 features"),
         (NEOX, {"attention_bias": False}, ": the weights do not fit config.json; unused: gpt_neox.layers.0.attention.dense.bias"),
         (OPT, {"_remove_final_layer_norm": True}, "_remove_final_layer_norm is true, wanted false, all that is built"),

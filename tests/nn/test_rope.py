@@ -130,6 +130,31 @@ SCALED = [
 ]
 
 
+@pytest.mark.acceptance("A8")
+@pytest.mark.parametrize(("factor", "length"), [(32.0, 4096), (1.0, 512), (4.0, 7)])
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+@pytest.mark.parametrize("longer", [False, True])
+def test_angles_of_longrope_are_those_of_hugging_face(factor, length, fraction, longer):
+    """Short numbers up to the length of training, long ones where there is room for more."""
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.phi3.modeling_phi3")
+    pairs = int(32 * fraction) // 2
+    short, long = (1 + torch.arange(pairs) / 7).tolist(), (2 + torch.arange(pairs) ** 1.5).tolist()
+    theirs = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long}
+    config = transformers.Phi3Config(
+        hidden_size=64, num_attention_heads=2, max_position_embeddings=int(factor * length),
+        original_max_position_embeddings=length, rope_parameters=theirs | {"partial_rotary_factor": fraction},
+    )  # fmt: skip
+    options = {"scaling": "longrope", "factor": factor, "original_len": length, "short": short, "long": long}
+    shape = Shape.of(64, 2, max_len=length + longer)
+    scheme, embedding = Rope(shape, fraction=fraction, **options), modeling.Phi3RotaryEmbedding(config)
+    q, pos = torch.randn(2, 2, 5, 32), torch.tensor([[0, 1, 2, 3, 4], [5, 2, 3, 0, length - (not longer)]])
+    wanted, _ = modeling.apply_rotary_pos_emb(q, q, *embedding(q, pos))
+    torch.testing.assert_close(scheme.rate, embedding.inv_freq, rtol=1e-6, atol=1e-9)
+    assert scheme.gain == pytest.approx(embedding.attention_scaling, rel=1e-12)
+    torch.testing.assert_close(scheme.rotate(q, pos), wanted, rtol=0, atol=5e-4)
+
+
 def llama(options, theirs, dim, theta):
     """Rope, and that of Llama in Hugging Face Transformers, with a head of the same width."""
     transformers = pytest.importorskip("transformers")
@@ -193,9 +218,26 @@ def test_a_part_of_the_head_turns_as_in_gpt_neox(fraction, scaling):
         ({"theta": 1.0}, "theta of rope is 1.0.* above 1"),
         ({"factor": 2.0}, "factor of rope is 2.0 with scaling 'none'"),
         ({"factor": 0.5, "scaling": "linear"}, "factor of rope is 0.5.* at least 1"),
-        ({"scaling": "yarn", "factor": 2.0}, "original_len of rope is None: scaling 'yarn' wants"),
+        ({"scaling": "yarn", "factor": 2.0}, "original_len of rope is null: scaling 'yarn' wants"),
         ({"scaling": "ntk", "factor": 2.0, "original_len": 9}, "original_len of rope is 9.* 'ntk'"),
         ({"scaling": "yarn", "factor": 2.0, "original_len": 0}, "at least 1; here it is 0"),
+        (
+            {"scaling": "longrope", "original_len": 1, "short": [1.0] * 4, "long": [1.0] * 4},
+            "at least 2; here it is 1",
+        ),
+        (
+            {"scaling": "longrope", "original_len": 9, "long": [1.0] * 4},
+            "short of rope is null: .* a number for each pair",
+        ),
+        ({"long": [1.0] * 4}, r"long of rope is \[1.0.*the others do not read it; here scaling is 'none'"),
+        (
+            {"scaling": "longrope", "original_len": 9, "short": [1.0] * 4, "long": [1.0] * 3},
+            "long of rope .* wanted 4 numbers above 0",
+        ),
+        (
+            {"scaling": "longrope", "original_len": 9, "short": [1.0, 0, 1, 1], "long": [1.0] * 4},
+            "short of rope .* wanted 4 numbers",
+        ),
         ({"scaling": "ntk", "factor": 2.0, "fraction": 0.25}, "use 'linear'"),
         ({"fraction": 0.0}, "above 0 to 1; here it is 0.0"),
         ({"fraction": 0.4}, "0.4 of head_dim 8 is 3 features.* nearest fraction is 0.5"),

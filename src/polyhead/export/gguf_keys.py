@@ -9,7 +9,7 @@ from torch import Tensor
 from polyhead.config import ModelConfig
 from polyhead.export.gguf_archs import Arch, Keys
 from polyhead.hf.pattern import part
-from polyhead.nn.position.scaling import SCALINGS
+from polyhead.nn.position.scaling import SCALINGS, Turns
 
 
 def keys_of(config: ModelConfig, arch: Arch) -> Keys:
@@ -73,11 +73,9 @@ def slower(config: ModelConfig) -> Tensor | None:
     if options is None or options["scaling"] != "llama3":
         return None
     assert config.head_dim is not None
-    plain, _ = SCALINGS["none"](options["theta"], config.head_dim, 1.0, 1)
-    scaled, _ = SCALINGS["llama3"](
-        options["theta"], config.head_dim, options["factor"], options["original_len"]
-    )
-    return plain / scaled
+    turns = Turns(options["theta"], config.head_dim, options["factor"], options["original_len"])
+    scaled, _ = SCALINGS["llama3"](turns)
+    return turns.rates() / scaled
 
 
 def ropes(config: ModelConfig) -> list[dict[str, Any]]:

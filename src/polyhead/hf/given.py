@@ -103,6 +103,16 @@ class Given:
             raise self.wrong(key, "a list of words")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of finite numbers, which must be there."""
+        value = self._take(key, None)
+        if not isinstance(value, list) or not all(
+            isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
+            for x in value
+        ):
+            raise self.wrong(key, "a list of numbers")
+        return [float(x) for x in value]
+
     def bits(self, key: str) -> list[bool]:
         """A list of ones and zeros; empty if not given."""
         value = self._take(key, [])

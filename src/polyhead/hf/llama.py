@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyhead.config import ModelConfig
@@ -12,7 +12,11 @@ from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, GATED, HEAD, LAYER
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import part
 from polyhead.hf.table import both, one
+from polyhead.nn.position.scaling import sharper
 from polyhead.registry import Choice
+
+SCALINGS = ("default", "linear", "yarn", "llama3")
+"""Of rope, in most families."""
 
 
 def common(
@@ -66,41 +70,56 @@ def rope(
     fraction: str | None = None,
     turning: float = 1.0,
     base: float = 10000.0,
+    scalings: Sequence[str] = SCALINGS,
 ) -> dict[str, Any]:
     """The position, from rope_parameters or the older keys of a family: its theta, ``base`` where nothing is said, and its
-    ``fraction`` of features that turn, which is then ``turning``; without such a key they all do."""
+    ``fraction`` of features that turn, which is then ``turning``; without such a key they all do. ``scalings`` are those that
+    the family has."""
     options: dict[str, Any] = {"name": "rope", "theta": given.number(theta, base)}
     if fraction is not None:
         options["fraction"] = given.number(fraction, turning)
     old = given.section("rope_scaling")
     new = given.section("rope_parameters")
     found = old if old and old.values else new  # as the reference, where a file has both
-    return options if found is None else scaled(found, options, max_len)
+    if found is None:
+        return options
+    if given.has("original_max_position_embeddings"):
+        trained = given.size("original_max_position_embeddings")
+        found = Given(found.values | {"original_max_position_embeddings": trained}, found.where)
+    return scaled(found, options, max_len, scalings)
 
 
-def scaled(found: Given, options: dict[str, Any], max_len: int) -> dict[str, Any]:
+def scaled(
+    found: Given, options: dict[str, Any], max_len: int, scalings: Sequence[str] = SCALINGS
+) -> dict[str, Any]:
     """The position with what a section of rope's keys says in place of these options."""
     options["theta"] = found.number("rope_theta", options["theta"])
     key = "rope_type" if found.has("rope_type") or not found.has("type") else "type"
     found.passed("type")
-    scaling = found.word(key, "default", ("default", "linear", "yarn", "llama3"))
+    word = found.word(key, "default", scalings)
+    scaling = {"su": "longrope"}.get(word, word)  # its first name
     if "fraction" in options:
         options["fraction"] = found.number("partial_rotary_factor", options["fraction"])
     else:
         found.only("partial_rotary_factor", 1.0)
+    if scaling in ("yarn", "llama3", "longrope"):
+        options["original_len"] = found.size("original_max_position_embeddings", max_len)
     if scaling == "default":
         found.passed("factor", "original_max_position_embeddings")
     else:
-        options |= {"scaling": scaling, "factor": found.number("factor")}
-    if scaling in ("yarn", "llama3"):
-        options["original_len"] = found.size("original_max_position_embeddings", max_len)
+        longer = max_len / options["original_len"] if scaling == "longrope" else None
+        options |= {"scaling": scaling, "factor": found.number("factor", longer)}
+    if scaling == "longrope":
+        found.only("factor", longer)
+        options |= {"short": found.numbers("short_factor"), "long": found.numbers("long_factor")}
     if scaling == "yarn":
         found.only("beta_fast", 32)
         found.only("beta_slow", 1)
         found.only("truncate", True)
         if not found.has("mscale_all_dim"):
             found.passed("mscale")  # the reference reads both or none
-        gain = 0.1 * math.log(options["factor"]) + 1 if options["factor"] > 0 else 1.0
+    if scaling in ("yarn", "longrope"):
+        gain = sharper(scaling, options["factor"], options["original_len"])
         if not math.isclose(found.number("attention_factor", gain), gain, rel_tol=1e-6):
             raise found.wrong("attention_factor", f"{gain:.6g}, all that is built for this factor")
     if scaling == "llama3":
@@ -133,13 +152,17 @@ def rope_said(options: dict[str, Any]) -> dict[str, Any]:
     """Theta and its scaling in both forms, the one of today and the one that older readers know."""
     theta, scaling = options.get("theta", 10000.0), options.get("scaling", "none")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if scaling in ("linear", "yarn", "llama3"):
+    if scaling in ("linear", "yarn", "llama3", "longrope"):
         parameters |= {"rope_type": scaling, "factor": options["factor"]}
-    if scaling in ("yarn", "llama3"):
+    if scaling in ("yarn", "llama3", "longrope"):
         parameters["original_max_position_embeddings"] = options["original_len"]
+    if scaling == "longrope":
+        parameters |= {"short_factor": options["short"], "long_factor": options["long"]}
     if scaling == "llama3":
         parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     old = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    if scaling == "longrope":  # of which older readers allow three keys
+        old = {"type": scaling, **{key: value for key, value in old.items() if key.endswith("_factor")}}
     return {
         "rope_theta": theta,
         "rope_scaling": None if scaling == "none" else old,

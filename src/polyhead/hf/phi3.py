@@ -5,36 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.errors import UserError
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TIED, attention, common, said
+from polyhead.hf.llama import BUFFERS, TIED, attention, common, rope, said
 from polyhead.hf.table import FUSED, one
 
 
 def read(given: Given) -> dict[str, Any]:
     """config.json -> fields of ModelConfig."""
-    given.passed("embd_pdrop", "original_max_position_embeddings")
+    given.passed(
+        "original_max_position_embeddings", "embd_pdrop", "auto_map"
+    )  # published files name a copy of the code of this very family
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         given.only(key, False)
-    given.passed("auto_map")  # published files name a copy of the code of this very family
-    for key in ("rope_parameters", "rope_scaling"):
-        section = given.section(key)
-        scaling = (
-            "default"
-            if section is None
-            else section.values.get("rope_type", section.values.get("type", "default"))
-        )
-        if scaling in ("longrope", "su", "yarn"):
-            raise UserError(
-                f"{given.where}: {key} asks for longrope, which is not built; checkpoints for short texts, such as "
-                "Phi-3-mini-4k-instruct, do without"
-            )
-        if scaling != "default":
-            raise UserError(f"{given.where}: {key} asks for {scaling!r}, which this family does not have")
-    window = given.size("sliding_window") if given.has("sliding_window") else None
     given.assume(hidden_size=3072)
-    fields = common(given, max_len=4096, eps=1e-5, fraction="partial_rotary_factor")
+    max_len = given.size("max_position_embeddings", 4096)
+    position = rope(given, max_len, fraction="partial_rotary_factor", scalings=("default", "longrope", "su"))
+    fields = common(given, max_len=max_len, eps=1e-5, position=position)
+    # up to there the reference reads texts by the short factors, as a model of this max_len does
+    fields["max_len"] = min(max_len, position.get("original_len", max_len))
+    window = given.size("sliding_window") if given.has("sliding_window") else None
     return (
         fields | attention(given, bias=False, window=window) | {"dropout": given.number("resid_pdrop", 0.0)}
     )
@@ -42,7 +32,11 @@ def read(given: Given) -> dict[str, Any]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig -> config.json."""
-    fields, fraction = said(config), config.position.options.get("fraction", 1.0)
+    options = config.position.options
+    fields, fraction = said(config), options.get("fraction", 1.0)
+    if original := options.get("original_len"):
+        fields["max_position_embeddings"] = round(original * options["factor"])
+        fields["original_max_position_embeddings"] = original
     return fields | {
         "rope_parameters": fields["rope_parameters"] | {"partial_rotary_factor": fraction},
         "partial_rotary_factor": fraction,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Shape
-from polyhead.errors import UserError
+from polyhead.errors import UserError, show
 from polyhead.nn.kv import whole
 from polyhead.nn.position.base import Position
 from polyhead.nn.position.distance import agreed
 from polyhead.nn.position.once import Once
-from polyhead.nn.position.scaling import SCALINGS, Scaling
+from polyhead.nn.position.scaling import SCALINGS, WANTS, Scaling, Turns
 from polyhead.registry import POSITION
 
 Layout = Literal["half", "interleaved"]
@@ -27,7 +27,8 @@ class Rope(Position):
 
     So their product depends on the distance alone. Angles are computed in fp32. ``scaling`` stretches them for texts
     longer than those of training: "linear" all alike (Chen et al., 2023), "ntk" by a larger theta, the fast ones the
-    least, "yarn" the slow ones alone, with sharper scores (Peng et al., 2023), "llama3" those below four turns (Llama 3.1, 2024).
+    least, "yarn" the slow ones alone, with sharper scores (Peng et al., 2023), "llama3" those below four turns (Llama 3.1, 2024),
+    "longrope" each by a number of its own, found by a search (Ding et al., 2024; Phi-3).
 
     Equation: (x_a, x_b) -> (x_a cos iω_j - x_b sin iω_j,  x_b cos iω_j + x_a sin iω_j),  ω_j = theta^(-2j/D)
     Paper: Su et al., 2021, eq. 34
@@ -38,7 +39,9 @@ class Rope(Position):
       fraction: part of the features that turn, the first ones (GPT-NeoX, Phi)
       scaling: how angles are stretched
       factor: how many times longer texts are than those of training
-      original_len: tokens that the model was trained with, for yarn and llama3
+      original_len: tokens that the model was trained with, for yarn, llama3 and longrope
+      short: for longrope, by how much each pair turns more slowly where max_len is original_len at most
+      long: the same where max_len is above it
     """
 
     acts_on = "heads"
@@ -53,6 +56,8 @@ class Rope(Position):
         scaling: Scaling = "none",
         factor: float = 1.0,
         original_len: int | None = None,
+        short: list[float] | None = None,
+        long: list[float] | None = None,
     ) -> None:
         super().__init__(shape)
         self.width = _width(shape, fraction)
@@ -62,17 +67,28 @@ class Rope(Position):
             raise UserError(
                 f"factor of rope is {factor} with scaling {scaling!r}; at least 1, and above 1 with a scaling alone"
             )
-        if (original_len is not None) != (scaling in ("yarn", "llama3")):
+        for name, given in {"original_len": original_len, "short": short, "long": long}.items():
+            those, wants = WANTS[name]
+            if (given is not None) != (scaling in those):
+                raise UserError(
+                    f"{name} of rope is {show(given)}: {wants}, the others do not read it; here scaling is {scaling!r}"
+                )
+        least = 2 if scaling == "longrope" else 1  # its logarithm divides
+        if original_len is not None and original_len < least:
             raise UserError(
-                f"original_len of rope is {original_len}: scaling 'yarn' wants the tokens that the model was trained "
-                f"with, 'llama3' too, the others do not read it; here scaling is {scaling!r}"
+                f"original_len of rope counts tokens, at least {least}; here it is {original_len}"
             )
-        if original_len is not None and original_len < 1:
-            raise UserError(f"original_len of rope counts tokens, at least 1; here it is {original_len}")
+        pairs = self.width // 2
+        for name, slower in {"short": short, "long": long}.items():
+            if slower is not None and (len(slower) != pairs or not all(x > 0 for x in slower)):
+                raise UserError(
+                    f"{name} of rope is {show(slower)}, wanted {pairs} numbers above 0: one for each pair of features"
+                )
         if scaling == "ntk" and self.width == 2:
             raise UserError("scaling 'ntk' leaves the fastest pair alone, and here is no other: use 'linear'")
         self.theta, self.layout, self.scaling = theta, layout, scaling
         self.factor, self.original_len = factor, original_len
+        self.slower = (short if shape.max_len <= (original_len or 0) else long) or ()
         rate, self.gain = self._rates()
         self.register_buffer("rate", rate, persistent=False)
         self.rate: Tensor
@@ -81,7 +97,8 @@ class Rope(Position):
     def _rates(self) -> tuple[Tensor, float]:
         # even for a model that is built on the meta device: there arange costs two seconds
         with torch.device("cpu"):
-            rates, gain = SCALINGS[self.scaling](self.theta, self.width, self.factor, self.original_len or 1)
+            turns = Turns(self.theta, self.width, self.factor, self.original_len or 1, self.slower)
+            rates, gain = SCALINGS[self.scaling](turns)
         return rates.to(torch.get_default_device()), gain
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rope:
