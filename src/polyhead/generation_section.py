@@ -47,7 +47,7 @@ class GenerationConfig(Section):
         1.0, gt=0, description="language models: above 1 against saying things again"
     )
     no_repeat_ngram_size: int = Field(
-        0, ge=0, description="so many tokens in a row never come twice in a text; 0: they may"
+        0, ge=0, description="no n-gram of this length comes twice in a text; 0: no limit"
     )
     batch_tokens: int = Field(4096, gt=0, description="source tokens decoded together")
     cache: Choice | None = Field(

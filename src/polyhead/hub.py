@@ -71,9 +71,7 @@ def _why(error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return (
-            "access to it is granted on its page there; then give your token with `hf auth login` or HF_TOKEN"
-        )
+        return "ask for access on its page there; then give your token with `hf auth login` or HF_TOKEN"
     if isinstance(error, RepositoryNotFoundError):
         return (
             "it has none of that name, or a private one, which wants your token (`hf auth login` or HF_TOKEN)"

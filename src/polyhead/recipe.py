@@ -30,7 +30,9 @@ class TrainConfig(Section):
     optimizer: Choice = Choice("adamw")
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
     schedule: Choice = Choice("inverse_sqrt")
-    clip_norm: float = Field(1.0, ge=0, description="longest gradient; 0 leaves it as it is")
+    clip_norm: float = Field(
+        1.0, ge=0, description="largest norm of the gradient, clipped to it; 0: no clipping"
+    )
     label_smoothing: float | None = Field(
         None,
         ge=0,
@@ -158,11 +160,11 @@ class Recipe(Section):
             none = "has no use for it: leave it out"
             some = "needs one: give its layers, half as many as model.n_layers or fewer"
             raise UserError(
-                f"model.generator puts in tokens for an encoder to tell; task {self.task.name!r} {none if self.model.generator else some}"
+                f"model.generator is for task replaced-tokens, whose encoder tells what it replaced; task {self.task.name!r} {none if self.model.generator else some}"
             )
         if self.distill and not hasattr(task, "scores"):
             raise UserError(
-                f"distill: task {self.task.name!r} asks each model for something else, so none teaches another"
+                f"distill: task {self.task.name!r} has no distillation: each model is asked for something else"
             )
         if self.generation.form and self.model.kind != "decoder":
             raise UserError(

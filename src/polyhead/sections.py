@@ -1,4 +1,4 @@
-"""Sections of a recipe that begin with what was trained before. No torch here."""
+"""What every section of a recipe is, and those that begin with what was trained before. No torch here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ class StartSection(Section):
 class AdaptSection(Section):
     """Low-rank adapters beside maps that stay as they are (Hu et al., 2021); in the end they are added to the weights."""
 
-    rank: int = Field(8, gt=0, description="numbers between A and B; fewer learn less and cost less")
+    rank: int = Field(
+        8,
+        gt=0,
+        description="rank of the adapters, the width between A and B; lower learns less and costs less",
+    )
     alpha: float = Field(16.0, gt=0, description="alpha / rank is the factor on what adapters add")
     dropout: float = Field(0.0, ge=0, lt=1, description="probability, on what adapters read")
     parts: tuple[str, ...] = Field(

@@ -88,7 +88,7 @@ def test_a_long_conversation_goes_on_without_its_beginning(home, monkeypatch, ca
     piped(monkeypatch, "a dog barks .\n" * 20)
     assert main(["chat", str(home / "run")]) == 0
     captured = capsys.readouterr()
-    assert captured.err.count("the oldest of it is no longer read") >= 5
+    assert captured.err.count("the conversation is too long: its oldest messages are no longer read") >= 5
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,10 @@ def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert any(line.startswith("data.test: list[str] | null = null  ") for line in lines)
     assert any(line.startswith("model.position: part = sinusoidal  ") for line in lines)
     assert "start.every: int = 1  of its layers the first and every n-th after; 2 halves the depth" in lines
-    assert "train.adapt.rank: int = 8  numbers between A and B; fewer learn less and cost less" in lines
+    assert (
+        "train.adapt.rank: int = 8  rank of the adapters, the width between A and B; lower learns less and costs less"
+        in lines
+    )
     maybe = {"start": StartSection, "distill": DistillSection}
     sections = [maybe.get(name, field.annotation) for name, field in Recipe.model_fields.items()]
     within = len(AdaptSection.model_fields) - 1  # in the place of train.adapt itself

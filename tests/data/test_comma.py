@@ -84,7 +84,7 @@ def test_rows_of_other_lengths_are_broken_and_empty_ones_blank(tmp_path: Path) -
         ),
         (
             b"text,label,text\none,a,b\n",
-            "has 2 columns named 'text': which is meant cannot be told; rename one",
+            "has 2 columns named 'text': it is not clear which is meant; rename one",
         ),
         (b"text,label\n", "is empty"),
         (b"", "is empty"),

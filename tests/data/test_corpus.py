@@ -306,7 +306,7 @@ def test_there_are_forty_pathologies() -> None:
     (["a.txt"], {"format": "csv"}, "unknown format 'csv'"),
     (["a.tsv"], {"target": 7}, "a.tsv has 2 columns, so there is no column 7"),
     (["a.tsv"], {"source": "eng", "target": 1}, "unknown column of a.tsv 'eng'.* did you mean 'en'.*; without a header, columns are numbers: 0 is"),
-    (["twice.tsv"], {"source": "en", "target": "de"}, "twice.tsv has 2 columns named 'de': which is meant cannot be told; rename one, or give its number"),
+    (["twice.tsv"], {"source": "en", "target": "de"}, "twice.tsv has 2 columns named 'de': it is not clear which is meant; rename one, or give its number"),
     (["a.jsonl"], {}, "a.jsonl has the keys de, en: set source to one of them, got number 0"),
     (["a.jsonl"], {"source": "en", "target": "dee"}, "unknown key of a.jsonl 'dee'.* did you mean 'de'"),
     (["null.jsonl"], {"source": "en", "target": "de"}, "null.jsonl: the key 'en' is null in each of its first 2 lines"),

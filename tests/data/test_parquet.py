@@ -114,7 +114,7 @@ def test_columns_of_one_name_are_told(tmp_path: Path) -> None:
     columns = [pyarrow.array([text]) for text in "abc"]
     write_table(pyarrow.Table.from_arrays(columns, ["text", "other", "text"]), tmp_path / "c.parquet")
     with pytest.raises(
-        UserError, match=r"c\.parquet has 2 columns named 'text': which is meant cannot be told"
+        UserError, match=r"c\.parquet has 2 columns named 'text': it is not clear which is meant"
     ):
         open_text([tmp_path / "c.parquet"], "file", columns=["text"])
 

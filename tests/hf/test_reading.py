@@ -679,5 +679,5 @@ def test_all_that_is_read_is_fetched_from_the_hub(tmp_path: Path) -> None:
         [8.0] * len(json.loads(added)), abs=1e-5
     )  # alpha is 8, the rank 1
     assert none.startswith("it has none of that name")
-    assert gated.startswith("access to it is granted on its page")
+    assert gated.startswith("ask for access on its page")
     assert "closed connection" in broken

@@ -91,14 +91,14 @@ def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -
     found = look([table(tmp_path, "names.jsonl", names)], {"root": tmp_path})
     assert (found.task, found.data["text"], found.labels) == ("classification", "text", 2)
     numbers = [{"text": i, "label": "mf"[i % 2]} for i in range(60)]
-    with pytest.raises(UserError, match="which are meant cannot be told"):
+    with pytest.raises(UserError, match="it is not clear which are meant"):
         look([table(tmp_path, "numbers.jsonl", numbers)], {"root": tmp_path})
 
 
 def test_what_is_said_of_columns_goes_before_what_is_found(tmp_path: Path) -> None:
     three = table(tmp_path, "three.jsonl", [{"a": s, "b": f"{s}.", "c": f"{s}!"} for s in SENTENCES])
     with pytest.raises(
-        UserError, match=r"three.jsonl has the columns a, b, c: which are meant cannot be told; name them"
+        UserError, match=r"three.jsonl has the columns a, b, c: it is not clear which are meant; name them"
     ):
         look([three], {"root": tmp_path})
     assert look([three], {"root": tmp_path, "text": "b"}).task == "language-model"

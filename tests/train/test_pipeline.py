@@ -148,7 +148,7 @@ def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Pa
 
 def test_a_warm_up_that_is_longer_than_the_run_is_told(corpus: Path) -> None:
     """That of the default schedule has 4,000 steps."""
-    told = "the warm-up ({} steps) is more than half of the 9 steps: train.lr comes late or never; train.schedule.warmup sets it"
+    told = "the warm-up ({} steps) is more than half of the 9 steps: train.lr is reached late or never; train.schedule.warmup sets it"
     for schedule, lines in (("inverse_sqrt", [told.format("4,000")]), ({"name": "cosine", "warmup": 4}, [])):
         notes = Notes()
         run_training(small_recipe(corpus, f"warm-{len(lines)}", steps=9, schedule=schedule), report=notes)

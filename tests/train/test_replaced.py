@@ -211,12 +211,12 @@ def test_chance_follows_from_seed_epoch_and_row(place: Path) -> None:  # noqa: F
     [
         (
             {"model": {"generator": 0}},
-            "model.generator puts in tokens for an encoder to tell; task 'replaced-tokens' needs one: give its layers, "
+            "model.generator is for task replaced-tokens, whose encoder tells what it replaced; task 'replaced-tokens' needs one: give its layers, "
             "half as many as model.n_layers or fewer",
         ),
         ({"task": "translation", "model": {"generator": 1}}, "generator puts in tokens that an encoder learns to tell; this is kind='encoder-decoder'"),
         ({"model": {"head": True}}, "head=true scores tokens, which generator does in its place: leave one of them out"),
-        ({"task": "masked-lm"}, "model.generator puts in tokens for an encoder to tell; task 'masked-lm' has no use for it: leave it out"),
+        ({"task": "masked-lm"}, "model.generator is for task replaced-tokens, whose encoder tells what it replaced; task 'masked-lm' has no use for it: leave it out"),
         ({"task": {"name": "replaced-tokens", "mask": 0.0}}, "mask of task 'replaced-tokens' is a share above 0"),
         ({"task": {"name": "replaced-tokens", "weight": -1}}, "weight"),
         ({"train": {"metric": "accuracy"}}, "task 'replaced-tokens' does not measure 'accuracy'; it has loss, f1"),

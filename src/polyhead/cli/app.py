@@ -16,8 +16,8 @@ from polyhead.errors import nearest
 
 # verb -> (its module in this package, what it does)
 VERBS = {
-    "demo": ("demo", "Train a translator in minutes on text that comes along, and judge it."),
-    "recipe": ("recipe", "Write a recipe for your own text: what it holds is looked at."),
+    "demo": ("demo", "Train a translator in minutes on text that is included, and judge it."),
+    "recipe": ("recipe", "Look at your own text, and write a recipe that fits it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
     "plan": ("plan", "Say what a design costs before it is trained: operations, memory, time."),
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
@@ -39,7 +39,7 @@ VERBS = {
     "shortlist": ("shortlist", "Make a translator faster: the tokens that each source word suggests."),
     "sizes": ("sizes", "Count the parameters of a model, part by part."),
     "lab": ("lab", "Measure claims of the literature on this machine."),
-    "env": ("env", "Describe this installation, for reports of defects."),
+    "env": ("env", "Describe this installation, for bug reports."),
 }
 
 

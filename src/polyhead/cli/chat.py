@@ -137,7 +137,10 @@ class Talk:
             print(f"polyhead: {error}", file=sys.stderr)
             return
         if len(kept) < len(asked):
-            print("polyhead: the oldest of it is no longer read", file=sys.stderr)
+            print(
+                "polyhead: the conversation is too long: its oldest messages are no longer read",
+                file=sys.stderr,
+            )
         self.history = [*kept, Message("assistant", said)]
         self.turn += 1
 

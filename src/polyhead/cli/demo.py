@@ -1,4 +1,4 @@
-"""``polyhead demo``: the whole way from text to a judged translator, on a corpus that comes along."""
+"""``polyhead demo``: the whole way from text to a judged translator, on a corpus that is included."""
 
 from __future__ import annotations
 

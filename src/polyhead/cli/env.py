@@ -24,7 +24,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd
 
 
 def run() -> None:
-    """Describe this installation, for reports of defects."""
+    """Describe this installation, for bug reports."""
     for name, value in report().items():
         print(f"{name:<12} {value}")
 

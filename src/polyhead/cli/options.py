@@ -36,7 +36,10 @@ TopP = Annotated[
     typer.Option(help="the likeliest tokens with this much probability", show_default=AS_TRAINED),
 ]
 MinP = Annotated[
-    float | None, typer.Option(help="tokens this likely beside the likeliest", show_default=AS_TRAINED)
+    float | None,
+    typer.Option(
+        help="only tokens at least this fraction as likely as the likeliest", show_default=AS_TRAINED
+    ),
 ]
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
@@ -52,7 +55,7 @@ Form = Annotated[
 NoRepeat = Annotated[
     int | None,
     typer.Option(
-        "--no-repeat-ngram-size", help="so many tokens in a row never come twice", show_default=AS_TRAINED
+        "--no-repeat-ngram-size", help="no n-gram of this length comes twice", show_default=AS_TRAINED
     ),
 ]
 SourceLang = Annotated[
@@ -81,7 +84,7 @@ With = Annotated[
     typer.Option(
         "--with",
         metavar="RUN",
-        help="another run, to decide with the mean of probabilities; may be given again",
+        help="another run to ensemble with, by the mean of probabilities; may be given again",
     ),
 ]
 Dtype = Annotated[

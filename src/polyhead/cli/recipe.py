@@ -28,7 +28,7 @@ def run(
         Path | None, typer.Option(help="file for the recipe", show_default="standard output")
     ] = None,
 ) -> None:
-    """Write a recipe for your own text: what it holds is looked at, what can be learned from it and how large a model fits.
+    """Look at your own text and write a recipe for it: what can be learned from it, and how large a model fits.
 
     Two files of as many lines become a translator, plain text a language model, a table with labels a classifier, one with
     two texts a translator, one with a text a language model, conversations a model that answers. Columns are found by their

@@ -98,7 +98,7 @@ def _numbers(path: Path, wanted: Wanted, longest: int) -> tuple[list[int], bool]
                 raise UserError(f"{said}; without a header, columns are numbers: 0 is the first")
             if header.count(column) > 1:
                 raise UserError(
-                    f"{path.name} has {header.count(column)} columns named {column!r}: which is meant cannot be told; "
+                    f"{path.name} has {header.count(column)} columns named {column!r}: it is not clear which is meant; "
                     "rename one, or give its number"
                 )
             found.append(header.index(column))

@@ -44,7 +44,7 @@ def _lines(path: Path, file: BinaryIO, check: Callable[[bytes], None]) -> Iterat
         names = next(rows, [])
         if twice := [name for name in names if names.count(name) > 1]:
             raise UserError(
-                f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: which is meant cannot be told; rename one"
+                f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: it is not clear which is meant; rename one"
             )
         for row in rows:
             # a row of more or fewer columns is broken, and an empty one stays an empty line

@@ -32,7 +32,7 @@ def opened(path: Path) -> BinaryIO:
     names = _columns(file)
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
-            f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: which is meant cannot be told; rename one"
+            f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: it is not clear which is meant; rename one"
         )
     return cast(BinaryIO, Rows(Made(_pieces(file), file)))
 

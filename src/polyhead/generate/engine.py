@@ -111,7 +111,7 @@ class Engine:
         if request.room > there:
             raise UserError(
                 f"{len(prompt)} tokens and up to {search.most} new ones in {search.width} sequence{'s' * (search.width > 1)} want room for {request.room:,} tokens; "
-                f"the cache has {there:,}: give it more, or wish less"
+                f"the cache has {there:,}: give it more room, or ask for less"
             )
         with self._lock:
             self.waiting.append(request)

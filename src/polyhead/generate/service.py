@@ -124,7 +124,7 @@ class TextEngine:
             what = "drawn text" if drawn else "the likeliest texts"
         if top and (translates or not drawn):
             raise UserError(
-                "the likeliest tokens of a place are told of drawn text of a language model alone"
+                "the likeliest tokens of a place are given for sampled text of a language model only"
             )
         config = (sampled if drawn else searched)(self.config, changes, n, what)
         if not isinstance(text, Collection):

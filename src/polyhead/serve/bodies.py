@@ -86,9 +86,9 @@ class Drawing(Body):
     temperature: float = real(1.0, "below 1 safer, above 1 bolder, 0 the likeliest", ge=0, le=1e6)
     top_k: int = number(0, 0, about="only the k likeliest tokens; 0 is all")
     top_p: float = real(1.0, "only the likeliest tokens that have this probability together", gt=0, le=1)
-    min_p: float = real(0.0, "only tokens this likely beside the likeliest", ge=0, le=1)
+    min_p: float = real(0.0, "only tokens at least this fraction as likely as the likeliest", ge=0, le=1)
     repetition_penalty: float = real(1.0, "above 1 against saying things again", gt=0, le=1e6)
-    no_repeat_ngram_size: int = number(0, 0, about="so many tokens in a row never come twice; 0: they may")
+    no_repeat_ngram_size: int = number(0, 0, about="no n-gram of this length comes twice; 0: no limit")
     beam_size: int = number(
         1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find"
     )

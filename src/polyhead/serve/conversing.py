@@ -36,7 +36,7 @@ async def conversing(service: Service, body: ChatBody) -> AsyncIterator[Conversa
     if body.top_logprobs and not body.logprobs:
         raise Refusal(400, "invalid_value", "top_logprobs: send logprobs=true with it", "top_logprobs")
     if body.logprobs and "beam_size" in body.model_fields_set:
-        raise Refusal(400, "unsupported_parameter", "logprobs are told of drawn text alone", "logprobs")
+        raise Refusal(400, "unsupported_parameter", "logprobs are given for sampled text only", "logprobs")
     tools = _tools(talker, body, service.limits.chars)
     said = [conversation(body.messages, tools.all)]
     async with service.talking(lambda: [_read(service, talker, body, tools)], said, body) as talks:

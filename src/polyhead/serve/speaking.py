@@ -31,12 +31,12 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
         raise Refusal(
             400,
             "unsupported_parameter",
-            "logprobs are told of drawn text of a language model alone",
+            "logprobs are given for sampled text of a language model only",
             "logprobs",
         )
     if body.echo and service.kind != "decoder":
         raise Refusal(
-            400, "unsupported_parameter", "echo has no meaning where a text is not gone on from", "echo"
+            400, "unsupported_parameter", "echo is for language models: no other continues its prompt", "echo"
         )
     if not (body.max_tokens or body.echo):
         raise Refusal(

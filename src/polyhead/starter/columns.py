@@ -83,7 +83,7 @@ class Columns:
         if len(texts) == 2:
             return "translation"
         raise UserError(
-            f"{self.name} has the columns {self._shown()}: which are meant cannot be told; name them, e.g. "
+            f"{self.name} has the columns {self._shown()}: it is not clear which are meant; name them, e.g. "
             "data.text=... data.label=..., or data.source=... data.target=..., or data.text=... alone for a language model"
         )
 

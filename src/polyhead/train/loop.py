@@ -152,13 +152,17 @@ class Clock:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.since, self.step, self.tokens = time.perf_counter(), progress.step, progress.tokens
+        self.restart()
+
+    def restart(self) -> None:
+        """What comes now counts."""
+        self.since, self.step, self.tokens = time.perf_counter(), self.progress.step, self.progress.tokens
 
     def speed(self) -> dict[str, float]:
         """Labels a second and milliseconds a step; evaluations and checkpoints count as time."""
         seconds = max(time.perf_counter() - self.since, 1e-9)
         tokens, steps = self.progress.tokens - self.tokens, self.progress.step - self.step
-        self.__init__(self.progress)  # type: ignore[misc]
+        self.restart()
         return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / max(steps, 1)}
 
 

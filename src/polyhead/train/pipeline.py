@@ -122,7 +122,7 @@ def run_training(
             together = f" on {ranks.world} processes" if ranks.world > 1 else ""
             told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
             if said := late(recipe.train.schedule, steps):
-                told.say(f"{said}: train.lr comes late or never; train.schedule.warmup sets it")
+                told.say(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
             if said := faint(recipe.train.schedule, recipe.train.lr):
                 told.say(said)
             with stop_on_signal(told.say) as stopped:
