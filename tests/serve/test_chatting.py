@@ -146,7 +146,7 @@ def test_openais_client_converses(live):
         ({"messages": TALK, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({"messages": TALK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ""),
         ({"messages": TALK, "logprobs": 3}, "logprobs", ""),
-        ({"messages": TALK, "logprobs": True, "beam_size": 2}, "logprobs", "drawn text alone"),
+        ({"messages": TALK, "logprobs": True, "beam_size": 2}, "logprobs", "sampled text only"),
         ({"messages": TALK, "max_completion_tokens": 0}, "max_completion_tokens", ""),
         ({"messages": TALK, "max_completion_tokens": 5000}, "max_completion_tokens", "4096 at most"),
         ({"messages": [{"role": "user", "content": "x" * 40_000}]}, "messages", "40016 characters"),

@@ -213,9 +213,9 @@ def test_a_harness_reads_the_likelihood_of_a_continuation(speaker, tokens):
     [
         ("decoder", {"max_tokens": 0}, "max_tokens", "echo=true"),
         ("decoder", {"max_tokens": 0, "logprobs": 1}, "max_tokens", "echo=true"),
-        ("decoder", {**BOTH, "temperature": 1, "beam_size": 2}, "logprobs", "drawn text"),
+        ("decoder", {**BOTH, "temperature": 1, "beam_size": 2}, "logprobs", "sampled text"),
         ("decoder", {**BOTH, "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
-        ("encoder-decoder", {"max_tokens": 0, "echo": True}, "echo", "no meaning"),
+        ("encoder-decoder", {"max_tokens": 0, "echo": True}, "echo", "is for language models"),
         ("encoder-decoder", {"max_tokens": 0}, "max_tokens", "wanted 1 or more"),
     ],
     ids=str,

@@ -455,7 +455,7 @@ def test_what_is_not_given_is_told_as_the_run_has_it() -> None:
         ({"input": "a", "prompt": {"id": "p"}}, "prompt", "not supported"),
         ({"input": "a", "tools": [{"type": "function", "name": "max_tokens"}], "tool_choice": {"type": "function", "name": "max_token"}}, "tool_choice", "did you mean 'max_tokens'"),
         ({"input": TALK, "tools": [{"type": "function", "name": "f", "description": "x" * 3000}]}, "tools", "the conversation with its tools"),
-        ({"input": "a", "include": [LOG_PROBS], "beam_size": 2}, "include", "drawn text alone"),
+        ({"input": "a", "include": [LOG_PROBS], "beam_size": 2}, "include", "sampled text only"),
         ({"input": "a", "include": [LOG_PROBS[:-1]]}, "include", f"did you mean '{LOG_PROBS}'"),
     ],
     ids=lambda one: repr(one)[:60],

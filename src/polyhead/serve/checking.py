@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from polyhead.errors import explain, nearest, path, show
 from polyhead.serve.bodies import Body
 from polyhead.serve.limits import Limits
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.refusal import Refusal, invalid, unsupported
 from polyhead.serve.sizes import check_size
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -64,22 +64,16 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
         body = kind.model_validate({name: given[name] for name in given if name in kind.model_fields})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise Refusal(
-            400,
-            "invalid_value",
-            "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000],
-            path(first["loc"][:1]),
+        raise invalid(
+            path(first["loc"][:1]), "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000]
         ) from None
     for name, field in kind.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and name in body.model_fields_set:
             most = getattr(limits, str(extra["limit"]))
             if getattr(body, name) > most:
-                raise Refusal(
-                    400,
-                    "invalid_value",
-                    f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most",
-                    name,
+                raise invalid(
+                    name, f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most"
                 )
     check_size(body, limits)
     return body, ignored
@@ -89,11 +83,8 @@ def _unknown(kind: type[Body], given: dict[str, Any], strict: bool) -> list[str]
     """What is said of fields that have no meaning here; one that would have changed the answer is refused."""
     for name in sorted(given.keys() & NEUTRAL.keys() - kind.model_fields.keys()):
         if not any(_alike(given[name], value) for value in NEUTRAL[name]):
-            raise Refusal(
-                400,
-                "unsupported_parameter",
-                f"{name} is not supported by this service; {INSTEAD.get(name, 'leave it out')}",
-                name,
+            raise unsupported(
+                name, f"{name} is not supported by this service; {INSTEAD.get(name, 'leave it out')}"
             )
     told = []
     unknown = given.keys() - kind.model_fields.keys() - NEUTRAL.keys()

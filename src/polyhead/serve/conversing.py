@@ -13,7 +13,7 @@ from polyhead.generate.service import Asked
 from polyhead.serve.answers import Answer
 from polyhead.serve.bodies import ChatBody
 from polyhead.serve.likelihood import ENTRY, check_size
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.refusal import Refusal, invalid, unsupported
 from polyhead.serve.service import Service
 from polyhead.serve.sizes import conversation
 from polyhead.serve.talk import Talks
@@ -34,9 +34,9 @@ async def conversing(service: Service, body: ChatBody) -> AsyncIterator[Conversa
     """A conversation that the engine has taken, until it is left."""
     talker = _talker(service)
     if body.top_logprobs and not body.logprobs:
-        raise Refusal(400, "invalid_value", "top_logprobs: send logprobs=true with it", "top_logprobs")
+        raise invalid("top_logprobs", "top_logprobs: send logprobs=true with it")
     if body.logprobs and "beam_size" in body.model_fields_set:
-        raise Refusal(400, "unsupported_parameter", "logprobs are given for sampled text only", "logprobs")
+        raise unsupported("logprobs", "logprobs are given for sampled text only")
     tools = _tools(talker, body, service.limits.chars)
     said = [conversation(body.messages, tools.all)]
     async with service.talking(lambda: [_read(service, talker, body, tools)], said, body) as talks:
@@ -56,22 +56,20 @@ def _tools(talker: Chat, body: ChatBody, most: int) -> Tools:
     try:
         tools = wanted(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
     except UserError as error:
-        raise Refusal(400, "invalid_value", f"tool_choice: {error}", "tool_choice") from None
+        raise invalid("tool_choice", f"tool_choice: {error}") from None
     try:
         length = talker.length(tools)
     except UserError as error:
-        raise Refusal(400, "unsupported_parameter", f"tools: {error}", "tools") from None
+        raise unsupported("tools", f"tools: {error}") from None
     if tools.all and length > most:
         why = f"tools: written as this model reads them they have {length} characters; this service takes {most}"
         raise Refusal(400, "text_too_long", why, "tools")
     asked = body.response_format is not None and body.response_format.type != "text"
     if tools.must and (asked or body.structured_outputs):
-        raise Refusal(
-            400,
-            "invalid_value",
+        raise invalid(
+            "tool_choice",
             "tool_choice: an answer that must call a function has no other form: leave out "
             + ("response_format" if asked else "structured_outputs"),
-            "tool_choice",
         )
     return tools
 
@@ -85,7 +83,7 @@ def _read(service: Service, talker: Chat, body: ChatBody, tools: Tools) -> Asked
         manner = talker.manner(tools) | {"top": body.top_logprobs}
         (found,) = asked(service, body, [talker.prompt(messages, tools)], **manner)
     except UserError as error:
-        raise Refusal(400, "invalid_value", f"messages: {error}", "messages") from None
+        raise invalid("messages", f"messages: {error}") from None
     except Refusal as refusal:
         if refusal.param == "prompt":
             refusal.param = "messages"

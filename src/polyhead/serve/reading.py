@@ -24,7 +24,7 @@ from polyhead.serve.bodies import (
     TokenizeBody,
 )
 from polyhead.serve.call import Call
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.refusal import Refusal, invalid
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
 from polyhead.serve.wishes import check_ids
@@ -36,12 +36,7 @@ async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
     service.need("embeddings")
     run, numbers = service.run, width(service.run.config)
     if "dimensions" in body.model_fields_set and body.dimensions != numbers:
-        raise Refusal(
-            400,
-            "invalid_value",
-            f"dimensions: this model makes vectors of {numbers} numbers, no others",
-            "dimensions",
-        )
+        raise invalid("dimensions", f"dimensions: this model makes vectors of {numbers} numbers, no others")
 
     wished = {"pooling": body.pooling, "normalize": body.normalize}
     changes = {key: value for key, value in wished.items() if value is not None}
@@ -93,7 +88,7 @@ async def classify(service: Service, call: Call, body: ClassifyBody) -> None:
     try:
         check_learned(body.input, len(run.recipe.data.text) if run.recipe else 0)
     except UserError as error:
-        raise Refusal(400, "invalid_value", str(error), "input") from None
+        raise invalid("input", str(error)) from None
     items, found = await service.compute(("classify", pairs), measured, judge, body.input)
     data = [
         {"index": i, "label": one.label, "score": one.probabilities[one.label], "scores": one.probabilities}
@@ -133,11 +128,9 @@ async def score(service: Service, call: Call, body: ScoreBody) -> None:
             if not paired
             else "a language model judges texts alone"
         )
-        raise Refusal(400, "invalid_value", f"target: {wanted}", "target")
+        raise invalid("target", f"target: {wanted}")
     if paired and len(body.target) != len(body.input):
-        raise Refusal(
-            400, "invalid_value", f"target has {len(body.target)} texts and input {len(body.input)}", "target"
-        )
+        raise invalid("target", f"target has {len(body.target)} texts and input {len(body.input)}")
 
     def judge(items: list[Any]) -> Sequence[Any]:
         sources, targets = zip(*items, strict=True)

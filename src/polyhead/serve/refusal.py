@@ -31,6 +31,16 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def invalid(param: str | None, why: str) -> Refusal:
+    """A field that says what it may not."""
+    return Refusal(400, "invalid_value", why, param)
+
+
+def unsupported(param: str, why: str) -> Refusal:
+    """A field that has no meaning for this model, or beside the others."""
+    return Refusal(400, "unsupported_parameter", why, param)
+
+
 def defect() -> Refusal:
     """What a client is told of an error that is ours: nothing of its inside."""
     return Refusal(500, "internal_error", "the service failed at this request; its log says where")

@@ -16,7 +16,7 @@ from polyhead.serve.call import Call
 from polyhead.serve.conversing import conversing
 from polyhead.serve.items import choice_shown, tool_shown
 from polyhead.serve.likelihood import of_chat
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.refusal import Refusal, invalid
 from polyhead.serve.service import Service
 from polyhead.serve.speaking import pass_on, reason_of
 from polyhead.serve.talk import Piece, Talk
@@ -221,12 +221,12 @@ def _as_chat(body: ResponseBody) -> ChatBody:
     """The same wish in the words of chat completions."""
     given = {name: getattr(body, name) for name in body.model_fields_set & ChatBody.model_fields.keys()}
     if body.n != 1:
-        raise Refusal(400, "invalid_value", f"n: a response has one answer, and {body.n} are wanted", "n")
+        raise invalid("n", f"n: a response has one answer, and {body.n} are wanted")
     messages: list[base.Message] = body.input
     if body.instructions is not None:
         if messages[0].role == "system":
             why = "instructions: item 0 of the input is the system's too: say in one of them what it says"
-            raise Refusal(400, "invalid_value", why, "instructions")
+            raise invalid("instructions", why)
         messages = [base.Message("system", body.instructions), *messages]
     given["messages"] = messages
     if "max_output_tokens" in body.model_fields_set:
@@ -245,7 +245,7 @@ def _format(body: ResponseBody) -> Format:
     if shape.type != "json_schema":
         return Format(type=shape.type)
     if shape.schema_ is None:
-        raise Refusal(400, "invalid_value", "text.format: schema is missing", "text")
+        raise invalid("text", "text.format: schema is missing")
     return Format(type=shape.type, json_schema=Described(schema=shape.schema_))
 
 

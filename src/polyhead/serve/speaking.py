@@ -12,7 +12,7 @@ from polyhead.generate.service import Asked
 from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
 from polyhead.serve.call import Call
 from polyhead.serve.echoing import bounded, echoed
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.refusal import invalid, unsupported
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
 from polyhead.serve.talk import Piece, Talk, Talks
@@ -28,23 +28,11 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
     service.need("completions")
     wants = "logprobs" in body.model_fields_set
     if wants and ("beam_size" in body.model_fields_set or service.kind != "decoder"):
-        raise Refusal(
-            400,
-            "unsupported_parameter",
-            "logprobs are given for sampled text of a language model only",
-            "logprobs",
-        )
+        raise unsupported("logprobs", "logprobs are given for sampled text of a language model only")
     if body.echo and service.kind != "decoder":
-        raise Refusal(
-            400, "unsupported_parameter", "echo is for language models: no other continues its prompt", "echo"
-        )
+        raise unsupported("echo", "echo is for language models: no other continues its prompt")
     if not (body.max_tokens or body.echo):
-        raise Refusal(
-            400,
-            "invalid_value",
-            "max_tokens: 0 tells the prompt alone, with echo=true; wanted 1 or more",
-            "max_tokens",
-        )
+        raise invalid("max_tokens", "max_tokens: 0 tells the prompt alone, with echo=true; wanted 1 or more")
     about = head("cmpl", "text_completion", service)
 
     def chunk(talk: Talk, piece: Piece) -> dict[str, Any]:
@@ -70,28 +58,16 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
     """Translate each text; the best first, with its score, and where the decoder looked if that is wanted."""
     service.need("translations")
     if body.stream and body.return_attention:
-        raise Refusal(
-            400,
-            "unsupported_parameter",
-            "return_attention needs a whole translation: leave out stream",
-            "return_attention",
-        )
+        raise unsupported("return_attention", "return_attention needs a whole translation: leave out stream")
     languages = {
         f"{side}_lang": name for side, name in (("source", body.source), ("target", body.target)) if name
     }
     if languages and body.return_attention:
-        raise Refusal(
-            400,
-            "unsupported_parameter",
-            "attention is told for the languages of the run alone",
-            "return_attention",
-        )
+        raise unsupported("return_attention", "attention is told for the languages of the run alone")
     if body.return_attention and len(service.run.members) > 1:
-        raise Refusal(
-            400,
-            "unsupported_parameter",
-            f"attention is told of one model, and here {len(service.run.members)} decide together",
+        raise unsupported(
             "return_attention",
+            f"attention is told of one model, and here {len(service.run.members)} decide together",
         )
     about = head("trans", "translation", service)
 

@@ -10,7 +10,7 @@ from polyhead.errors import UserError, show
 from polyhead.generate.service import Asked, TextEngine
 from polyhead.registry import Choice
 from polyhead.serve.bodies import Drawing
-from polyhead.serve.refusal import Refusal
+from polyhead.serve.refusal import Refusal, invalid
 from polyhead.serve.service import Service
 from polyhead.text.glossary import Glossary
 from polyhead.text.sides import between
@@ -54,12 +54,10 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
         except UserError as error:
             raise _named(str(error), body) from None
         if "terms" in others and (width := found[-1].search.width) > service.limits.beams:
-            raise Refusal(
-                400,
-                "invalid_value",
+            raise invalid(
+                "terms",
                 f"terms: with those of a text there are {width} hypotheses, one more for each of their tokens; this service "
                 f"keeps {service.limits.beams}",
-                "terms",
             )
     return found
 
@@ -70,7 +68,7 @@ def formed(body: Drawing, engine: TextEngine) -> dict[str, Choice | None]:
     wanted, structure = body.response_format, body.structured_outputs
     if wanted is not None and wanted.type == "json_schema":
         if wanted.json_schema is None:
-            raise Refusal(400, "invalid_value", "response_format: json_schema is missing", "response_format")
+            raise invalid("response_format", "response_format: json_schema is missing")
         found.append(Choice("json", schema=wanted.json_schema.schema_))
     elif wanted is not None and wanted.type == "json_object":
         found.append(Choice("json"))
@@ -79,18 +77,11 @@ def formed(body: Drawing, engine: TextEngine) -> dict[str, Choice | None]:
         given = structure.model_dump(by_alias=True, exclude_none=True)
         found += [Choice(name, **{options[name]: value}) for name, value in given.items()]
         if not given:
-            raise Refusal(
-                400,
-                "invalid_value",
-                f"structured_outputs has none of {', '.join(options)}",
-                "structured_outputs",
-            )
+            raise invalid("structured_outputs", f"structured_outputs has none of {', '.join(options)}")
     if len(found) > 1:
-        raise Refusal(
-            400,
-            "invalid_value",
-            "an output has one form: response_format and structured_outputs name several",
+        raise invalid(
             "structured_outputs",
+            "an output has one form: response_format and structured_outputs name several",
         )
     if found:
         return {"form": found[0]}
@@ -102,12 +93,7 @@ def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
     most = service.run.tokenizer.vocab_size - 1
     for token in ids:
         if not 0 <= token <= most:
-            raise Refusal(
-                400,
-                "invalid_value",
-                f"{field}: there is no token {show(token)}; this model knows 0 to {most}",
-                field,
-            )
+            raise invalid(field, f"{field}: there is no token {show(token)}; this model knows 0 to {most}")
 
 
 def _continued(
@@ -170,4 +156,4 @@ def _named(message: str, body: Drawing) -> Refusal:
     first = message.partition(" ")[0].rstrip(":")
     if first == "form":
         first = "structured_outputs" if body.structured_outputs else "response_format"
-    return Refusal(400, "invalid_value", message, first if first in type(body).model_fields else None)
+    return invalid(first if first in type(body).model_fields else None, message)
