@@ -143,9 +143,7 @@ class ModelSection(Checked):
         "all",
         description='"all" shares source, target and output embeddings, "target" target and output, "inputs" source and target',
     )
-    scale_embedding: Factor = Field(
-        True, description="multiply embeddings by √ of their width, or by this number"
-    )
+    scale_embedding: Factor = Field(True, description="multiply embeddings by √ of their width, or by it")
     embedding_norm: bool | Literal["first"] = Field(
         False,
         description='a norm on the embeddings; "first": in place of the first layer\'s own before attention',
@@ -153,10 +151,7 @@ class ModelSection(Checked):
     segments: int = Field(0, ge=0, description="kinds of segments with an embedding each; BERT has 2")
     head: bool = Field(True, description="an encoder scores its vocabulary; without, it gives vectors alone")
     generator: int = Field(
-        0,
-        ge=0,
-        le=DEEPEST,
-        description="layers of the generator that replaces tokens, for task replaced-tokens; 0: none",
+        0, ge=0, le=DEEPEST, description="layers of what replaces tokens, for task replaced-tokens; 0: none"
     )
     head_activation: HeadActivation = Field(
         "gelu", description="activation of the map below an encoder's scores of the vocabulary; none: no map"
@@ -166,9 +161,7 @@ class ModelSection(Checked):
     )
     head_bias: bool = Field(False, description="a bias for each score of the vocabulary")
     scale_residual: float = Field(1.0, gt=0, description="factor on what a sub-layer adds")
-    scale_output: Factor = Field(
-        False, description="divide the head's input by √ of its width, or by this number"
-    )
+    scale_output: Factor = Field(False, description="divide the head's input by √ of its width, or by it")
     logit_softcap: float | None = Field(
         None, gt=0, description="c tanh(scores / c) bounds those of the vocabulary"
     )

@@ -167,6 +167,17 @@ def test_the_cache_of_a_token_is_its_keys_and_values(changes: tuple[str, ...], p
 
 
 @pytest.mark.usefixtures("place")
+def test_it_is_measured_where_a_tokenizer_has_no_token_for_the_beginning() -> None:
+    """As those of Qwen."""
+    ready = Ready()
+    run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)
+    del ready.tokenizer._ids["bos_token"]
+    with pytest.raises(UserError):
+        _ = ready.tokenizer.bos_id
+    assert measure.cache_bytes(run, ready.part.memory(run)) == (1 * 2 * (8 + 8) * 4, 0)
+
+
+@pytest.mark.usefixtures("place")
 def test_decoding_is_measured_in_tokens() -> None:
     ready = Ready()
     run = Run(ready.model, ready.tokenizer, ready.recipe.generation, ready.recipe)

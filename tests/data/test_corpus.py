@@ -98,11 +98,11 @@ def test_tsv_columns_by_number(source: int, target: int, write: Write) -> None:
     assert read(corpus)[:2] == ([row[source] for row in rows], [row[target] for row in rows])
 
 
-def test_tsv_columns_by_name_and_rows_that_lack_one(write: Write) -> None:
-    path = write("a.tsv", "id\ten\tde\n1\tone\teins\n2\ttwo\n\n4\tfour\tvier\textra\n")
+def test_tsv_columns_by_name_and_rows_that_lack_one_or_have_more(write: Write) -> None:
+    path = write("a.tsv", "id\ten\tde\n1\tone\teins\n2\ttwo\n\n4\tfour\tvier\textra\n5\tfive\tfünf\t\n")
     sources, targets, report = read(open_corpus([path], source="en", target="de"))
-    assert (sources, targets) == (["one", "four"], ["eins", "vier"])
-    assert report.examples == {"broken": ["line 3"], "blank": ["line 4"]}
+    assert (sources, targets) == (["one", "five"], ["eins", "fünf"])
+    assert report.examples == {"broken": ["line 3", "line 5"], "blank": ["line 4"]}
 
 
 @pytest.mark.parametrize(("row", "source", "target"), [

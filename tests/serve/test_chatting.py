@@ -128,6 +128,26 @@ def test_openais_client_converses(live):
     assert refused.value.param == "messages" and "a message of the user must come last" in str(refused.value)
 
 
+def test_a_field_that_is_null_is_as_one_that_is_not_there(live):
+    names = (
+        "stop",
+        "temperature",
+        "n",
+        "seed",
+        "top_p",
+        "stream",
+        "logprobs",
+        "stream_options",
+        "max_completion_tokens",
+    )
+    body = {"messages": TALK, "max_tokens": 5, "beam_size": 2}
+    wanted = live.ask(PATH, body).json()
+    for nothing in (dict.fromkeys(names), {"stop": []}):
+        found = live.ask(PATH, body | nothing)
+        assert found.status_code == 200, found.text
+        assert found.json()["choices"] == wanted["choices"]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [

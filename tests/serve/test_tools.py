@@ -311,6 +311,7 @@ CALLS = {
         ({"tools": [{"function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"}, "tools", "tools: no answer can be held to what they say: "),
         ({"tools": [*TOOLS, {"function": {"name": "f", "parameters": {"properties": {"x": {"type": "strng"}}}}}], "tool_choice": "required"}, "tools", "held to what they say: f: failed to compile JSON schema: Invalid type: strng"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "wether"}}}, "tool_choice", "there is no tool 'wether'; there are: weather, now; did you mean 'weather'"),
+        ({"tools": TOOLS, "tool_choice": "required", "stop": ["a"]}, "stop", "ends with the call: leave it out"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "tool_choice: 'any' is no tool_choice, wanted auto, none, required"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice: 'required' wants a call, and there are no tools"),
         ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave out response_format"),

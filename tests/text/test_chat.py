@@ -155,6 +155,36 @@ def test_formats_are_recognised_by_their_markers_and_others_are_not():
     assert {name: recognise(template) for name, template in OTHERS.items()} == dict.fromkeys(OTHERS)
 
 
+SAID = "'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n'"
+TURNS = "{% for message in messages %}{{ " + SAID + " }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("before", "system"),
+    [
+        ("", ""),
+        ("{{ '<|im_start|>system\\nAnswer me.<|im_end|>\\n' }}", "Answer me."),
+        ('{{ "<|im_start|>system\\nYou\'re Bob.<|im_end|>\\n" }}', "You're Bob."),
+        ('<|im_start|>system\nYou\'re "Bob".<|im_end|>\n', 'You\'re "Bob".'),
+    ],
+)
+def test_what_the_system_says_by_itself_is_found_however_it_is_quoted(before, system):
+    assert recognise(before + TURNS).options["system"] == system
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "{% set system_message = 'A conversation.' %}" + TURNS,
+        TURNS.replace("<|im_end|>\\n'", "<|im_end|>\\n' + eos_token"),
+        TURNS.replace("message['content']", "message['content'] | trim"),
+        TURNS.replace("<|im_end|>\\n'", "<|im_end|>'"),
+    ],
+)
+def test_what_is_only_like_chatml_is_not_taken_for_it(other):
+    assert other != TURNS and recognise(TURNS) and recognise(other) is None
+
+
 @pytest.mark.acceptance("F4")
 def test_no_template_names_code():
     for evil in ("os:system", "polyhead.cli.app:main"):

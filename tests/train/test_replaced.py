@@ -231,7 +231,8 @@ def test_what_does_not_fit_is_told(place: Path, changes: dict[str, Any], message
 def test_no_teacher_tells_them(place: Path) -> None:  # noqa: F811
     made = replaced(place, "x", steps=2).model_dump() | {"distill": {"teacher": ["another"]}}
     with pytest.raises(
-        ValueError, match="distill: task 'replaced-tokens' asks each model for something else"
+        ValueError,
+        match="distill: task 'replaced-tokens' has no distillation: each model is asked for something else",
     ):
         Recipe.model_validate(made)
 

@@ -28,6 +28,7 @@ from polyhead.cli.options import (
     With,
     opened,
     parts,
+    typed,
 )
 from polyhead.document import parse_part
 from polyhead.errors import UserError, nearest
@@ -78,16 +79,15 @@ def run(
     polyhead chat runs/assistant --system "Answer in one sentence." --temperature 0
     echo "Hello" | polyhead chat runs/assistant
     """
-    typed = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-    }
-    wishes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
+    wishes = typed(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+    ) | {"stop": stop or []}
     wishes |= parts(form=form)
     loaded = opened(directory, others, dtype, device)
     options: dict[str, Any] = {"rows": 1} | parts(cache=cache)
@@ -147,11 +147,11 @@ class Talk:
 
 def messages() -> Iterator[str]:
     """What is said, line by line, until there is no more."""
-    said = decoded(typed(), "what was typed") if sys.stdin.isatty() else read_lines("-")
+    said = decoded(typed_lines(), "what was typed") if sys.stdin.isatty() else read_lines("-")
     yield from (line.strip() for line in said)
 
 
-def typed() -> Iterator[bytes]:
+def typed_lines() -> Iterator[bytes]:
     """What a person types, line by line, as the bytes that came."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -11,7 +11,7 @@ import typer
 
 from polyhead.cli.answers import output_place
 from polyhead.cli.lines import Counter, chunk_size, harmless, lines_or_text, one_line
-from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts, opened
+from polyhead.cli.options import AS_TRAINED, Chunk, Device, Dtype, Texts, opened, typed
 from polyhead.data.reading import chunks
 from polyhead.errors import UserError
 
@@ -82,8 +82,7 @@ def run(
     from polyhead.analysis.vectors import cosine
     from polyhead.cli.vector_file import rows, vector_file
 
-    wished = {"pooling": pooling, "normalize": normalize, "prompt": prompt}
-    changes = {key: value for key, value in wished.items() if value is not None}
+    changes = typed(pooling=pooling, normalize=normalize, prompt=prompt)
     of_like = changes | ({} if like_prompt is None else {"prompt": like_prompt})
     loaded, counter = opened(directory, None, dtype, device), Counter(prints=output is None)
     cut = 0

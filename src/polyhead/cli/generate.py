@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,6 +26,7 @@ from polyhead.cli.options import (
     With,
     opened,
     parts,
+    typed,
 )
 from polyhead.data.files import is_table
 
@@ -85,19 +86,18 @@ def run(
     polyhead generate runs/shakespeare "To be" --speculate draft,run=runs/small
     polyhead generate runs/forms "Ann is 33." --form json,schema=person.json
     """
-    typed: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "beam_size": beam_size,
-        "seed": seed,
-        "length_penalty": length_penalty,
-    }
-    changes = {name: value for name, value in typed.items() if value is not None} | {"stop": stop or []}
+    changes = typed(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        beam_size=beam_size,
+        seed=seed,
+        length_penalty=length_penalty,
+    ) | {"stop": stop or []}
     changes |= parts(form=form, cache=cache, speculate=speculate)
     prompts = list(read_lines("-")) if prompt == "-" else [prompt]
     if not prompt and waiting():

@@ -99,9 +99,14 @@ Device = Annotated[
 ]
 
 
-def parts(**typed: str | None) -> dict[str, Any]:
+def typed(**options: Any) -> dict[str, Any]:
+    """The options that were typed."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def parts(**options: str | None) -> dict[str, Any]:
     """The parts that were typed; ``null`` puts off the one of the run."""
-    return {name: parse_part(text) for name, text in typed.items() if text is not None}
+    return {name: parse_part(text) for name, text in typed(**options).items()}
 
 
 def opened(directory: str | Path, others: Sequence[str] | None, dtype: str, device: str) -> Run:

@@ -26,6 +26,7 @@ from polyhead.cli.options import (
     With,
     opened,
     parts,
+    typed,
 )
 from polyhead.cli.terms_file import read_terms
 from polyhead.data.reading import chunks
@@ -88,17 +89,16 @@ def run(
     polyhead translate runs/multi30k test.de --output test.en
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     """
-    typed: dict[str, Any] = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "min_new_tokens": min_new_tokens,
-        "early_stopping": early_stopping,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "batch_tokens": batch_tokens,
-        "source_lang": source_lang,
-        "target_lang": target_lang,
-    }
-    changes = {name: value for name, value in typed.items() if value is not None} | parts(cache=cache)
+    changes = typed(
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        min_new_tokens=min_new_tokens,
+        early_stopping=early_stopping,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        batch_tokens=batch_tokens,
+        source_lang=source_lang,
+        target_lang=target_lang,
+    ) | parts(cache=cache)
     output_place(output, [source, prefix, terms], directory, others)
     lines = read_lines(source)
     begins = None if prefix is None else read_lines(prefix)

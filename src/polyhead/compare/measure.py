@@ -132,7 +132,7 @@ def cache_bytes(run: Run, memory: Any) -> tuple[float, float] | tuple[None, None
     ``memory`` is what the decoder reads besides, or None. Looked up in real caches, one twice as long as the other.
     An encoder decodes nothing and has none.
     """
-    model, t = run.model.eval(), run.tokenizer
+    model = run.model.eval()
     if not isinstance(model, Seq2Seq | CausalLM):
         return None, None
     length, shape = max(1, min(64, run.config.max_len // 2)), model.cache_shape
@@ -141,7 +141,7 @@ def cache_bytes(run: Run, memory: Any) -> tuple[float, float] | tuple[None, None
         cache = make_cache(run.generation.cache, shape, 1, n)
         pos = torch.arange(n, device=run.device)[None]
         cache.begin([0], pos)
-        model.decode(torch.full_like(pos, t.bos_id), pos, cache, memory)
+        model.decode(torch.zeros_like(pos), pos, cache, memory)  # whatever the tokens are
         held.append(sum(cache.layers[i].nbytes for i in shape.keyed))
         states = sum(layer.nbytes for layer in cache.layers) - held[-1]
     slope = (held[1] - held[0]) / length

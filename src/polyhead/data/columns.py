@@ -80,13 +80,14 @@ def rows(
     if format == "jsonl":
         yield from ((number, _json_row(line, wanted)) for number, line in enumerate(lines(path, longest), 1))
         return
-    columns, headed = _numbers(path, wanted, longest)
+    columns, width = _numbers(path, wanted, longest)
+    headed = width is not None
     for number, line in enumerate(islice(lines(path, longest), int(headed), None), 1 + headed):
-        yield number, _tsv_row(line, columns)
+        yield number, _tsv_row(line, columns, width)
 
 
-def _numbers(path: Path, wanted: Wanted, longest: int) -> tuple[list[int], bool]:
-    """The numbers of the columns of a TSV, and whether the first line is a header that names them."""
+def _numbers(path: Path, wanted: Wanted, longest: int) -> tuple[list[int], int | None]:
+    """The numbers of the columns of a TSV, and how many it has where the first line is a header that names them."""
     first = islice(lines(path, longest), SAMPLE_LINES)
     header = (next(first) or b"").decode(errors="replace").split("\t")
     width = max([len(header), *((line or b"").count(b"\t") + 1 for line in first)])
@@ -109,16 +110,17 @@ def _numbers(path: Path, wanted: Wanted, longest: int) -> tuple[list[int], bool]
             )
         else:
             found.append(column)
-    return found, any(isinstance(column, str) for column in wanted.values())
+    named = any(isinstance(column, str) for column in wanted.values())
+    return found, len(header) if named else None
 
 
-def _tsv_row(line: bytes | None, columns: Sequence[int]) -> Row:
+def _tsv_row(line: bytes | None, columns: Sequence[int], width: int | None) -> Row:
     if line is None:
         return "overlong"
     if not line.strip():
         return "blank"
     cells = line.split(b"\t")
-    if len(cells) <= max(columns):
+    if len(cells) <= max(columns) or (width is not None and any(cells[width:])):
         return "broken"
     chosen = [cells[column] for column in columns]
     return tuple(cell.decode() for cell in chosen) if all(map(is_text, chosen)) else "broken"

@@ -30,7 +30,8 @@ class Conversation(NamedTuple):
 class ConversationReport:
     """What became of conversations: read = kept + blank + overlong + broken + unfit.
 
-    Unfit is an order of roles that the format cannot write, or one without an answer. Of a conversation with more tokens
+    Unfit is an order of roles that the format cannot write, one without an answer, or with an answer that shall not be
+    learned (``weight`` 0). Of a conversation with more tokens
     than fit the end is left out, and it is counted as ``cut``; overlong is one whose first answer does not fit.
     """
 
@@ -106,6 +107,8 @@ def parsed(raw: bytes | None) -> list[Message] | str:
     messages = [one for one in found if one is not None]
     if len(messages) < len(found):
         return "broken"
+    if isinstance(told, list) and any(one.get("weight", 1) != 1 for one in told):
+        return "unfit"
     while messages and (messages[-1].role != "assistant" or blank(messages[-1].content)):
         messages.pop()
     return messages or "unfit"

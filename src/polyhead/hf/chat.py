@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from polyhead.errors import UserError
 from polyhead.hf.files import MAX_CONFIG, inside, read_json
-from polyhead.registry import Choice
+from polyhead.registry import CHAT, Choice
 from polyhead.text.chat.recognise import recognise
 
+log = logging.getLogger(__name__)
 TEMPLATE = "chat_template.jinja"
 
 
 def chat_of(directory: Path) -> Choice | None:
     """The format of a checkpoint; None where it has no template, or one that is not known."""
     template = _template(directory)
-    return None if template is None else recognise(template)
+    found = None if template is None else recognise(template)
+    if template is not None and found is None:
+        log.warning(
+            "%s: how it writes conversations is none of the formats that are built (%s): its template is left out",
+            directory,
+            ", ".join(CHAT.names()),
+        )
+    return found
 
 
 def _template(directory: Path) -> str | None:

@@ -77,7 +77,7 @@ class Structure(BaseModel):
 
 
 class Drawing(Body):
-    """How text is drawn or searched for. What is not given is as the run was trained to be used."""
+    """How text is drawn or searched for. What is not given, or null, is as the run was trained to be used."""
 
     n: int = number(1, 1, "n", about="outputs of each text")
     seed: int = number(
@@ -105,6 +105,11 @@ class Drawing(Body):
     structured_outputs: Structure | None = Field(
         None, description="language models: what an output must look like, in other ways"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class CompletionBody(Drawing):
@@ -150,7 +155,7 @@ class ResponseText(BaseModel):
 
 
 class ResponseBody(Drawing):
-    """POST /v1/responses. A field that is null is as one that is not there, as OpenAI's clients may send any."""
+    """POST /v1/responses."""
 
     input: Items = Field(
         description=f"a text, or who has said what; the last is answered; each item counts {FRAME} characters besides its own"
@@ -171,11 +176,6 @@ class ResponseBody(Drawing):
         None, description="auto: a conversation that is too long loses its oldest questions"
     )
     metadata: dict[str, Any] | None = Field(None, description="told again in the answer")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _given(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TranslationBody(Drawing):

@@ -64,6 +64,8 @@ def _tools(talker: Chat, body: ChatBody, most: int) -> Tools:
     if tools.all and length > most:
         why = f"tools: written as this model reads them they have {length} characters; this service takes {most}"
         raise Refusal(400, "text_too_long", why, "tools")
+    if tools.must and body.stop:
+        raise invalid("stop", "stop: an answer that must call a function ends with the call: leave it out")
     asked = body.response_format is not None and body.response_format.type != "text"
     if tools.must and (asked or body.structured_outputs):
         raise invalid(

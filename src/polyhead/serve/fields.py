@@ -81,7 +81,7 @@ def _text(part: Any, number: int) -> str:
 
 def stop_strings(given: Any) -> list[str]:
     """A few short texts that end an output."""
-    stops = one_or_many(given)
+    stops = [] if given == [] else one_or_many(given)
     if len(stops) > STOPS or not all(0 < len(stop) <= STOP_CHARS for stop in stops):
         raise UserError(f"wanted at most {STOPS} texts of 1 to {STOP_CHARS} characters")
     return stops

@@ -16,7 +16,7 @@ class Lookup:
 
     The last ``ngram`` tokens are looked up in all the text so far, prompt included, then fewer of them, down to ``least``;
     the newest place counts. Nothing is guessed where all of them are new. With a seed the text is the very one that plain
-    sampling gives.
+    sampling gives (in bf16 up to its rounding).
 
     Equation: guess_j = x_{i+j}, i = max {i <= t : x_{i-n} .. x_{i-1} = x_{t-n+1} .. x_t}, least <= n <= ngram, the largest such n
     Paper: Saxena, 2023 (prompt lookup decoding); Yang et al., 2023 (LLMA)

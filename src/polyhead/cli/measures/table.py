@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from polyhead.cli.measures import classes, language, recovered, translations
+from polyhead.cli.options import typed
 from polyhead.errors import UserError
 from polyhead.run import Run
 
@@ -49,9 +50,9 @@ def measure_of(run: Run) -> Measure:
     return MEASURES[kind]
 
 
-def understood(measure: Measure, typed: Mapping[str, Any]) -> dict[str, Any]:
+def understood(measure: Measure, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were typed; one that this measurement has no use for is a UserError that says of what it is."""
-    given = {name: value for name, value in typed.items() if value is not None}
+    given = typed(**options)
     unfit: dict[str, list[str]] = {}
     for name in given.keys() - measure.options:
         of = " and ".join(other.of for other in MEASURES.values() if name in other.options)

@@ -10,6 +10,7 @@ from typing import Any
 
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.cli.options import typed
 from polyhead.cli.terms_file import read_terms
 from polyhead.data.columns import format_like
 from polyhead.data.corpus import open_corpus, read_pairs
@@ -39,14 +40,13 @@ def measure(
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     entries = None if terms is None else read_terms(terms)
     sources, references = pairs(run, files, split, limit, columns)
-    typed = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "batch_tokens": batch_tokens,
-        "terms": entries,
-        "shortlist": shortlist,
-    }
-    changes: dict[str, Any] = {name: value for name, value in typed.items() if value is not None}
+    changes: dict[str, Any] = typed(
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        batch_tokens=batch_tokens,
+        terms=entries,
+        shortlist=shortlist,
+    )
     counter, start = Counter(), time.perf_counter()
     lang = run.recipe.data.target_lang if run.recipe else ""
     measured = run.evaluate(sources, references, lang=lang, progress=counter.at, **changes)

@@ -100,9 +100,9 @@ class Translations:
 
 @torch.inference_mode()
 def empty_source(run: Run) -> list[Memory]:
-    """What a decoder reads of a source without a word."""
+    """What a decoder reads of a source of two tokens, whatever they are: as many as stand around one without a word."""
     assert isinstance(run.model, Seq2Seq)
-    return run.model.encode(torch.tensor([[run.tokenizer.bos_id, run.tokenizer.eos_id]], device=run.device))
+    return run.model.encode(torch.zeros(1, 2, dtype=torch.long, device=run.device))
 
 
 def piece(batch: Batch) -> Piece:

@@ -12,7 +12,13 @@ from polyhead.text.chat.base import ChatFormat
 
 OURS = re.compile(r"\{# polyhead: (.*?) #\}")
 ROLE = r"['\"]\s*\+\s*(?:\(\s*)?(?:message|role)"  # the end of a string, and then the role of a message
-STANDARD = re.compile(r"<\|im_start\|>system(?:\\n|\n)([^'\"{}<]+)<\|im_end\|>")
+# what the system says where nobody speaks for it, as a string or as text of the template
+STANDARD = re.compile(r"(?:(['\"])|(?<!['\"]))<\|im_start\|>system(?:\\n|\n)((?:(?!\1)[^{}<])+)<\|im_end\|>")
+# what chatml is not: a system's message of its own in a variable, texts without their blanks, another end of a turn
+OTHER = re.compile(
+    r"set\s+\w*(?:system|default)\w*\s*=\s*['\"][^'\"]|content['\"]?\]?\s*\|\s*trim|<\|im_end\|>(?:\\n|\n)?['\"]\s*[+~]\s*eos_token"
+)
+END_OF_TURN = re.compile(r"<\|im_end\|>.{0,12}?(?:\\n|\n)", re.DOTALL)
 # what Llama 3.1 says where no date is given; 3.2 would ask a clock, and prompts shall not change from day to day
 DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
 
@@ -53,10 +59,12 @@ def _chatml(template: str) -> Choice | None:
         return None
     if "custom_instructions" in template:  # SmolLM3 writes the day and a mode around the system's message
         return None
+    if OTHER.search(template) or not END_OF_TURN.search(template):
+        return None
     system = STANDARD.search(template)
     return Choice(
         "chatml",
-        system=system[1].replace("\\n", "\n") if system else "",
+        system=system[2].replace("\\n", "\n") if system else "",
         bos="bos_token" in template,
         thinks="</think>" in template,
     )
