@@ -92,6 +92,14 @@ def test_what_was_opened_for_inference_alone_is_not_saved_in_pieces(copy: Path, 
     ph.load(copy, dtype="bf16").save(copy)
 
 
+def test_what_is_saved_of_a_run_in_bf16_opens_with_the_same_weights(saved: Path, tmp_path: Path) -> None:
+    rounded = ph.load(saved, dtype="bf16")
+    rounded.save(tmp_path / "again")
+    wanted = {name: x.float() for name, x in rounded.model.named_parameters()}
+    found = dict(ph.load(tmp_path / "again").model.named_parameters())
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def test_what_is_saved_is_loaded(saved: Path) -> None:
     ours, theirs = run(), ph.load(saved)
     assert theirs.config == ours.config

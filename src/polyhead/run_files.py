@@ -122,9 +122,10 @@ def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: Ge
 
 
 def write_weights(directory: Path, model: Model, tokenizer: Tokenizer) -> None:
-    """Write model.safetensors, which also says of which tokenizer these weights are."""
+    """Write model.safetensors in fp32, which also says of which tokenizer these weights are."""
+    whole = {name: tensor.float() for name, tensor in weights(model).items()}
     with replacing(directory / "model.safetensors") as out:
-        write(out, weights(model), {"format": "pt", DIGEST: tokenizer.sha256})
+        write(out, whole, {"format": "pt", DIGEST: tokenizer.sha256})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -91,6 +91,15 @@ def test_mistakes_are_told(
     assert message.replace("FILE", str(file)) in capsys.readouterr().err
 
 
+def test_terms_that_are_not_utf_8_are_refused(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "terms.tsv"
+    file.write_bytes(b"dog\tHund\nman\tM\xe4nner\n")
+    assert main(["translate", str(tiny), str(source), "--terms", str(file)]) == 2
+    assert f"--terms: line 2 of {file} has characters that are not UTF-8" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_or_is_the_text_is_told(
     tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

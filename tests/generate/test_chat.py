@@ -217,5 +217,5 @@ def test_each_request_is_told_the_likeliest_in_its_own_places(run):
         assert [one[0][1] for one in stream.tops[0]] == pytest.approx(stream.log_probs[0])
         assert {len(one) for one in stream.tops[0]} == {top}
     assert asking.tokens != other.tokens != silent.tokens
-    with pytest.raises(UserError, match="drawn text of a language model alone"):
+    with pytest.raises(UserError, match="sampled text of a language model only"):
         engine.submit("hello", top=2, beam_size=2)

@@ -264,7 +264,7 @@ def test_what_a_family_of_llama_cannot_say_is_named() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("phi3", LIKE_LLAMA | {"position": LLAMA3}, "phi3: rope_parameters asks for 'llama3', which this family does not have"),
+        ("phi3", LIKE_LLAMA | {"position": LLAMA3}, "phi3: rope_scaling: rope_type is 'llama3', wanted one of default, longrope"),
         ("gpt_neox", {"position": "rope", "n_kv_heads": 1}, "n_kv_heads is 1, there 3"),
         ("opt", {}, "offset of position 'learned' is 0, there 2"),
         ("opt", {"position": {"name": "learned", "offset": 2}, "norm": {"name": "layernorm", "eps": 1e-3}}, "eps of norm"),
