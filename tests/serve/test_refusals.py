@@ -122,7 +122,7 @@ def test_whole_numbers_are_bounded_before_anything_is_made_of_them(speaker, cana
             "top_k": 2**31 - 1, "seed": 2**63 - 1, "logprobs": 5}[name]  # fmt: skip
     least = 0 if name in ("top_k", "min_tokens", "seed", "logprobs") else 1
     before = psutil.Process().memory_info().rss
-    for value in (-1, least - 1, most + 1, 2**63, 2**64, -(2**63), 1e308, 1.0, "7", True, [1], {}):
+    for value in (-1, least - 1, most + 1, 2**63, 2**64, -(2**63), 1e308, 1.0, "7", True, None, [1], {}):
         error = refused(speaker.ask("/v1/completions", {"prompt": "a", name: value}))
         assert error["param"] == name, value
     assert psutil.Process().memory_info().rss - before < 10 * 2**20
