@@ -62,6 +62,11 @@ class Shape(NamedTuple):
         return cls(d_model, n_heads, n_kv_heads or n_heads, head_dim, v_head_dim, max_len, causal)
 
 
+def _known(choice: Choice | None, info: ValidationInfo) -> Choice | None:
+    """The part that a field chooses, its options checked."""
+    return None if choice is None else PARTS[str(info.field_name)].check(choice)
+
+
 class LayerParts(Checked):
     """What a layer has in place of the block, attention and positions of the others."""
 
@@ -69,10 +74,7 @@ class LayerParts(Checked):
     attention: Choice | None = None
     position: Choice | None = None
 
-    @field_validator("*")
-    @classmethod
-    def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        return None if choice is None else PARTS[str(info.field_name)].check(choice)
+    _known = field_validator("*")(_known)
 
 
 class ModelSection(Checked):
@@ -173,10 +175,7 @@ class ModelSection(Checked):
     def _bounded(cls, value: Any) -> Any:
         return bounded(value)
 
-    @field_validator(*PARTS)
-    @classmethod
-    def _known(cls, choice: Choice | None, info: ValidationInfo) -> Choice | None:
-        return None if choice is None else PARTS[str(info.field_name)].check(choice)
+    _known = field_validator(*PARTS)(_known)
 
     @model_validator(mode="before")
     @classmethod
@@ -210,9 +209,10 @@ class ModelSection(Checked):
             )
         if self.generator and "head" not in self.model_fields_set:
             object.__setattr__(self, "head", False)
-        from polyhead.trial import try_layers, try_together
+        from polyhead.clashes import refuse_clashes
+        from polyhead.trial import try_layers
 
-        try_together(self)
+        refuse_clashes(self)
         try_layers(self)
         return self
 

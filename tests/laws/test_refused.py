@@ -65,7 +65,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"share_layers": True, "pattern": [{}, {"position": "rope"}]},
-        "share_layers gives all layers the weights of the first, and pattern makes layers of 2 kinds: leave one out",
+        "share_layers gives all layers the weights of the first, and pattern makes layers of several kinds: leave one out",
     ),
     (
         {"share_layers": True, "embedding_norm": "first", "norm_first": True},
