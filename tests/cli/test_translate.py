@@ -55,6 +55,39 @@ def test_chunks_change_nothing(
     assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
 
 
+@pytest.mark.parametrize("chunk", ["1", "2", "4"])
+def test_chunks_change_nothing_of_what_is_drawn(
+    chunk: str, tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--temperature", "1.5", "--seed", "7", "--n-best", "2", "--scores"]
+    whole = translated(capsys, tiny, source, *options)
+    assert translated(capsys, tiny, source, *options, "--chunk", chunk) == whole
+    assert [whole[i] for i in (4, 5, 8, 9)] == [""] * 4  # of blank lines
+    found = polyhead.load(tiny).hypotheses(
+        [line if line.strip() else "" for line in LINES], n_best=2, temperature=1.5, seed=7
+    )
+    wanted = [
+        f"{h.log_prob:.4f}" for line, best in zip(LINES, found, strict=True) for h in best if line.strip()
+    ]
+    assert [line.split("\t")[0] for line in whole if line] == wanted
+    assert translated(capsys, tiny, source, *options[:3], "8", *options[4:]) != whole
+
+
+def test_what_has_no_effect_on_drawing_is_refused(
+    tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, said in [
+        (["--temperature", "1", "--beam-size", "2"], "beam_size has no effect on drawn translations"),
+        (["--top-k", "3", "--min-new-tokens", "2"], "min_new_tokens has no effect on drawn translations"),
+        (["--seed", "3"], "seed has no effect on translations"),
+        (["--temperature", "1", "--n-best", "0"], "n_best is 0; wanted a whole number, 1 or more"),
+        (["--temperature", "1", "--seed", "-1"], "--seed: '-1' is out of range"),
+    ]:
+        assert main(["translate", str(tiny), str(source), *options]) == 2
+        out, err = capsys.readouterr()
+        assert not out and said in err
+
+
 @pytest.mark.parametrize("options", [["--n-best", "2", "--scores"], ["--chunk", "2"]])
 def test_a_file_has_what_standard_output_would(
     options: list[str], tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -99,7 +132,7 @@ def test_translations_made_before_an_end_are_kept(
     whole, said = polyhead.run.Run.hypotheses, f"the translations of the first 4 texts are in {part}"
 
     def interrupted(self: polyhead.run.Run, texts: list[str], **changes: object) -> object:
-        if texts == LINES[-1:]:
+        if texts == ["", LINES[-1]]:
             raise KeyboardInterrupt
         return whole(self, texts, **changes)
 

@@ -55,6 +55,12 @@ class Tape:
         ]
         return self.say([sources[i // beams] for i in range(len(tokens))], whole[0])[:, None]
 
+    def read(self, tokens: Tensor, pos: Tensor, cache: Cache | None, memory: Sequence[KV]) -> Tensor:
+        assert cache is not None
+        for layer in cache.layers:
+            layer.update(KV(tokens[:, None, :, None].float(), pos[:, None, :, None].float(), pos[:, None]))
+        return tokens
+
     def say(self, sources: list[tuple[int, ...]], prefixes: list[tuple[int, ...]]) -> Tensor:
         """Logits (N, V) after whole prefixes, begin included."""
         raise NotImplementedError

@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 import torch
 
 from polyhead.errors import UserError
 from polyhead.generate.padding import pad
-from polyhead.generate.search import in_order, limit, search
+from polyhead.generate.search import Draws, in_order, limit, search
 from polyhead.generation_section import GenerationConfig
 from polyhead.text.sides import Sides
 
@@ -50,6 +51,40 @@ def test_the_stream_yields_every_line_once_longest_first_where_one_at_a_time_is_
         assert lines[5:] == [2, 5]  # without a word
         if batch_tokens == 1:
             assert lines == [3, 6, 0, 4, 1, 2, 5]
+
+
+def drawn(model, source, begin, limit, temperature, stream):
+    """One output, each token where the summed probabilities exceed the next number of the stream."""
+    tokens, log_prob = list(begin), 0.0
+    while len(tokens) < limit:
+        logits = model.logits(source, tokens).astype(np.float64) / temperature
+        sums = np.cumsum(np.exp(logits) / np.exp(logits).sum())
+        token = int((sums <= stream.random()).sum())
+        log_prob += model.log_probs(source, tokens)[token]
+        if token == EOS:
+            break
+        tokens.append(token)
+    return tokens, log_prob
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
+@pytest.mark.parametrize(("n", "first"), [(1, 0), (3, 2)])
+@pytest.mark.parametrize("prefix", [None, [[1], [], [2], [3, 1], [], [], [2, 2]]])
+def test_what_is_drawn_depends_on_seed_and_number_alone(table, batch_tokens, n, first, prefix):
+    model = table(2, eos=0.3)
+    config = GenerationConfig(
+        temperature=1.7, batch_tokens=batch_tokens, max_length_ratio=1.0, max_length_extra=3
+    )
+    found = search_all(model, SOURCES, config, prefix=prefix, draws=Draws(n, 5, first))
+    for row, (source, hypotheses) in enumerate(zip(SOURCES, found, strict=True)):
+        assert len(hypotheses) == n
+        for i, hypothesis in enumerate(hypotheses):
+            stream = np.random.Generator(np.random.PCG64([5, n * (first + row) + i]))
+            begin = prefix[row] if prefix and source else []
+            most = min(12, max(len(source) + 3, len(begin) + 1)) if source else 0
+            tokens, log_prob = drawn(model, [*source, EOS], begin, most, 1.7, stream)
+            assert hypothesis.tokens == tokens
+            assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-5)
 
 
 @pytest.mark.acceptance("C5")

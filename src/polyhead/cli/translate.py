@@ -17,12 +17,16 @@ from polyhead.cli.options import (
     CacheName,
     Device,
     Dtype,
+    MinP,
     NoRepeat,
     Output,
     Short,
     SourceLang,
     TargetLang,
+    Temperature,
     TermsFile,
+    TopK,
+    TopP,
     With,
     opened,
     parts,
@@ -54,6 +58,13 @@ def run(
     early_stopping: Annotated[
         str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
     ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="the same seed draws the same translations", show_default="0")
+    ] = None,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     no_repeat_ngram_size: NoRepeat = None,
@@ -83,10 +94,12 @@ def run(
 ) -> None:
     """Translate a file or what is piped in, one line at a time.
 
-    A blank line gives a blank line, so line n of the output belongs to line n of the input.
+    A blank line gives a blank line, so line n of the output belongs to line n of the input. With --temperature, --top-k, --top-p or
+    --min-p translations are drawn by their probabilities; without, the best ones are searched for.
 
     \b
     polyhead translate runs/multi30k test.de --output test.en
+    polyhead translate runs/multi30k more.de --output more.en --temperature 1
     echo "Ein Hund bellt." | polyhead translate runs/multi30k --n-best 3 --scores
     """
     changes = typed(
@@ -94,6 +107,11 @@ def run(
         length_penalty=length_penalty,
         min_new_tokens=min_new_tokens,
         early_stopping=early_stopping,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
         no_repeat_ngram_size=no_repeat_ngram_size,
         batch_tokens=batch_tokens,
         source_lang=source_lang,
@@ -139,7 +157,7 @@ def run(
                 refuse_long(
                     said, most - 1 - len(sides.opening), done + 1, "--terms: line", "Give fewer terms"
                 )
-            found = translations(translator, texts, n_best, changes)
+            found = translations(translator, texts, n_best, changes, done)
             add((shown(score, text, scores) for score, text in found), len(texts))
             done += len(texts)
             counter.add(len(texts))
@@ -156,21 +174,17 @@ def shown(score: float | None, text: str, scores: bool) -> str:
 
 
 def translations(
-    run: Run, texts: list[str], n_best: int, changes: dict[str, Any]
+    run: Run, texts: list[str], n_best: int, changes: dict[str, Any], first: int
 ) -> Iterator[tuple[float | None, str]]:
-    """(score, translation), ``n_best`` of them for each text; blanks without a score for a blank text, and where fewer were found."""
-    kept = [i for i, text in enumerate(texts) if text.strip()]
-    if "prefix" in changes:
-        changes = changes | {"prefix": [changes["prefix"][i] for i in kept]}
-    found = run.hypotheses([texts[i] for i in kept], n_best=n_best, **changes)
-    answers = dict(zip(kept, found, strict=True))
-    for i in range(len(texts)):
-        if i not in answers:
-            yield from [(None, "")] * n_best
-            continue
-        outputs = run.tokenizer.decode([hypothesis.tokens for hypothesis in answers[i]])
-        for hypothesis, text in zip(answers[i], outputs, strict=True):
-            yield hypothesis.score, one_line(text)
+    """(score, translation), ``n_best`` of them for each text; blanks without a score for a blank text, and where fewer were found.
+
+    ``first`` is the number of the first text among all.
+    """
+    given = [text if text.strip() else "" for text in texts]
+    for text, best in zip(given, run.hypotheses(given, n_best=n_best, first=first, **changes), strict=True):
+        outputs = run.tokenizer.decode([hypothesis.tokens for hypothesis in best])
+        for hypothesis, output in zip(best, outputs, strict=True):
+            yield hypothesis.score if text else None, one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from polyhead.errors import UserError, check_whole
 from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Hypothesis
+from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
-from polyhead.generate.request import Request
+from polyhead.generate.request import Request, Search
+from polyhead.generate.settings import sampling_of
 from polyhead.generate.shortlist import Shortlist
 from polyhead.generate.terms import Terms
 from polyhead.generation_section import GenerationConfig
@@ -17,6 +20,20 @@ from polyhead.text.glossary import Term
 from polyhead.text.sides import Sides
 
 EMPTY = Hypothesis([], 0.0, 0.0)
+
+
+class Draws(NamedTuple):
+    """Outputs that are drawn, ``n`` of each line. What a line draws depends on the seed and on its number alone."""
+
+    n: int
+    seed: int
+    first: int = 0  # number of the first line, where others came before
+
+    def check(self) -> None:
+        """A UserError says which of them makes no sense."""
+        check_whole("n_best", self.n, 1)
+        check_whole("seed", self.seed, 0)
+        check_whole("first", self.first, 0)
 
 
 def search(
@@ -31,6 +48,7 @@ def search(
     forbidden: Sequence[int] = (),
     shortlist: Shortlist | None = None,
     terms: Sequence[Sequence[Term]] | None = None,
+    draws: Draws | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Outputs of encoded source lines (without what stands around them), as (line from 0, best first), as they are found.
 
@@ -40,7 +58,7 @@ def search(
     greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
     is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
     output of each line, where the line is not empty. One beam is greedy search. With a ``shortlist`` only what a line suggests is said.
-    The output of each line has all of its ``terms``.
+    The output of each line has all of its ``terms``. With ``draws`` beams find nothing: outputs are drawn as ``config`` says.
     """
     lines = _fitting(sources, max_len - len(sides.source(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
@@ -53,7 +71,8 @@ def search(
             )
         if sides.end in given:
             raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {sides.end}")
-    told, rule = sides.opening if sides.forced else (), beaming(config, sides.end, forbidden)
+    told = list(sides.opening) if sides.forced else []
+    beams, drawing = beaming(config, sides.end, forbidden), Drawing(sampling_of(config), sides.end)
     wanted = [
         insisted(own, sides, max_len, f" of line {i}") for i, own in enumerate(terms or [()] * len(lines), 1)
     ]
@@ -67,15 +86,20 @@ def search(
     )
     order = sorted(range(len(lines)), key=lambda row: -len(lines[row]))
     requests = {}
-    for row in order:
-        if lines[row]:
-            wish = Wish(limits[row], [*told, *prefix[row]], len(told), [sides.start])
-            search = Beams(rule, wish, wanted[row])
-            cost = search.width * (len(lines[row]) + 1)
-            requests[row] = engine.submit([sides.start], search, source=sides.source(lines[row]), cost=cost)
-    for row, best in _ended(engine, requests):
-        yield row, [h._replace(tokens=sides.plain(h.tokens)) for h in best] if sides.opening else best
-    yield from ((row, [EMPTY]) for row in order if not lines[row])
+    for row in (row for row in order if lines[row]):
+        begin, given = [sides.start], [*told, *prefix[row]]
+        if draws is None:
+            search: Search = Beams(beams, Wish(limits[row], given, len(told), begin), wanted[row])
+        else:
+            begin += given
+            first = draws.n * (draws.first + row)
+            search = Drawn(drawing, begin, limits[row] - len(given), draws.n, draws.seed, first)
+        cost = search.width * (len(lines[row]) + 1)
+        requests[row] = engine.submit(begin, search, source=sides.source(lines[row]), cost=cost)
+    for row, found in _ended(engine, requests):
+        begun = [*told, *prefix[row]] if draws else []
+        yield row, [h._replace(tokens=sides.plain([*begun, *h.tokens])) for h in found]
+    yield from ((row, [EMPTY] * (draws.n if draws else 1)) for row in order if not lines[row])
 
 
 def insisted(terms: Sequence[Term], sides: Sides, max_len: int, of: str = "") -> Terms | None:

@@ -16,7 +16,7 @@ from polyhead.generate.frame import Frame
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, insisted, limit
-from polyhead.generate.settings import DRAWN, sampled, sampling_of, searched
+from polyhead.generate.settings import DRAWS, sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generate.told import Stream
 from polyhead.generation_section import GenerationConfig
@@ -117,7 +117,7 @@ class TextEngine:
         check_whole("seed", seed, 0)
         stops, translates = stop_texts(stop), self.frame is None
         if translates:
-            drawn = bool(DRAWN - {"max_new_tokens"} & set(changes))
+            drawn = bool(DRAWS & set(changes))
             what = "drawn translations" if drawn else "translations"
         else:
             drawn = "beam_size" not in changes

@@ -15,6 +15,8 @@ from polyhead.generation_section import GenerationConfig
 DRAWN = frozenset(
     ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
 )
+DRAWS = DRAWN - {"max_new_tokens", "speculate"}
+"""Any of which draws a translation, which is searched for without."""
 BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
 POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
@@ -22,7 +24,7 @@ LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}
 EFFECTIVE = {
     "drawn text": DRAWN | BOTH | {"form"},
-    "drawn translations": DRAWN | BOTH | LENGTHS,
+    "drawn translations": DRAWS | BOTH | LENGTHS,
     "the likeliest texts": SEARCHED - LENGTHS | BOTH | {"max_new_tokens", "form"},
     "translations": SEARCHED | BOTH,
     "vectors of texts": POOLED,
@@ -32,6 +34,7 @@ BESIDE = {
     "drawn text": frozenset(["n", "seed", "stop"]),
     "the likeliest texts": frozenset(["n", "stop"]),
     "translations": frozenset(["source_lang", "target_lang", "prefix", "truncate", "shortlist", "terms"]),
+    "drawn translations": frozenset(["n_best", "seed", "source_lang", "target_lang", "prefix", "truncate"]),
 }
 """What else says how it is made, and is no key of generation."""
 MOST_DRAWN = 10_000  # sequences of one prompt, which go on together

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from polyhead.errors import UserError
 from polyhead.generate.decoder import Decoder, Hypothesis
-from polyhead.generate.search import search
-from polyhead.generate.settings import changed
+from polyhead.generate.search import Draws, search
+from polyhead.generate.settings import DRAWS, changed, sampled
 from polyhead.generate.shortlist import Shortlist
 from polyhead.generation_section import GenerationConfig
 from polyhead.text.glossary import Entries, Glossary, terms_of
@@ -29,14 +30,24 @@ def translations(
     target_lang: str | None = None,
     prefix: Sequence[str] | None = None,
     terms: Glossary | Entries | None = None,
+    first: int = 0,
     **changes: Any,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The best translations of each text, as (its number, best first), as they are found; ``changes`` are of ``generation``.
 
-    A translation begins with its ``prefix`` and says what the ``terms`` of its text want. Languages that are not given
+    With temperature, top_k, top_p or min_p among them they are drawn, ``n_best`` of each text, by a ``seed``; a text draws by its
+    number, counted from ``first``. A translation begins with its ``prefix`` and says what the ``terms`` of its text want. Languages that are not given
     are those of the tokenizer's files. A wish that cannot be met is a UserError before anything is decoded.
     """
-    config = changed(generation, changes, "translations")
+    draws = None
+    if DRAWS & set(changes):
+        draws = Draws(changes.pop("n_best", 1), changes.pop("seed", 0), first)
+        draws.check()
+        config = sampled(generation, changes, draws.n, "drawn translations")
+        if terms is not None:
+            raise UserError("terms have an effect on translations that beams search for alone")
+    else:
+        config = changed(generation, changes, "translations")
     check_texts([] if prefix is None else prefix, "prefix=")
     return search(
         model,
@@ -49,4 +60,5 @@ def translations(
         forbidden=[tokenizer.id_of(token) for token in config.forbidden],
         shortlist=shortlist,
         terms=terms_of(texts, terms, tokenizer.target),
+        draws=draws,
     )
