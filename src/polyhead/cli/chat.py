@@ -19,8 +19,10 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     Form,
+    FrequencyPenalty,
     MinP,
     NoRepeat,
+    PresencePenalty,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -58,6 +60,8 @@ def run(
     top_p: TopP = None,
     min_p: MinP = None,
     repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same answers")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="text that ends an answer; may be given again")
@@ -86,6 +90,8 @@ def run(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
     ) | {"stop": stop or []}
     wishes |= parts(form=form)

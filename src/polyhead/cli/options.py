@@ -44,6 +44,16 @@ MinP = Annotated[
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
 ]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="-2 to 2, taken from a token's logit for every time it was said", show_default=AS_TRAINED
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(help="-2 to 2, taken from a token's logit once it was said", show_default=AS_TRAINED),
+]
 Form = Annotated[
     str | None,
     typer.Option(

@@ -191,7 +191,8 @@ class TextEngine:
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
-        sampling, form = sampling_of(config), form_of(config.form, by or self.tokenizer, ends)
+        sampling = sampling_of(config, self.tokenizer.target.vocab_size)
+        form = form_of(config.form, by or self.tokenizer, ends)
         return self._drawing.setdefault((sampling, ends, form), Drawing(sampling, *ends, form=form))
 
     def _beam(

@@ -14,9 +14,6 @@ from polyhead.serve.refusal import Refusal, invalid, unsupported
 from polyhead.serve.sizes import check_size
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "logit_bias": ({}, None),
     "suffix": ("", None),
     "best_of": (1, None),
     "targets": (None,),
