@@ -30,6 +30,7 @@ from polyhead.cli.options import (
     With,
     opened,
     parts,
+    tell_unguessed,
     typed,
 )
 from polyhead.document import parse_part
@@ -96,6 +97,7 @@ def run(
     ) | {"stop": stop or []}
     wishes |= parts(form=form)
     loaded = opened(directory, others, dtype, device)
+    tell_unguessed(loaded)
     options: dict[str, Any] = {"rows": 1} | parts(cache=cache)
     talker = loaded.talker(parse_part(chat) if chat else None, **options)
     talk = Talk(talker, system, wishes, seed)
