@@ -209,7 +209,7 @@ class TranslationBody(Drawing):
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
-    input: Texts = Field(description="texts, a vector each")
+    input: Prompts = Field(description="texts, or the token ids of texts; a vector each")
     encoding_format: str = Field(
         "float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)"
     )
