@@ -484,6 +484,12 @@ def test_what_can_be_read_only_once_is_not_taken_for_no_text_at_all() -> None:
             ask(7)
         with pytest.raises(UserError, match="text 0 is int, wanted a string"):
             ask([7] * len(TEXTS))
+    most = reader.tokenizer.vocab_size - 1
+    for ids in ([most + 1], [-1], [True], [0.5], ["a"], [None]):
+        with pytest.raises(UserError, match=f"text 1 has no token .*; this model knows 0 to {most}"):
+            reader.embed([TEXTS[0], ids])
+    both = reader.embed([reader.tokenizer.encode(TEXTS)[0], TEXTS[0]])
+    assert torch.equal(both[0], both[1])
     with pytest.raises(UserError, match=r"run\.evaluate wants a list of texts, got generator"):
         translator.evaluate(TEXTS, (text for text in TEXTS))  # type: ignore[arg-type]
     for stop, shown in ((None, "null"), (3, "3"), ([None], r"\[None\]")):

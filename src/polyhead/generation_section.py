@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from polyhead.errors import UserError, unknown
+from polyhead.errors import UserError, show, unknown
 from polyhead.registry import CACHE, CHAT, FORM, SPECULATE, Choice, Registry
 from polyhead.sections import Section
 
 Pooling = Literal["mean", "first", "max", "last", "own"]
+Biases = Annotated[dict[int, float], BeforeValidator(lambda given: biases(given))]
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
+ID = re.compile("[0-9]{1,10}")
+LARGEST = 2**31 - 1  # that a token id may be
 
 
 class GenerationConfig(Section):
@@ -45,6 +50,19 @@ class GenerationConfig(Section):
     )
     repetition_penalty: float = Field(
         1.0, gt=0, description="language models: above 1 against saying things again"
+    )
+    frequency_penalty: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        description="language models: taken from a token's logit for every time that it was said",
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="language models: taken from a token's logit once it was said"
+    )
+    logit_bias: Biases = Field(
+        default_factory=dict,
+        description="language models: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
     )
     no_repeat_ngram_size: int = Field(
         0, ge=0, description="no n-gram of this length comes twice in a text; 0: no limit"
@@ -106,6 +124,23 @@ class GenerationConfig(Section):
     def before(self) -> str:
         """What stands before each text of which a vector is made."""
         return self.prompts.get(self.prompt, self.prompt)
+
+
+def biases(given: Any) -> dict[int, float]:
+    """What is added to the logits of tokens, by their ids; JSON has those as texts."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"{show(given)} is not an object such as {{7: -100}}, a number for each token id")
+    found: dict[int, float] = {}
+    for key, bias in given.items():
+        token = int(key) if isinstance(key, str) and ID.fullmatch(key) else key
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) <= LARGEST:
+            raise UserError(f"{show(key)} is not a token id")
+        if isinstance(bias, bool) or not isinstance(bias, Real) or not -100 <= float(bias) <= 100:
+            raise UserError(f"token {token} has the bias {show(bias)}, wanted a number from -100 to 100")
+        if int(token) in found:
+            raise UserError(f"token {token} stands there twice")
+        found[int(token)] = float(bias)
+    return found
 
 
 def _early(given: Any) -> Any:

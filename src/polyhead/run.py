@@ -238,11 +238,14 @@ class Run:
         """For each text and each mask in it, written <mask> or [MASK], the likeliest tokens with their probabilities."""
         return fill_mask(self._need("encoder", fill_mask=(texts,)), self.tokenizer, texts, top)
 
-    def embed(self, texts: Sequence[str], **changes: Any) -> Tensor:
-        """One vector for each text (N, C), as ``pooling`` ("mean", "first", "last", "max" or "own"), ``prompt`` and so on say."""
+    def embed(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Tensor:
+        """One vector for each text (N, C), as ``pooling`` ("mean", "first", "last", "max" or "own"), ``prompt`` and so on say.
+
+        In place of a text its tokens may stand, as ``run.tokenizer.encode`` gives them.
+        """
         return self.embedded(texts, **changes).vectors
 
-    def embedded(self, texts: Sequence[str], **changes: Any) -> Embedded:
+    def embedded(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Embedded:
         """As ``embed``, and how many of the texts were cut."""
         self._alone("vectors are")
         model = self._need("encoder" if self.kind == "encoder-decoder" else self.kind)

@@ -23,6 +23,7 @@ import torch
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
 from polyhead.generation_section import GenerationConfig
+from polyhead.loading import load
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 
@@ -193,6 +194,22 @@ def test_told_to_stop_at_any_moment_no_accepted_request_is_lost(speaker: Path) -
             os.kill(service.process.pid, signal.SIGTERM)
             assert all(stream.whole().endswith("data: [DONE]\n\n") for stream in streams)
             assert service.end()[0] == 0
+
+
+@pytest.mark.parametrize("log", ["--log", "--no-log"])
+def test_a_run_whose_guesses_have_no_effect_is_told_so_at_the_start(
+    speaker: Path, tmp_path: Path, log: str
+) -> None:
+    said = "polyhead: generation.speculate of this run (lookup) has no effect here"
+    run = load(speaker)
+    settings = GenerationConfig(speculate=Choice("lookup"), max_new_tokens=5)
+    Run(run.model, run.tokenizer, settings).save(tmp_path / "guessing")
+    for directory, wanted in ((tmp_path / "guessing", 1), (speaker, 0)):
+        with serving(directory, log) as service:
+            service.http.post("/v1/completions", json={"prompt": "dogs", "max_tokens": 1})
+            service.process.send_signal(signal.SIGTERM)
+            code, told = service.end()
+            assert code == 0 and told.count(said) == wanted
 
 
 def test_keys_come_from_a_file_or_the_environment(

@@ -274,7 +274,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_continuations(model)
 class Letters:
     """A tokenizer of one letter a token."""
 
-    pad_id = PAD
+    pad_id, vocab_size = PAD, V
     spoken = None  # it is asked for every text
 
     def __init__(self, eos_id=EOS):

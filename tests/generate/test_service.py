@@ -152,6 +152,12 @@ def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, wa
 @pytest.mark.parametrize(
     ("kind", "text", "wish", "message"),
     [
+        (
+            "decoder",
+            "dogs",
+            {"speculate": "lookup"},
+            "speculate has no effect in an engine: run.generate alone guesses",
+        ),
         ("decoder", "dogs", {"cache": "paged"}, "cache is a setting of the whole engine, not of one request"),
         ("decoder", ["dogs", "cats"], {}, "a request is one text, got several; submit each"),
         ("decoder", "dogs", {"n": 0}, "n is 0; wanted a whole number, 1 or more"),

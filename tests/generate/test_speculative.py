@@ -24,6 +24,8 @@ COLD, WARM = (
     Sampling(temperature=0.0),
     Sampling(temperature=1.3, top_k=7, top_p=0.97, min_p=0.01, repetition_penalty=1.2),
 )
+BIAS = ((6, 1.5), (7, -100.0))
+LESS = Sampling(frequency_penalty=0.8, presence_penalty=-0.5, logit_bias=BIAS)
 PROMPTS = [[5, 6, 7], [9], [4, 4, 8, 10, 3, 4, 4], [1, 5]]
 REWINDING = [name for name in CACHE.names() if CACHE.get(name).rewinds and CACHE.get(name).lossless]
 
@@ -87,7 +89,7 @@ def slow(model, prompt, limit, sampling=COLD, seed=0, number=0, max_len=64, eos_
     while len(y) < len(prompt) + limit and (len(y) == len(prompt) or y[-1] != eos_id):
         if len(y) - since > max_len:
             since = len(y) - max_len // 2
-        allowed = sampling.apply(model(torch.tensor([y[since:]]))[:, -1], [y])
+        allowed = sampling.apply(model(torch.tensor([y[since:]]))[:, -1], [y], 0, [y[len(prompt) :]])
         y.append(int(allowed.argmax()) if sampling.temperature == 0 else chance.draw(allowed, [0])[0])
     return y[len(prompt) :]
 
@@ -162,6 +164,15 @@ def test_guesses_of_the_text_leave_every_draw_as_it_was(model):
             assert [token.log_prob for token in told if token.row == row] == pytest.approx(wanted, abs=1e-4)
 
 
+def test_penalties_count_what_was_said_alone_and_make_the_greedy_text_another(model, small):
+    cold = Sampling(temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5, logit_bias=BIAS)
+    wanted = [slow(model, prompt, 20, cold) for prompt in PROMPTS]
+    assert sum(tokens != slow(model, prompt, 20) for prompt, tokens in zip(PROMPTS, wanted, strict=True)) > 2
+    for proposer in (Lookup(None, ngram=2, tokens=5), drafted(small), drafted(model, 4)):
+        assert say_all(model, PROMPTS, proposer, sampling=cold, max_new_tokens=20)[0] == wanted
+        assert say_all(model, PROMPTS, proposer, sampling=cold, max_new_tokens=20, n=2)[0][::2] == wanted
+
+
 # --- the same distribution ---
 
 
@@ -226,7 +237,7 @@ def exact(model, prompt, sampling, length):
             text = [*prompt, *tokens]
             with torch.no_grad():
                 p = (
-                    sampling.apply(model(torch.tensor([text]))[:, -1], [text])
+                    sampling.apply(model(torch.tensor([text]))[:, -1], [text], 0, [tokens])
                     .double()
                     .softmax(-1)[0]
                     .tolist()
@@ -257,6 +268,7 @@ SHAPES = {
     "plain": Sampling(),
     "all steps": Sampling(temperature=1.5, top_k=7, top_p=0.95, min_p=0.02, repetition_penalty=1.4),
     "nothing twice": Sampling(top_k=9, no_repeat_ngram_size=2),
+    "penalties": LESS,
 }
 
 
@@ -307,11 +319,12 @@ def test_a_row_draws_nothing_of_another_one(unsure):
 # --- how many are accepted ---
 
 
-@pytest.mark.parametrize("sampling", [COLD, Sampling(), WARM], ids=["greedy", "plain", "warm"])
+@pytest.mark.parametrize("sampling", [COLD, Sampling(), WARM, LESS], ids=["greedy", "plain", "warm", "less"])
 def test_a_draft_that_is_the_model_is_right_all_the_time(model, sampling):
     counted = Counting(model)
-    say_all(counted, [[5, 6, 7, 4]], drafted(model, 4), sampling=sampling, max_new_tokens=15, eos_id=NEVER)
-    assert counted.widths == [5, 5, 5]
+    prompt = [5, 6, 7, 7, 7, 6, 6, 4]  # which no penalty counts
+    say_all(counted, [prompt], drafted(model, 4), sampling=sampling, max_new_tokens=15, eos_id=NEVER)
+    assert counted.widths[-3:] == [5, 5, 5] and len(counted.widths) < 5
 
 
 def test_the_share_accepted_is_what_the_two_distributions_have_in_common(unsure):

@@ -34,6 +34,7 @@ WAYS = [
     {"n": 3, "seed": 4, "top_k": 20},
     {"n": 2, "beam_size": 4},
     {"max_tokens": 1},
+    {"temperature": 0, "frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": {"40": 2}},
 ]
 PATH = "/v1/chat/completions"
 

@@ -6,7 +6,9 @@ import base64
 import threading
 
 import numpy as np
+import openai
 import pytest
+import torch
 from tests.serve.conftest import living, make
 
 from polyhead.recipe import Recipe
@@ -35,6 +37,70 @@ def test_embeddings(services, pooling):
         assert answer["usage"]["prompt_tokens"] == sum(
             len(ids) + special for ids in live.run.tokenizer.encode(TEXTS)
         )
+
+
+def naive(run, rows):
+    """The mean of the vectors that the encoder makes of each row, read alone."""
+    with torch.inference_mode():
+        return [run.model.encoder(torch.tensor([row]))[0].double().mean(0).tolist() for row in rows]
+
+
+def test_embeddings_of_token_ids(services):
+    for kind in ("encoder", "classifier", "decoder"):
+        live, run = services[kind], services[kind].run
+        t, texts = run.tokenizer, TEXTS[:-1]
+        ids = t.encode(texts)
+        odd = [t.unk_id, 17, 17, t.vocab_size - 1]  # that no text gives
+        around = ([], [t.eos_id]) if kind == "decoder" else ([t.bos_id], [t.eos_id])
+        for given, wanted in (
+            (ids, ids), (ids[0], ids[:1]), ([ids[1]], ids[1:2]), (odd, [odd]), ([odd, ids[2]], [odd, ids[2]]),
+        ):  # fmt: skip
+            body = {"input": given, "pooling": "mean"}
+            answer = live.ask("/v1/embeddings", body).json()
+            rows = [[*around[0], *row, *around[1]] for row in wanted]
+            found = [one["embedding"] for one in answer["data"]]
+            np.testing.assert_allclose(found, naive(run, rows), atol=1e-5)
+            tokens = sum(map(len, rows))
+            assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+        as_texts = live.ask("/v1/embeddings", {"input": texts}).json()
+        assert live.ask("/v1/embeddings", {"input": ids}).json()["usage"] == as_texts["usage"]
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+    found = client.embeddings.create(model="tiny", input=ids).data
+    for vector, wanted in zip(found, naive(run, [[*row, t.eos_id] for row in ids]), strict=True):
+        assert vector.embedding == pytest.approx(wanted, abs=1e-5)
+
+
+def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
+    run = make("encoder")
+    run.generation = run.generation.model_copy(update={"max_text_len": 12, "pool_prompt": False})
+    t, path = run.tokenizer, "/v1/embeddings"
+    ids, before = t.encode(["two dogs bark"])[0], t.encode(["dogs: "])[0]
+    with serving(run, limits=Limits(chars=40, batch=3)) as live:
+        (told,) = live.ask(path, {"input": ids, "prompt": "dogs: ", "truncate": True}).json()["data"]
+        row = [*[t.bos_id, *before, *ids][:11], t.eos_id]
+        with torch.inference_mode():
+            wanted = run.model.encoder(torch.tensor([row]))[0, 1 + len(before) :].mean(0)
+        assert told["embedding"] == pytest.approx(wanted.tolist(), abs=1e-5)
+        assert live.ask(path, {"input": [5] * 10}).json()["usage"]["prompt_tokens"] == 12
+        most = t.vocab_size - 1
+        for given, code, said in (
+            ([5] * 11, "context_length_exceeded", "text 0 has more tokens than this model reads (12"),
+            ([[5], [5] * 11], "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
+            ([5] * 41, "text_too_long", "input has a text of 41 tokens; this service takes 40"),
+            ([[5]] * 4, "too_many_texts", "input has 4 texts; this service takes 3 at once"),
+            ([5, most + 1], "invalid_value", f"input: there is no token {most + 1}; this model knows 0 to {most}"),
+            ([[5], [-1]], "invalid_value", "input: there is no token -1"),
+            ([], "invalid_value", "is not a text, a list of texts, a list of token ids"),
+            ([[]], "invalid_value", "is not a text"), ([1.5], "invalid_value", "is not a text"),
+            ([True], "invalid_value", "is not a text"), ([[[5]]], "invalid_value", "is not a text"),
+        ):  # fmt: skip
+            answer = live.ask(path, {"input": given})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, code, "input"), given
+            assert said in error["message"]
+        cut = live.ask(path, {"input": [*[5] * 10, 9, 9], "truncate": True}).json()
+        plain = live.ask(path, {"input": [5] * 10}).json()
+        assert cut["usage"]["prompt_tokens"] == 12 and cut["data"] == plain["data"]
 
 
 def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):

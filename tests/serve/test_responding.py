@@ -124,6 +124,7 @@ WAYS = [
     {"beam_size": 2, "max_tokens": 9},
     {"seed": 6, "logprobs": True, "top_logprobs": 2, "max_tokens": 12},
     {"seed": 7, "truncate": True},
+    {"temperature": 0, "frequency_penalty": 2, "presence_penalty": 0.5, "logit_bias": {"40": 3}},
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.serve.conftest import living, make
 
 from polyhead.analysis.token_maps import text_of
+from polyhead.run import Run
 from polyhead.serve import driver
 from polyhead.serve.bodies import CompletionBody
 from polyhead.serve.wishes import _continued
@@ -22,6 +23,8 @@ WAYS = [
     {"n": 3, "seed": 4, "top_k": 20},
     {"n": 2, "beam_size": 4},
     {"max_tokens": 1, "temperature": 0},
+    {"temperature": 0, "frequency_penalty": 1.5, "presence_penalty": 0.5},
+    {"seed": 5, "n": 2, "presence_penalty": -2, "logit_bias": {"40": 4, "41": -100}},
 ]
 
 
@@ -56,7 +59,8 @@ def test_the_pieces_of_a_stream_make_the_whole(speaker, way):
         reasons[choice["index"]] = choice["finish_reason"]
     assert said == [choice["text"] for choice in whole["choices"]]
     assert reasons == [choice["finish_reason"] for choice in whole["choices"]]
-    assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
+    details = {"prompt_tokens_details": events[-1]["usage"]["prompt_tokens_details"]}  # read before by then
+    assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"] | details
 
 
 def test_usage_counts_what_was_read_and_said(speaker):
@@ -340,6 +344,33 @@ def test_an_encoder_decoder_completes_text_to_text(translator):
     assert short["usage"]["completion_tokens"] == 2 and short["choices"][0]["finish_reason"] == "length"
 
 
+def test_what_asks_for_nothing_is_no_wish(services):
+    """Clients send these with everything, with beams and to translators too."""
+    nothing = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}
+    for kind in ("decoder", "encoder-decoder"):
+        for way in ({"beam_size": 2}, {} if kind == "encoder-decoder" else {"seed": 1}):
+            body = {"prompt": TEXTS[0], "max_tokens": 6, **way}
+            answer = services[kind].ask("/v1/completions", {**body, **nothing})
+            assert answer.status_code == 200 and "x-warnings" not in answer.headers
+            wanted = services[kind].ask("/v1/completions", body).json()["choices"]
+            assert answer.json()["choices"] == wanted
+
+
+def test_a_request_may_put_off_the_penalties_of_the_run():
+    made = make("decoder")
+    own = {"frequency_penalty": 2.0, "logit_bias": {40: -100.0}}
+    run = Run(made.model, made.tokenizer, made.generation.model_copy(update={**own, "temperature": 0.0}))
+    with living(run) as live:
+        for body, wanted in (
+            ({}, run.generate(["dogs"])),
+            ({"frequency_penalty": 0, "logit_bias": {}}, made.generate(["dogs"], temperature=0.0)),
+            ({"frequency_penalty": None, "logit_bias": None}, run.generate(["dogs"])),
+        ):
+            answer = live.ask("/v1/completions", {"prompt": "dogs", **body}).json()
+            assert [answer["choices"][0]["text"]] == wanted
+    assert run.generate(["dogs"]) != made.generate(["dogs"], temperature=0.0)
+
+
 def test_openais_own_client_understands_every_answer(services):
     speaker, encoder = services["decoder"], services["encoder"]
     client = openai.OpenAI(base_url=f"{speaker.url}/v1", api_key="none", max_retries=0)
@@ -349,6 +380,11 @@ def test_openais_own_client_understands_every_answer(services):
     whole = client.completions.create(
         model="tiny", prompt="dogs", n=2, seed=3, user="somebody", frequency_penalty=0
     )
+    less = client.completions.create(
+        model="tiny", prompt="dogs", seed=3, frequency_penalty=2, presence_penalty=1, logit_bias={"40": -100}
+    )
+    rule = {"frequency_penalty": 2, "presence_penalty": 1, "logit_bias": {40: -100}}
+    assert [less.choices[0].text] == speaker.run.generate(["dogs"], seed=3, **rule) != wanted[:1]
     assert [choice.text for choice in whole.choices] == wanted and whole.usage.completion_tokens > 2
     said = ["", ""]
     for chunk in client.completions.create(

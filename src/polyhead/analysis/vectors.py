@@ -17,9 +17,11 @@ from polyhead.generation_section import GenerationConfig
 from polyhead.models import CausalLM, Classifier, Embedder, MaskedLM
 from polyhead.nn.pooling import first_token, largest_token, last_token, mean_token
 from polyhead.text.frame import Around
-from polyhead.text.listed import check_texts
+from polyhead.text.listed import check_texts_or_ids
 from polyhead.text.tokenizer import Tokenizer
 
+Text = str | Sequence[int]
+"""A text, or its tokens as the tokenizer gives them: without those that stand around every text."""
 Pool = Callable[[Tensor, Tensor | None], Tensor]
 POOLS: dict[str, Pool] = {
     "mean": mean_token,
@@ -41,7 +43,7 @@ class Embedded(NamedTuple):
 def embed(
     model: MaskedLM | Classifier | Embedder | CausalLM,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     config: GenerationConfig,
     about: Frame | None = None,
     batch_tokens: int = 4096,
@@ -78,7 +80,7 @@ def reach(config: GenerationConfig, max_len: int) -> int:
 
 def read_as(
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     config: GenerationConfig,
     max_len: int,
     about: Frame | None = None,
@@ -87,14 +89,21 @@ def read_as(
 
     ``about`` says what stands about a text that a language model reads, beside the rules of its tokenizer.
     """
-    check_texts(texts, "run.embed")
-    encoded, most = tokenizer.encode([config.before + text for text in texts]), reach(config, max_len)
+    check_texts_or_ids(texts, "run.embed", tokenizer.vocab_size)
+    encoded, most = _encoded(tokenizer, texts, config.before), reach(config, max_len)
     with at("max_text_len"):
         if about is None:
             return [framed([ids], tokenizer, most) for ids in encoded]
         around = Around(about.begin if about.always else [], [], about.end or tokenizer.end, False)
         rows = [framed_by(around, [ids], most) for ids in encoded]
     return [row if row.ids else Framed(about.begin, len(about.begin), False) for row in rows]
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[Text], before: str) -> list[list[int]]:
+    """The tokens of the texts behind what stands before each; of those that came as tokens these, behind its own."""
+    written = iter(tokenizer.encode([before + text for text in texts if isinstance(text, str)]))
+    own = tokenizer.encode([before])[0] if before else []
+    return [next(written) if isinstance(text, str) else [*own, *map(int, text)] for text in texts]
 
 
 def before_text(

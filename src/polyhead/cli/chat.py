@@ -19,8 +19,10 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     Form,
+    FrequencyPenalty,
     MinP,
     NoRepeat,
+    PresencePenalty,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -28,6 +30,7 @@ from polyhead.cli.options import (
     With,
     opened,
     parts,
+    tell_unguessed,
     typed,
 )
 from polyhead.document import parse_part
@@ -58,6 +61,8 @@ def run(
     top_p: TopP = None,
     min_p: MinP = None,
     repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
     seed: Annotated[int, typer.Option(min=0, help="the same seed gives the same answers")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="text that ends an answer; may be given again")
@@ -86,10 +91,13 @@ def run(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
     ) | {"stop": stop or []}
     wishes |= parts(form=form)
     loaded = opened(directory, others, dtype, device)
+    tell_unguessed(loaded)
     options: dict[str, Any] = {"rows": 1} | parts(cache=cache)
     talker = loaded.talker(parse_part(chat) if chat else None, **options)
     talk = Talk(talker, system, wishes, seed)

@@ -17,8 +17,10 @@ from polyhead.cli.options import (
     Device,
     Dtype,
     Form,
+    FrequencyPenalty,
     MinP,
     NoRepeat,
+    PresencePenalty,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -47,6 +49,8 @@ def run(
     top_p: TopP = None,
     min_p: MinP = None,
     repetition_penalty: RepetitionPenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    presence_penalty: PresencePenalty = None,
     beam_size: Annotated[
         int | None,
         typer.Option(
@@ -93,6 +97,8 @@ def run(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size,
         beam_size=beam_size,
         seed=seed,

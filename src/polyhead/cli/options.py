@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +44,16 @@ MinP = Annotated[
 ]
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="above 1 against saying things again", show_default=AS_TRAINED)
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="-2 to 2, taken from a token's logit for every time it was said", show_default=AS_TRAINED
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(help="-2 to 2, taken from a token's logit once it was said", show_default=AS_TRAINED),
 ]
 Form = Annotated[
     str | None,
@@ -116,3 +127,14 @@ def opened(directory: str | Path, others: Sequence[str] | None, dtype: str, devi
 
     tune_memory()
     return load([directory, *(others or [])], dtype=dtype, fast=True, device=device)
+
+
+def tell_unguessed(model: Run) -> None:
+    """Say that nobody guesses tokens here, where the run says that somebody does."""
+    choice = model.generation.speculate
+    if choice is not None and model.kind == "decoder":
+        print(
+            f"polyhead: generation.speculate of this run ({choice.name}) has no effect here: polyhead generate and "
+            "run.generate alone guess tokens",
+            file=sys.stderr,
+        )

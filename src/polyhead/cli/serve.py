@@ -10,7 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from polyhead.cli.options import AS_TRAINED, CacheName, Device, Dtype, Short, With, opened, parts
+from polyhead.cli.options import (
+    AS_TRAINED,
+    CacheName,
+    Device,
+    Dtype,
+    Short,
+    With,
+    opened,
+    parts,
+    tell_unguessed,
+)
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
@@ -123,6 +133,7 @@ def run(
     called = name or (directory if not Path(directory).exists() else Path(directory).resolve().name)
     if not called.isprintable() or not 0 < len(called) <= 200:
         raise UserError(f"--name {called!r} is no name that a request could give")
+    tell_unguessed(model)
     service = Service(model, called, limits, keys, strict=strict, deterministic=deterministic, **options)
     about = f"{called} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
     serve(service, sock, lambda: print(f"{about}\nready at {address(sock)}", flush=True))

@@ -35,7 +35,7 @@ class Drawing:
         )
         said = [row for search in drawn for row in search.rows]
         allowed = logits if self.form is None else self.form.shaped(logits, said)
-        tokens = sampling.draw(allowed, seen, numbers, self.ends[0])
+        tokens = sampling.draw(allowed, seen, numbers, self.ends[0], said)
         chosen = torch.from_numpy(np.array(tokens)[:, None]).to(logits.device)
         # what cannot come is drawn where nothing can
         stuck = (

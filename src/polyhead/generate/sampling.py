@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +30,8 @@ COLD = 1e-5  # a temperature below is 0: logits divided by it are not finite
 class Sampling:
     """How the next token is drawn. Temperature 0 takes the likeliest, and then the rest has no effect but penalties.
 
-    Steps are applied in this order: repetition penalty, runs that would come again, temperature, top_k, top_p, min_p.
+    Steps are applied in this order: repetition penalty, frequency and presence penalty, logit bias, runs that would come
+    again, temperature, top_k, top_p, min_p.
     Where every token would make a run come again, the text ends with ``end``.
     """
 
@@ -37,6 +41,9 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0  # 0: any run of tokens may come again
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # tokens, each once, and what is added to their logits
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -55,10 +62,22 @@ class Sampling:
             raise UserError(
                 f"no_repeat_ngram_size is {self.no_repeat_ngram_size}, wanted 1 or more, or 0 for none"
             )
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise UserError(f"{name} is {getattr(self, name)}, wanted a number from -2 to 2; 0 is none")
 
-    def apply(self, logits: Tensor, seen: Sequence[Sequence[int]], end: int = 0) -> Tensor:
-        """All steps: (N, V) logits and the tokens of each row so far -> (N, V), what cannot come at -inf."""
-        logits = self._penalised(logits, seen, end)
+    def apply(
+        self,
+        logits: Tensor,
+        seen: Sequence[Sequence[int]],
+        end: int = 0,
+        said: Sequence[Sequence[int]] = (),
+    ) -> Tensor:
+        """All steps: (N, V) logits and the tokens of each row so far -> (N, V), what cannot come at -inf.
+
+        ``said`` are those of them that were drawn, which no prompt has given.
+        """
+        logits = self._penalised(logits, seen, end, said)
         if self.temperature == 0:
             return logits
         if not self._cuts:
@@ -69,10 +88,15 @@ class Sampling:
         return whole.scatter_reduce_(1, ids.to(logits.device), likely.to(logits), "amax")
 
     def draw(
-        self, logits: Tensor, seen: Sequence[Sequence[int]], uniform: Sequence[float], end: int = 0
+        self,
+        logits: Tensor,
+        seen: Sequence[Sequence[int]],
+        uniform: Sequence[float],
+        end: int = 0,
+        said: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """The token that comes after each row of (N, V), by a number from 0 to 1 for each: at temperature 0 the likeliest."""
-        logits = self._penalised(logits, seen, end)
+        logits = self._penalised(logits, seen, end, said)
         if self.temperature == 0:
             likeliest: list[int] = best(logits, 1)[1][:, 0].tolist()
             return likeliest
@@ -91,10 +115,22 @@ class Sampling:
         """Whether some tokens can never come."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def _penalised(self, logits: Tensor, seen: Sequence[Sequence[int]], end: int) -> Tensor:
+    @cached_property
+    def _favoured(self) -> tuple[Tensor, Tensor]:
+        """The tokens of the bias, and what each of them gets."""
+        tokens, biases = zip(*self.logit_bias, strict=True)
+        return torch.tensor(tokens), torch.tensor(biases, dtype=torch.float32)
+
+    def _penalised(
+        self, logits: Tensor, seen: Sequence[Sequence[int]], end: int, said: Sequence[Sequence[int]]
+    ) -> Tensor:
         logits = logits.float()
         if self.repetition_penalty != 1:
             logits = penalise(logits, seen, self.repetition_penalty)
+        if self.frequency_penalty or self.presence_penalty:
+            logits = lessen(logits, said, self.frequency_penalty, self.presence_penalty)
+        if self.logit_bias:
+            logits = favour(logits, *self._favoured)
         n = self.no_repeat_ngram_size
         return ended(barred(logits, [repeats(text, n) for text in seen]), end) if n else logits
 
@@ -143,6 +179,26 @@ def penalise(logits: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> T
         kept = logits[row, index]
         logits[row, index] = torch.where(kept > 0, kept / penalty, kept * penalty)
     return logits
+
+
+def lessen(logits: Tensor, said: Sequence[Sequence[int]], frequency: float, presence: float) -> Tensor:
+    """Of each token that was said, logit - count * frequency - presence, as OpenAI defines both."""
+    assert len(said) == len(logits), "what was said is wanted of every row"
+    counts = [Counter(tokens) for tokens in said]
+    sizes = [len(counted) for counted in counts]
+    if not any(sizes):
+        return logits
+    # by way of arrays: a list of every place takes four times as long
+    rows, tokens = np.repeat(np.arange(len(said)), sizes), np.fromiter(chain(*counts), np.int64, sum(sizes))
+    times = np.fromiter(chain(*(counted.values() for counted in counts)), np.float64, sum(sizes))
+    less = torch.from_numpy(times * frequency + presence).to(logits)
+    places = torch.from_numpy(rows).to(less.device), torch.from_numpy(tokens).to(less.device)
+    return logits.index_put(places, -less, accumulate=True)
+
+
+def favour(logits: Tensor, tokens: Tensor, biases: Tensor) -> Tensor:
+    """Add to the logits of some tokens, (N, V), (K,), (K,) -> (N, V); what cannot come still cannot."""
+    return logits.index_add(1, tokens.to(logits.device), biases.to(logits).expand(len(logits), -1))
 
 
 def top_k(ranked: Floats, k: int) -> Truths:

@@ -28,7 +28,7 @@ from polyhead.text.sides import Sides, between
 from polyhead.text.tokenizer import Tokenizer
 
 OPTIONS = frozenset(signature(Engine).parameters) - {"model", "max_len"}
-ENGINE = {"cache", "batch_tokens", "speculate"}  # settings of all requests, or of none
+ENGINE = {"cache", "batch_tokens"}  # settings of all requests, or of none
 
 
 class Asked(NamedTuple):
@@ -113,6 +113,8 @@ class TextEngine:
         """
         for name in sorted(ENGINE & set(changes)):
             raise UserError(f"{name} is a setting of the whole engine, not of one request")
+        if "speculate" in changes:
+            raise UserError("speculate has no effect in an engine: run.generate alone guesses tokens")
         check_whole("n", n, 1)
         check_whole("seed", seed, 0)
         stops, translates = stop_texts(stop), self.frame is None
@@ -191,7 +193,8 @@ class TextEngine:
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""
-        sampling, form = sampling_of(config), form_of(config.form, by or self.tokenizer, ends)
+        sampling = sampling_of(config, self.tokenizer.target.vocab_size)
+        form = form_of(config.form, by or self.tokenizer, ends)
         return self._drawing.setdefault((sampling, ends, form), Drawing(sampling, *ends, form=form))
 
     def _beam(

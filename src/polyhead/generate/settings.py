@@ -12,9 +12,8 @@ from polyhead.errors import UserError, check_whole, explain, nearest
 from polyhead.generate.sampling import Sampling
 from polyhead.generation_section import GenerationConfig
 
-DRAWN = frozenset(
-    ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
-)
+PENALTIES = frozenset(["repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"])
+DRAWN = PENALTIES | {"max_new_tokens", "temperature", "top_k", "top_p", "min_p", "speculate"}
 DRAWS = DRAWN - {"max_new_tokens", "speculate"}
 """Any of which draws a translation, which is searched for without."""
 BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
@@ -82,6 +81,10 @@ def _check_number(changes: dict[str, Any], n: int) -> None:
     check_whole("n", n)
 
 
-def sampling_of(config: GenerationConfig) -> Sampling:
-    """How a config wants tokens to be drawn."""
-    return Sampling(**{field.name: getattr(config, field.name) for field in fields(Sampling)})
+def sampling_of(config: GenerationConfig, vocab_size: int) -> Sampling:
+    """How a config wants tokens to be drawn, of so many that there are."""
+    bias = tuple(sorted(config.logit_bias.items()))
+    if bias and bias[-1][0] >= vocab_size:
+        raise UserError(f"logit_bias names token {bias[-1][0]}; this model knows 0 to {vocab_size - 1}")
+    given = {field.name: getattr(config, field.name) for field in fields(Sampling)}
+    return Sampling(**given | {"logit_bias": bias})

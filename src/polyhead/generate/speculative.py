@@ -140,7 +140,7 @@ def _together(
             own = torch.stack([logits[i][done] for i in agreeing])
             said = [seen[live[i]][begun[live[i]] :] for i in agreeing]
             shaped = own if form is None else form.shaped(own, said)
-            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], terms.eos_id)
+            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], terms.eos_id, said)
             offers = [offer(guesses[i], done) for i in agreeing]
             drawn = judge(allowed, offers, sampling, terms.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]

@@ -66,6 +66,11 @@ class TextStream:
         """What was held back."""
         return "" if self.stopped else self._shown(True)
 
+    @property
+    def waits(self) -> int:
+        """How many marks for a character that is not whole yet stand behind the text that is sure."""
+        return len(self.decode(self.tail)) - self.known
+
     def _shown(self, last: bool) -> str:
         text = self.decode(self.tail)
         new = text[self.known :] if last else text[self.known :].rstrip(UNFINISHED)

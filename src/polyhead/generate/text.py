@@ -41,7 +41,7 @@ def continuations(
     So many prompts go on together as fit into ``config.batch_tokens``, one at least. With a ``proposer`` several tokens of
     a sequence are read at once, as far as it guesses them.
     """
-    sampling = sampling_of(config)
+    sampling = sampling_of(config, tokenizer.vocab_size)
     streams = [TextStream.of(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
     rest: dict[str, Any] = {
         "sampling": sampling,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from polyhead.serve.fields import (
+    BiasTable,
     Ids,
     Messages,
     Pairs,
@@ -88,6 +89,11 @@ class Drawing(Body):
     top_p: float = real(1.0, "only the likeliest tokens that have this probability together", gt=0, le=1)
     min_p: float = real(0.0, "only tokens at least this fraction as likely as the likeliest", ge=0, le=1)
     repetition_penalty: float = real(1.0, "above 1 against saying things again", gt=0, le=1e6)
+    frequency_penalty: float = real(
+        0.0, "taken from a token's logit for every time that the output has it", ge=-2, le=2
+    )
+    presence_penalty: float = real(0.0, "taken from a token's logit once the output has it", ge=-2, le=2)
+    logit_bias: BiasTable = Field({}, description="added to the logits of tokens, by their ids")
     no_repeat_ngram_size: int = number(0, 0, about="no n-gram of this length comes twice; 0: no limit")
     beam_size: int = number(
         1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find"
@@ -203,7 +209,7 @@ class TranslationBody(Drawing):
 class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
-    input: Texts = Field(description="texts, a vector each")
+    input: Prompts = Field(description="texts, or the token ids of texts; a vector each")
     encoding_format: str = Field(
         "float", pattern="^(float|base64)$", description="float or base64 (float32, little endian)"
     )

@@ -12,11 +12,9 @@ from polyhead.serve.bodies import Body
 from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal, invalid, unsupported
 from polyhead.serve.sizes import check_size
+from polyhead.serve.within import odd_keys
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "logit_bias": ({}, None),
     "suffix": ("", None),
     "best_of": (1, None),
     "targets": (None,),
@@ -67,8 +65,8 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
         raise invalid(
             path(first["loc"][:1]), "; ".join([*str(explain(error)).splitlines(), *ignored])[:1000]
         ) from None
-    for name, field in kind.model_fields.items():
-        extra = field.json_schema_extra
+    for name, info in kind.model_fields.items():
+        extra = info.json_schema_extra
         if isinstance(extra, dict) and name in body.model_fields_set:
             most = getattr(limits, str(extra["limit"]))
             if getattr(body, name) > most:
@@ -76,6 +74,10 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
                     name, f"{name}: {getattr(body, name)} is out of range: this service allows {most} at most"
                 )
     check_size(body, limits)
+    for field, name, where, hint in odd_keys(kind, given, strict, TOLD - len(ignored)):
+        if strict:
+            raise Refusal(400, "unknown_parameter", f"unknown field {show(name)} of {where}{hint}", field)
+        ignored.append(f"field {show(name)} of {where} is ignored{hint}")
     return body, ignored
 
 

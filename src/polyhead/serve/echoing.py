@@ -10,7 +10,7 @@ from polyhead.generate.service import Asked
 from polyhead.generate.told import Likely
 from polyhead.run import Run
 from polyhead.serve.bodies import CompletionBody
-from polyhead.serve.likelihood import NUMBER, Places, check_size, of_completion
+from polyhead.serve.likelihood import NUMBER, check_size, of_completion, places
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service, size
 from polyhead.serve.talk import Piece, Talks
@@ -28,7 +28,7 @@ class Output:
 
     def __init__(self, run: Run, before: Sequence[int], echo: Echo, wanted: int | None) -> None:
         self.run, self.echo, self.wanted = run, echo, wanted or 0
-        self.places = None if wanted is None else Places(run.tokenizer, before, len(echo.text))
+        self.places = None if wanted is None else places(run.tokenizer, before, len(echo.text))
 
     def told(self, piece: Piece) -> dict[str, Any]:
         """A piece, the first one with the echo before it."""
@@ -96,9 +96,9 @@ def _told(
 ) -> dict[str, list[Any]]:
     """What is told of the tokens of a prompt; of the first it cannot be said how likely it was."""
     t = run.tokenizer
-    places = t.located(prompt)[1] if isinstance(prompt, str) else Places(t).of(prompt)
+    at = t.located(prompt)[1] if isinstance(prompt, str) else places(t).of(prompt)
     # what a text begins with for the model stands at its beginning, and what was cut away stands nowhere
-    places = [*[0] * (len(ids) - len(places)), *places][-len(ids) :]
-    told = of_completion(run, Likely(ids, [0.0, *likely.log_probs], [(), *likely.tops]), wanted, places)
+    at = [*[0] * (len(ids) - len(at)), *at][-len(ids) :]
+    told = of_completion(run, Likely(ids, [0.0, *likely.log_probs], [(), *likely.tops]), wanted, at)
     unsaid = {"token_logprobs", "top_logprobs"} & told.keys()
     return told | {name: [None, *told[name][1:]] for name in unsaid}

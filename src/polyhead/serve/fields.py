@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from polyhead.errors import UserError, show
+from polyhead.generation_section import LARGEST, biases
 from polyhead.text.chat.base import ROLES, Message
 from polyhead.text.chat.tools import CHOICES, Tool, calls_of, chosen, every
 
-LARGEST = 2**31 - 1
 STOPS, STOP_CHARS = 4, 64
 
 
@@ -196,6 +196,17 @@ TermTable = Annotated[
     dict[str, list[str]],
     PlainValidator(entries),
     WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [TEXT, _many(TEXT)]}}),
+]
+BiasTable = Annotated[
+    dict[int, float],
+    PlainValidator(biases),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
 ]
 Ids = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(IDS)]
 

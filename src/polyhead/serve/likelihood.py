@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from polyhead.analysis.token_maps import text_of
 from polyhead.generate.service import Asked
@@ -13,6 +14,7 @@ from polyhead.run import Run
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
+from polyhead.text.spoken import Spoken
 from polyhead.text.tokenizer import Tokenizer
 
 NUMBER = 32  # characters in which a number is told, with what stands around it
@@ -33,25 +35,66 @@ def check_size(service: Service, found: Sequence[Asked], others: int, each: int,
         )
 
 
-class Places:
+class Places(Protocol):
     """Where in a text each of its tokens begins, as they come; a part of a character where the character does."""
-
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), at: int = 0) -> None:
-        self.voice, self.at = TextStream.of(tokenizer, (), before), at
 
     def of(self, tokens: Sequence[int]) -> list[int]:
         """The numbers of their first characters."""
+        ...
+
+
+def places(tokenizer: Tokenizer, before: Sequence[int] = (), at: int = 0) -> Places:
+    """The places of tokens that come behind others, whose text has ``at`` characters."""
+    spoken = tokenizer.spoken
+    return TextPlaces(tokenizer, before, at) if spoken is None else BytePlaces(spoken, before, at)
+
+
+class BytePlaces:
+    """Of tokens that are bytes: each stands where the character is that its first byte belongs to, broken ones too."""
+
+    def __init__(self, spoken: Spoken, before: Sequence[int], at: int) -> None:
+        self.spoken, self.rest = spoken, b""  # bytes that more of their character may follow
+        self.at = 0  # of the first of them in the text
+        self._add(b"".join(spoken[token] for token in before))
+        self.at = at - len(self.rest.decode(errors="replace"))
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
         found = []
         for token in tokens:
-            found.append(self.at)
-            self.at += len(self.voice.feed(token))
+            said = self.spoken[token]
+            begun = (self.rest + said[:1]).decode(errors="replace")
+            found.append(max(0, self.at + len(begun) - 1 if said else self.at))
+            self._add(said)
+        return found
+
+    def _add(self, said: bytes) -> None:
+        data = self.rest + said
+        text, used = utf_8_decode(data, "replace", False)
+        self.at, self.rest = self.at + len(text), data[used:]
+
+
+class TextPlaces:
+    """Of tokens whose text depends on their neighbours: each stands behind the text that is sure before it."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], at: int) -> None:
+        self.voice, self.at = TextStream.of(tokenizer, (), before), at
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        found = []
+        for token in tokens:
+            waits = self.voice.waits
+            new = self.voice.feed(token)
+            # what waited for the rest of a character, and now turns out never to get it
+            broken = min(waits, len(new) - len(new.lstrip(UNFINISHED)))
+            found.append(self.at + broken)
+            self.at += len(new)
         return found
 
 
-def of_completion(run: Run, likely: Likely, wanted: int, places: Sequence[int]) -> dict[str, list[Any]]:
+def of_completion(run: Run, likely: Likely, wanted: int, at: Sequence[int]) -> dict[str, list[Any]]:
     """Lists side by side; with alternatives the token that was said is always among them."""
     told: dict[str, list[Any]] = {
-        "text_offset": list(places),
+        "text_offset": list(at),
         "tokens": [text_of(run.tokenizer, token) for token in likely.tokens],
         "token_logprobs": [finite(value) for value in likely.log_probs],
     }

@@ -187,13 +187,15 @@ const TOOLS = {
       { name: "top_p", title: "Top p", min: 0.01, max: 1, step: 0.01, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
       { name: "top_k", title: "Top k", min: 0, max: 100, value: Math.min(own.top_k, 100), shown: (v) => v === "0" ? "all" : v },
       { name: "repetition_penalty", title: "Against repeating", min: 1, max: 2, step: 0.01, value: own.repetition_penalty, shown: (v) => v === "1" ? "none" : v },
+      { name: "frequency_penalty", title: "For every time it was said", min: -2, max: 2, step: 0.01, value: own.frequency_penalty, shown: (v) => v === "0" ? "none" : v },
+      { name: "presence_penalty", title: "Once it was said", min: -2, max: 2, step: 0.01, value: own.presence_penalty, shown: (v) => v === "0" ? "none" : v },
       { name: "seed", title: "Seed", type: "number", min: 0, value: "", placeholder: "by chance" },
       { name: "stop", title: "Stop at", type: "text", value: "", placeholder: "a text" },
     ]);
     const [label, input] = field("Text", "Write how it begins …");
     const here = tool("Continue", async ({ signal, note }) => {
       const body = { model: model.id, prompt: input.value, truncate: true, stream: true, stream_options: { include_usage: true } };
-      for (const name of ["max_tokens", "temperature", "top_p", "top_k", "repetition_penalty"]) body[name] = knobs.value(name);
+      for (const name of ["max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "presence_penalty"]) body[name] = knobs.value(name);
       if (knobs.value("seed") !== null) body.seed = knobs.value("seed");
       if (knobs.value("stop")) body.stop = knobs.value("stop");
       program("/v1/completions", { ...body, stream: false, stream_options: undefined });

@@ -32,8 +32,11 @@ from polyhead.text.masks import count_masks
 
 
 async def embeddings(service: Service, call: Call, body: EmbeddingBody) -> None:
-    """One vector for each text."""
+    """One vector for each text, or for the tokens of one."""
     service.need("embeddings")
+    for text in body.input:
+        if not isinstance(text, str):
+            check_ids(service, text, "input")
     run, numbers = service.run, width(service.run.config)
     if "dimensions" in body.model_fields_set and body.dimensions != numbers:
         raise invalid("dimensions", f"dimensions: this model makes vectors of {numbers} numbers, no others")

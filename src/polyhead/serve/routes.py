@@ -71,8 +71,9 @@ def described(service: Service) -> dict[str, Any]:
         about |= {"max_text_len": reach(run.generation, own.max_len)}
         about |= {"prompts": run.generation.prompts, "prompt": run.generation.prompt}
     if service.kind in ("decoder", "encoder-decoder"):
-        drawn = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
-        shown = (*drawn, "beam_size", "length_penalty")
+        drawn = ("temperature", "top_p", "top_k", "max_new_tokens")
+        against = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        shown = (*drawn, *against, "beam_size", "length_penalty")
         about["generation"] = {name: getattr(run.generation, name) for name in shown}
     if service.kind == "encoder-decoder":
         about |= {"attention": len(run.members) == 1, "languages": languages(run.tokenizer)}

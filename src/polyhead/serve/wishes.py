@@ -25,6 +25,8 @@ SAME = (
     "beam_size",
     "length_penalty",
 )
+SENT = ("frequency_penalty", "presence_penalty", "logit_bias")
+"""What clients send though they wish nothing by it, as some do 0 with beams: no wish where it is so already."""
 # names in a message
 OTHERWISE = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "n_best": "n"}
 
@@ -34,6 +36,9 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
     engine, given = service.engine, body.model_fields_set
     assert engine is not None
     wishes: dict[str, Any] = {name: getattr(body, name) for name in SAME if name in given}
+    for name in SENT:
+        if name in given and getattr(body, name) != getattr(engine.config, name):
+            wishes[name] = getattr(body, name)
     if "min_tokens" in given:
         wishes["min_new_tokens"] = body.min_tokens
     wishes |= {"n": body.n, "stop": body.stop, **formed(body, engine), **others}

@@ -66,6 +66,7 @@ class Drafting:
 
     def __init__(self, draft: Draft, prompts: Sequence[Sequence[int]], terms: Terms) -> None:
         self.draft, self.terms = draft, terms
+        self.begun = [len(prompt) for prompt in prompts]  # tokens of each text that were not drawn
         self.reader = Reader(draft.model, len(prompts), terms.longest, draft.max_len, None)
         self.reader.settle(prompts, self._room)
 
@@ -85,7 +86,8 @@ class Drafting:
         going, done = [i for i, k in enumerate(limits) if k > 0], 0
         while going:
             logits = torch.cat(self.reader.logits(going, [longer[i] for i in going], [1] * len(going)))
-            q, tokens = self._draw(logits, [longer[i] for i in going], [streams[i] for i in going])
+            said = [longer[i][self.begun[i] :] for i in going]
+            q, tokens = self._draw(logits, [longer[i] for i in going], said, [streams[i] for i in going])
             for i, row, token in zip(going, q, tokens, strict=True):
                 longer[i].append(token)
                 drawn[i].append(row)
@@ -96,13 +98,17 @@ class Drafting:
         return [Guess(tokens, None if certain else rows) for tokens, rows in zip(found, drawn, strict=True)]
 
     def _draw(
-        self, logits: Tensor, texts: Sequence[Sequence[int]], streams: Sequence[int]
+        self,
+        logits: Tensor,
+        texts: Sequence[Sequence[int]],
+        said: Sequence[Sequence[int]],
+        streams: Sequence[int],
     ) -> tuple[Tensor, list[int]]:
         """What plain sampling would draw of this model, and the probabilities (N, V) it draws from; greedily, the logits."""
         # rows beyond the tokenizer's tokens: some models have more of them
         if logits.size(1) != self.draft.vocab_size:
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
-        allowed = self.terms.sampling.apply(logits, texts, self.terms.eos_id)
+        allowed = self.terms.sampling.apply(logits, texts, self.terms.eos_id, said)
         greedy = self.terms.sampling.temperature == 0
         tokens = allowed.argmax(-1).tolist() if greedy else self.terms.chance.draw(allowed, streams)
         q = allowed if greedy else allowed.double().softmax(-1)
@@ -112,3 +118,4 @@ class Drafting:
 
     def keep(self, rows: Sequence[int]) -> None:
         self.reader.keep(rows)
+        self.begun = [self.begun[row] for row in rows]

@@ -19,6 +19,22 @@ def check_texts(texts: object, verb: str, lists: int = 1) -> None:
             raise UserError(f"text {number} is {type(text).__name__}, wanted a string")
 
 
+def check_texts_or_ids(texts: object, verb: str, known: int) -> None:
+    """A list of texts, or of the ids of their tokens, of which there are so many."""
+    check_listed(texts, verb)
+    assert isinstance(texts, Collection)
+    for number, text in enumerate(texts):
+        if isinstance(text, str):
+            continue
+        if not _listed(text):
+            raise UserError(
+                f"text {number} is {type(text).__name__}, wanted a string or the ids of its tokens"
+            )
+        for one in text:
+            if isinstance(one, bool) or not isinstance(one, Integral) or not 0 <= int(one) < known:
+                raise UserError(f"text {number} has no token {show(one)}; this model knows 0 to {known - 1}")
+
+
 def check_each(given: Sequence[object], verb: str) -> None:
     """What a verb is given are lists of texts, but for a later one that is None."""
     there = [one for number, one in enumerate(given) if one is not None or not number]
