@@ -152,6 +152,20 @@ def test_n_best_gives_as_many_lines_for_each_with_falling_scores(
         assert all(score < 0 for score in scores)
 
 
+def test_the_number_of_translations_is_that_of_the_run_where_none_is_given(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = polyhead.load(tiny)
+    several.generation = several.generation.model_copy(update={"n_best": 2})
+    several.save(tmp_path / "several")
+    assert translated(capsys, tmp_path / "several", source) == translated(
+        capsys, tiny, source, "--n-best", "2"
+    )
+    once = translated(capsys, tmp_path / "several", source, "--n-best", "1")
+    assert once == translated(capsys, tiny, source)
+    assert polyhead.load(tmp_path / "several").translate(["ein hund"]) == several.translate(["ein hund"])
+
+
 @pytest.mark.parametrize("scores", [(), ("--scores",)])
 def test_fewer_translations_than_asked_for_leave_lines_in_their_place(
     scores: tuple[str, ...],

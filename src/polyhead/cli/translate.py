@@ -47,7 +47,10 @@ def run(
     length_penalty: Annotated[
         float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
     ] = None,
-    n_best: Annotated[int, typer.Option(help="translations for a line, on as many lines; best first")] = 1,
+    n_best: Annotated[
+        int | None,
+        typer.Option(help="translations for a line, on as many lines; best first", show_default=AS_TRAINED),
+    ] = None,
     min_new_tokens: Annotated[
         int | None, typer.Option(help="shortest output, in tokens", show_default=AS_TRAINED)
     ] = None,
@@ -116,6 +119,7 @@ def run(
     cuts, glossary, met = translator.tokenizer, None, 0
     if terms is not None:
         changes["terms"] = glossary = Glossary(entries, cuts.target)
+    n_best = translator.generation.n_best if n_best is None else n_best
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     sides = between(cuts, source_lang, target_lang)
     room = most - len(sides.source(()))

@@ -16,10 +16,10 @@ from polyhead.generate.frame import Frame
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, insisted, limit
-from polyhead.generate.settings import DRAWN, sampled, sampling_of, searched
+from polyhead.generate.settings import sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generate.told import Stream
-from polyhead.generation_section import GenerationConfig
+from polyhead.generation_section import DRAWN, GenerationConfig
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form, form_of
 from polyhead.text.glossary import Entries, Glossary, Term, terms_of

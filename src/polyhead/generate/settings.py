@@ -10,24 +10,9 @@ from pydantic import ValidationError
 from polyhead.elsewhere import keys_of, told
 from polyhead.errors import UserError, check_whole, explain, nearest
 from polyhead.generate.sampling import Sampling
-from polyhead.generation_section import GenerationConfig
+from polyhead.generation_section import EFFECTIVE, GenerationConfig
 
-DRAWN = frozenset(
-    ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "speculate"]
-)
-BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
-POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
-LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}
-EFFECTIVE = {
-    "drawn text": DRAWN | BOTH | {"form"},
-    "drawn translations": DRAWN | BOTH | LENGTHS,
-    "the likeliest texts": SEARCHED - LENGTHS | BOTH | {"max_new_tokens", "form"},
-    "translations": SEARCHED | BOTH,
-    "vectors of texts": POOLED,
-}
-"""Keys of generation that have an effect on what is made."""
 BESIDE = {
     "drawn text": frozenset(["n", "seed", "stop"]),
     "the likeliest texts": frozenset(["n", "stop"]),
