@@ -331,6 +331,10 @@ def test_a_line_too_long_is_named_and_can_be_cut(
             "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
         ),
         (["--early-stopping", "maybe"], "early_stopping: 'maybe' is not one of true, false, never"),
+        (
+            ["--min-new-tokens", "99"],
+            "a source of 4 tokens: min_new_tokens is 99, more than the 7 tokens that this output may have at most",
+        ),
     ],
 )
 def test_a_wrong_option_is_explained(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from polyhead.errors import UserError, check_whole
+from polyhead.errors import UserError, at, check_whole
 from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.engine import Engine
@@ -70,7 +70,8 @@ def search(
     for row in order:
         if lines[row]:
             wish = Wish(limits[row], [*told, *prefix[row]], len(told), [sides.start])
-            search = Beams(rule, wish, wanted[row])
+            with at(f"a source of {len(lines[row])} tokens"):
+                search = beams_for(rule, wish, wanted[row])
             cost = search.width * (len(lines[row]) + 1)
             requests[row] = engine.submit([sides.start], search, source=sides.source(lines[row]), cost=cost)
     for row, best in _ended(engine, requests):
@@ -114,7 +115,7 @@ def continued(
         {
             row: engine.submit(
                 prompts[row],
-                Beams(rule, Wish(limits[row], before=prompts[row])),
+                beams_for(rule, Wish(limits[row], before=prompts[row])),
                 cost=config.beam_size * (lengths[row] + 1),
             )
             for row in sorted(range(len(prompts)), key=lambda row: -lengths[row])
@@ -137,6 +138,15 @@ def beaming(
         no_repeat_ngram_size=config.no_repeat_ngram_size,
         form=form,
     )
+
+
+def beams_for(rule: Beaming, wish: Wish, terms: Terms | None = None) -> Beams:
+    """The search for an output; a UserError where it must be longer than it may be."""
+    if rule.least > wish.limit:
+        raise UserError(
+            f"min_new_tokens is {rule.least}, more than the {wish.limit} tokens that this output may have at most"
+        )
+    return Beams(rule, wish, terms)
 
 
 def _ended(engine: Engine, requests: dict[int, Request]) -> Iterator[tuple[int, list[Hypothesis]]]:
