@@ -56,6 +56,8 @@ def run(
         raise UserError(
             f"{directory} is a published checkpoint; make a run of it: polyhead import {directory} RUN"
         )
+    if (there := directory / FILE).exists():
+        raise UserError(f"{there} is there already; remove it first, to learn another")
     translator = opened(directory, None, "fp32", "auto")
     check_able(translator.config, ["encoder-decoder"])
     texts, sources, targets = pairs(translator, files or [], limit)
