@@ -36,6 +36,22 @@ def test_translations_that_are_made_are_kept_where_a_later_measure_is_interrupte
     assert (tmp_path / "kept").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+def test_line_n_of_the_output_belongs_to_line_n_of_the_input(
+    tiny: Path, sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(tiny), *sides, "--output", str(tmp_path / "whole")]) == 0
+    assert "blank" not in capsys.readouterr().err
+    first, second = (tmp_path / "whole").read_text().splitlines()
+    Path(sides[0]).write_bytes(f"\n{PAIRS[0][0]}\n\xff\n{PAIRS[1][0]}\n \n".encode("latin-1"))
+    Path(sides[1]).write_text(f"nothing\n{PAIRS[0][1]}\nbroken\n{PAIRS[1][1]}\nnothing\n")
+    out = tmp_path / "out"
+    assert main(["eval", str(tiny), *sides, "--output", str(out)]) == 0
+    assert out.read_text().splitlines() == ["", first, "", second, ""]
+    assert f"polyhead: {out}: 3 of 5 lines are blank, for what was skipped\n" in capsys.readouterr().err
+    assert main(["eval", str(tiny), *sides, "--output", str(out), "--limit", "1"]) == 0
+    assert out.read_text().splitlines() == ["", first]
+
+
 def figures(capsys: pytest.CaptureFixture[str], *typed: str | Path) -> list[str]:
     assert main(["eval", *map(str, typed)]) == 0
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("speed")]

@@ -40,7 +40,7 @@ def run(
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each"),
+        typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each, blank for what is skipped"),
     ] = None,
     text: Annotated[
         list[str] | None,

@@ -95,7 +95,7 @@ def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[list[
         counter.close()
         targets = [best.tokens for (best,) in found]
     else:
-        texts, others = translations.pairs(run, files, "train", limit, {})
+        texts, others, _ = translations.pairs(run, files, "train", limit, {})
         targets = run.tokenizer.target.encode(others)
     sources, most = run.tokenizer.encode(texts), run.config.max_len - run.tokenizer.sides.most
     kept = [i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= most]

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.cli.lines import Counter, one_line
-from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
 from polyhead.cli.options import typed
 from polyhead.cli.terms_file import read_terms
 from polyhead.data.columns import format_like
-from polyhead.data.corpus import open_corpus, read_pairs
+from polyhead.data.corpus import CorpusReport, open_corpus, read_pairs
 from polyhead.errors import UserError
-from polyhead.places import write_lines
 from polyhead.run import Run
 from polyhead.train.tasks.translation import corpus_of
 
@@ -39,7 +38,7 @@ def measure(
     sides = {"source": source, "target": target}
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     entries = None if terms is None else read_terms(terms)
-    sources, references = pairs(run, files, split, limit, columns)
+    sources, references, report = pairs(run, files, split, limit, columns)
     changes: dict[str, Any] = typed(
         beam_size=beam_size,
         length_penalty=length_penalty,
@@ -58,7 +57,7 @@ def measure(
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
     show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
     if output is not None:
-        write_lines(output, map(one_line, measured.outputs))
+        write_answers(output, map(one_line, measured.outputs), report)
     show_perplexity(run, sources, references)
     show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
 
@@ -81,8 +80,8 @@ def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None
 
 def pairs(
     run: Run, files: Sequence[str], split: str, limit: int | None, columns: dict[str, str | int]
-) -> tuple[list[str], list[str]]:
-    """Sources and references of the files given, or of that split of the run's recipe."""
+) -> tuple[list[str], list[str], CorpusReport]:
+    """Sources and references of the files given, or of that split of the run's recipe, and what was skipped."""
     if columns and not files:
         raise UserError(
             "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
@@ -99,7 +98,7 @@ def pairs(
         )
     sources, references, report = read_pairs(corpus, limit)
     print(report, file=sys.stderr)
-    return sources, references
+    return sources, references, report
 
 
 def _read_as(run: Run, files: Sequence[str]) -> dict[str, Any]:
