@@ -94,6 +94,23 @@ def test_of_a_table_the_columns_that_are_named_are_measured(
     assert said in refused(capsys, tiny, "--target", "1")
 
 
+def test_settings_of_translating_hold_for_what_is_measured(
+    tiny: Path, sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = figures(capsys, tiny, *sides)
+    assert figures(capsys, tiny, *sides, "--cache", "growing") == wanted
+    assert "unknown cache 'statc'; did you mean 'static'?" in refused(
+        capsys, tiny, *sides, "--cache", "statc"
+    )
+    assert "min_new_tokens is 99, more than" in refused(capsys, tiny, *sides, "--min-new-tokens", "99")
+    assert "'maybe' is not one of" in refused(capsys, tiny, *sides, "--early-stopping", "maybe")
+    assert "'fr'" in refused(capsys, tiny, *sides, "--target-lang", "fr")
+    few = ["--min-new-tokens", "6", "--no-repeat-ngram-size", "1", "--output", str(tmp_path / "out")]
+    figures(capsys, tiny, *sides, *few)
+    said = load(tiny).translate([de for de, _ in PAIRS], min_new_tokens=6, no_repeat_ngram_size=1)
+    assert (tmp_path / "out").read_text() == "".join(f"{text}\n" for text in said)
+
+
 def test_files_and_a_split_are_two_wishes(
     tiny: Path, sides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,9 +14,14 @@ from polyhead.cli.answers import answers, output_place
 from polyhead.cli.lines import Counter, chunk_size, one_line, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
+    BatchTokens,
+    BeamSize,
     CacheName,
     Device,
     Dtype,
+    EarlyStopping,
+    LengthPenalty,
+    MinNewTokens,
     NoRepeat,
     Output,
     Short,
@@ -41,30 +46,19 @@ def run(
     source: Annotated[
         str, typer.Argument(metavar="FILE", help="text, one sentence a line, .gz too; - is standard input")
     ] = "-",
-    beam_size: Annotated[
-        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)
-    ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
-    ] = None,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
     n_best: Annotated[
         int | None,
         typer.Option(help="translations for a line, on as many lines; best first", show_default=AS_TRAINED),
     ] = None,
-    min_new_tokens: Annotated[
-        int | None, typer.Option(help="shortest output, in tokens", show_default=AS_TRAINED)
-    ] = None,
-    early_stopping: Annotated[
-        str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
-    ] = None,
+    min_new_tokens: MinNewTokens = None,
+    early_stopping: EarlyStopping = None,
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
-    ] = None,
+    batch_tokens: BatchTokens = None,
     prefix: Annotated[
         str | None, typer.Option(metavar="FILE", help="how each translation must begin, line by line")
     ] = None,

@@ -10,7 +10,7 @@ from typing import Any
 
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
-from polyhead.cli.options import typed
+from polyhead.cli.options import parts, typed
 from polyhead.cli.terms_file import read_terms
 from polyhead.data.columns import format_like
 from polyhead.data.corpus import CorpusReport, open_corpus, read_pairs
@@ -28,7 +28,13 @@ def measure(
     output: Path | None = None,
     beam_size: int | None = None,
     length_penalty: float | None = None,
+    min_new_tokens: int | None = None,
+    early_stopping: str | None = None,
+    no_repeat_ngram_size: int | None = None,
+    cache: str | None = None,
     batch_tokens: int | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     terms: str | None = None,
     shortlist: bool | None = None,
     source: str | None = None,
@@ -42,10 +48,15 @@ def measure(
     changes: dict[str, Any] = typed(
         beam_size=beam_size,
         length_penalty=length_penalty,
+        min_new_tokens=min_new_tokens,
+        early_stopping=early_stopping,
+        no_repeat_ngram_size=no_repeat_ngram_size,
         batch_tokens=batch_tokens,
         terms=entries,
         shortlist=shortlist,
-    )
+    ) | parts(cache=cache)
+    if source_lang or target_lang:  # of the perplexity too
+        run.tokenizer = run.tokenizer.between(source_lang, target_lang)
     counter, start = Counter(), time.perf_counter()
     lang = run.recipe.data.target_lang if run.recipe else ""
     measured = run.evaluate(sources, references, lang=lang, progress=counter.at, **changes)
