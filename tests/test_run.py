@@ -423,6 +423,11 @@ def test_no_output_at_all_is_no_wish(saved: Path, n: int) -> None:
         writer.generate(["ein hund"], n=n, beam_size=2)
 
 
+def test_a_text_of_blanks_has_an_empty_translation() -> None:
+    translator = run()
+    assert translator.translate([" ", "", "\t\n", "ein"]) == ["", "", "", *translator.translate(["ein"])]
+
+
 def test_an_output_that_must_be_longer_than_it_may_is_refused() -> None:
     writer = run(kind="decoder")
     with pytest.raises(UserError, match="min_new_tokens is 9, more than the 4 tokens"):

@@ -83,7 +83,7 @@ class TextEngine:
 
     def tokens(self, text: str) -> list[int]:
         """What a language model reads before it goes on from a text; of a source, its own tokens alone."""
-        (ids,) = self.tokenizer.encode([text])
+        (ids,) = self.tokenizer.encode([text if self.frame or text.strip() else ""])
         return ids if self.frame is None else self.frame.prompt(ids)
 
     def read(

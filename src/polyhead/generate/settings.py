@@ -14,7 +14,7 @@ from polyhead.generation_section import EFFECTIVE, GenerationConfig
 
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
 BESIDE = {
-    "drawn text": frozenset(["n", "seed", "stop"]),
+    "drawn text": frozenset(["n", "seed", "stop", "beam_size"]),  # with which it is drawn no more
     "the likeliest texts": frozenset(["n", "stop"]),
     "translations": frozenset(["source_lang", "target_lang", "prefix", "truncate", "shortlist", "terms"]),
 }
@@ -28,9 +28,16 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
         effective = ", ".join(sorted(EFFECTIVE[what]))
         raise UserError(f"{name} has no effect on {what}; these have: {effective}")
     for name in sorted(set(changes) - KNOWN):
-        able = EFFECTIVE[what] | BESIDE.get(what, frozenset())
-        meant = [key for key in keys_of(name) if key.rpartition(".")[2] in able]
-        hint = told({key: key.rpartition(".")[2] for key in meant[:1]}) or nearest(name, sorted(able))
+        beside = BESIDE.get(what, frozenset())
+        if name in beside:
+            raise UserError(
+                f"{name} is for a list of texts, as run.translate takes it; a request is of one text alone"
+            )
+        able = EFFECTIVE[what] | beside
+        words = {key: key.rpartition(".")[2] for key in keys_of(name)}
+        words = {key: "n" if word == "n_best" and "n" in able else word for key, word in words.items()}
+        meant = [key for key, word in words.items() if word in able]
+        hint = told({key: words[key] for key in meant[:1]}) or nearest(name, sorted(able))
         raise UserError(f"{name}: unknown key{hint or '; known: ' + ', '.join(sorted(able))}")
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)

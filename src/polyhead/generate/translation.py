@@ -34,13 +34,13 @@ def translations(
     """The best translations of each text, as (its number, best first), as they are found; ``changes`` are of ``generation``.
 
     A translation begins with its ``prefix`` and says what the ``terms`` of its text want. Languages that are not given
-    are those of the tokenizer's files. A wish that cannot be met is a UserError before anything is decoded.
+    are those of the tokenizer's files. A text of blanks alone is one without a translation. A wish that cannot be met is a UserError before anything is decoded.
     """
     config = changed(generation, changes, "translations")
     check_texts([] if prefix is None else prefix, "prefix=")
     return search(
         model,
-        tokenizer.encode(texts),
+        tokenizer.encode([text if text.strip() else "" for text in texts]),
         config,
         sides=between(tokenizer, source_lang, target_lang),
         max_len=max_len,
