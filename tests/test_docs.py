@@ -42,8 +42,8 @@ SHOWN_BY_ACTING = {"docs/own_parts.md", "docs/export.md"}  # pages whose blocks 
 TINY = {
     "tokenizer.vocab_size": 280, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.max_len": 128,
     "train.steps": 4, "train.max_tokens": 512, "train.save_every": 2, "train.log_every": 2, "train.ema": 0.9,
-    "generation.max_length_ratio": 1.0, "generation.max_length_extra": 2,
 }  # fmt: skip
+SHORT = {"generation.max_length_ratio": 1.0, "generation.max_length_extra": 2}  # translations
 
 
 def parts() -> list[tuple[Registry[Any], str]]:
@@ -195,12 +195,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "plays.txt").write_text("".join(f"ROMEO:\n{' '.join(row)}.\n\n" for row in order))
     reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in order]
     (home / "reviews.tsv").write_text("label\tsentence\n" + "".join(reviews))
-    for file, shrunk in (
-        ("mine.yaml", readme_recipe()),
-        ("plays.yaml", language_recipe()),
-        ("reviews.yaml", classes_recipe()),
+    for file, shrunk, sizes in (
+        ("mine.yaml", readme_recipe(), TINY | SHORT),
+        ("plays.yaml", language_recipe(), TINY),
+        ("reviews.yaml", classes_recipe(), TINY),
     ):
-        for key, value in TINY.items():
+        for key, value in sizes.items():
             document.assign(shrunk, key.split("."), value, Recipe)
         (home / file).write_text(document.write(shrunk))
     before = Path.cwd()

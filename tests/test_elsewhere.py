@@ -12,7 +12,7 @@ import polyhead as ph
 from polyhead.compare.axes import read_axis
 from polyhead.config import PARTS
 from polyhead.elsewhere import ELSEWHERE, NOTES
-from polyhead.errors import UserError, section
+from polyhead.errors import UserError, nearest, section
 from polyhead.generate.settings import changed
 from polyhead.generation_section import GenerationConfig
 from polyhead.recipe import Recipe, TrainConfig, load_recipe
@@ -131,11 +131,13 @@ def test_settings_in_python_and_axes_are_told_it(make: Callable[[], object], hin
         ("translations", "src_lang", "; did you mean 'source_lang'?"),
         ("translations", "max_length", "; did you mean 'max_length_ratio'?"),  # max_new_tokens has no effect
         ("drawn text", "max_length", "; did you mean 'max_new_tokens'?"),
+        ("drawn text", "num_beams", "; did you mean 'beam_size'?"),
+        ("drawn text", "num_return_sequences", "; did you mean 'n'?"),
         ("drawn text", "stop_strings", "; did you mean 'stop'?"),
         (
             "drawn text",
             "do_sample",
-            "; known: batch_tokens, cache, form, frequency_penalty, logit_bias, max_new_tokens",
+            "; known: batch_tokens, beam_size, cache, form, frequency_penalty, logit_bias, max_new_tokens",
         ),
         ("vectors of texts", "batch_size", "; known: max_text_len, normalize, "),
     ],
@@ -144,3 +146,9 @@ def test_options_of_a_verb_are_told_those_that_have_an_effect(what: str, name: s
     with pytest.raises(UserError) as refused:
         changed(GenerationConfig(), {name: 4}, what)
     assert str(refused.value).startswith(f"{name}: unknown key{hint}")
+
+
+def test_two_letters_in_common_make_no_likeness() -> None:
+    assert nearest("foo", ["tools", "tool_choice", "user"]) == ""
+    assert nearest("fp8", ["fp32", "bf16"]) == "; did you mean 'fp32'?"
+    assert nearest("tool", ["tools", "tool_choice", "user"]) == "; did you mean 'tools'?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +217,8 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("data.train=", "data.train: null is not a list"),
         ("data.train=[1]", "data.train[0]: 1 is not text (put it in quotes)"),
         ("data.train=[a, 1, true]", "data.train[1]: 1 is not text (put it in quotes)"),
-        (
-            "generation.form=json",
-            "generation.form is for what a decoder says; task 'translation' trains a model of kind 'encoder-decoder'",
-        ),
+        ("generation.form=json", "generation.form has no effect on translations; these have: "),
+        ("generation.temperature=0.7", "generation.temperature has no effect on translations; these have: "),
         ("data.train=[]", "data.train: [] is empty; give at least 1"),
         ("data.source_lang=true", "data.source_lang: true is not text (put it in quotes)"),
         ("data.source=[1]", "data.source: [1] is not a column's number or a key's name"),
@@ -415,3 +414,42 @@ def test_a_comma_in_a_value_of_a_part_is_its_own(short: str, whole: dict[str, An
 def test_a_value_of_a_part_that_is_not_yaml_is_told_with_its_option() -> None:
     with pytest.raises(UserError, match=r"^regex,pattern=\[0-9\]\{2\}: line 1, column 6: expected"):
         parse_part("regex,pattern=[0-9]{2}")
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "of"),
+    [
+        (
+            "denoising",
+            "generation.max_new_tokens=9",
+            "translations; these have: batch_tokens, beam_size, cache, ",
+        ),
+        ("language-model", "generation.max_length_ratio=1.5", "what a language model says; these have: "),
+        ("language-model", "generation.beam_size=4", "what a language model says; these have: "),
+        (
+            "chat",
+            "generation.forbidden=[a]",
+            "what a language model says; these have: batch_tokens, cache, chat, ",
+        ),
+        (
+            "classification",
+            "generation.cache=static",
+            "vectors and classes of texts; these have: max_text_len, ",
+        ),
+        ("masked-lm", "generation.top_k=5", "vectors and classes of texts; these have: max_text_len, "),
+    ],
+)
+def test_a_setting_of_generation_that_the_task_has_no_use_for_is_refused(
+    task: str, key: str, of: str, recipe: Path
+) -> None:
+    name = key.partition("=")[0]
+    with pytest.raises(UserError, match=f"^{re.escape(f'{name} has no effect on {of}')}"):
+        load_recipe(recipe, [f"task={task}", key])
+
+
+@pytest.mark.parametrize("task", ["translation", "language-model", "classification", "masked-lm"])
+def test_a_recipe_with_every_default_written_out_is_read_again(
+    task: str, recipe: Path, tmp_path: Path
+) -> None:
+    given = load_recipe(recipe, [f"task={task}"])
+    assert load_recipe(written(tmp_path / "again.yaml", given.dump_yaml())).generation == given.generation

@@ -423,6 +423,25 @@ def test_no_output_at_all_is_no_wish(saved: Path, n: int) -> None:
         writer.generate(["ein hund"], n=n, beam_size=2)
 
 
+def test_a_text_of_blanks_has_an_empty_translation() -> None:
+    translator = run()
+    assert translator.translate([" ", "", "\t\n", "ein"]) == ["", "", "", *translator.translate(["ein"])]
+
+
+def test_an_output_that_must_be_longer_than_it_may_is_refused() -> None:
+    writer = run(kind="decoder")
+    with pytest.raises(UserError, match="min_new_tokens is 9, more than the 4 tokens"):
+        writer.generate(["ein hund"], beam_size=2, max_new_tokens=4, min_new_tokens=9)
+    with pytest.raises(UserError, match="min_new_tokens is 9, more than the 4 tokens"):
+        writer.engine().submit("ein hund", beam_size=2, max_new_tokens=4, min_new_tokens=9)
+    with pytest.raises(UserError, match="min_new_tokens is 9, more than the 4 tokens"):
+        run().engine().submit("ein", min_new_tokens=9, max_length_ratio=0, max_length_extra=4)
+    with pytest.raises(UserError, match="max_new_tokens has no effect on drawn translations"):
+        run().engine().submit("ein", temperature=1.0, max_new_tokens=4)
+    with pytest.raises(UserError, match="forbidden has no effect on the likeliest texts"):
+        writer.generate(["ein hund"], beam_size=2, forbidden=["<unk>"])
+
+
 def test_one_text_is_not_taken_for_a_list_of_its_letters() -> None:
     translator, writer, reader = run(), run(kind="decoder"), run(kind="encoder")
     for able, verb, lists in (

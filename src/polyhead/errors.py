@@ -57,7 +57,11 @@ def check_whole(name: str, value: object, least: int | None = None) -> None:
 
 
 def nearest(name: object, allowed: Iterable[str], cutoff: float = 0.5, before: str = "") -> str:
-    """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing; ``before`` is put before it."""
+    """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing; ``before`` is put before it.
+
+    Close are names that have half of their letters in common, in order; of three letters more, for two of them any word may have.
+    """
+    cutoff = max(cutoff, 0.55) if len(str(name)) <= 3 else cutoff
     near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=cutoff)
     return f"; did you mean {before + near[0]!r}?" if near else ""
 

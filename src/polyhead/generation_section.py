@@ -27,7 +27,9 @@ class GenerationConfig(Section):
     length_penalty: float = Field(
         1.0, ge=-50, le=50, description="exponent of the length: above 0 favours longer outputs"
     )
-    n_best: int = Field(1, ge=1, description="translations returned for a sentence; at most beam_size")
+    n_best: int = Field(
+        1, ge=1, description="translations that polyhead translate gives of a sentence; at most beam_size"
+    )
     min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
     max_length_ratio: float = Field(
         2.0, ge=0, description="an output has at most ratio x source + extra tokens"
@@ -124,6 +126,41 @@ class GenerationConfig(Section):
     def before(self) -> str:
         """What stands before each text of which a vector is made."""
         return self.prompts.get(self.prompt, self.prompt)
+
+    def check_used(self, kind: str) -> None:
+        """A UserError names the first setting that has no effect on what a model of this kind is used for."""
+        what, used = USED[kind]
+        for name, field in type(self).model_fields.items():
+            if name not in used and getattr(self, name) != field.get_default(call_default_factory=True):
+                raise UserError(
+                    f"generation.{name} has no effect on {what}; these have: {', '.join(sorted(used))}"
+                )
+
+
+PENALTIES = frozenset(["repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"])
+DRAWS = PENALTIES | {"temperature", "top_k", "top_p", "min_p"}
+"""Any of which draws a translation, which is searched for without."""
+DRAWN = DRAWS | {"max_new_tokens", "speculate"}
+BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
+POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
+LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
+SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}
+EFFECTIVE = {
+    "drawn text": DRAWN | BOTH | {"form"},
+    "drawn translations": DRAWS | BOTH | LENGTHS,
+    "the likeliest texts": SEARCHED - LENGTHS - {"forbidden"} | BOTH | {"max_new_tokens", "form"},
+    "translations": SEARCHED | BOTH,
+    "vectors of texts": POOLED,
+}
+"""Keys of generation that have an effect on what is made."""
+SAID = EFFECTIVE["drawn text"] | EFFECTIVE["the likeliest texts"]
+USED = {
+    "encoder-decoder": ("translations", EFFECTIVE["translations"] | EFFECTIVE["drawn translations"]),
+    # whether beams search for a text, and how many of them, is said where it is wanted
+    "decoder": ("what a language model says", SAID - {"beam_size", "n_best"} | POOLED | {"chat"}),
+    "encoder": ("vectors and classes of texts", POOLED | {"sigmoid"}),
+}
+"""What a model of each kind is used for, and the keys that a recipe may give for it."""
 
 
 def biases(given: Any) -> dict[int, float]:

@@ -166,10 +166,7 @@ class Recipe(Section):
             raise UserError(
                 f"distill: task {self.task.name!r} has no distillation: each model is asked for something else"
             )
-        if self.generation.form and self.model.kind != "decoder":
-            raise UserError(
-                f"generation.form is for what a decoder says; task {self.task.name!r} trains a model of kind {self.model.kind!r}"
-            )
+        self.generation.check_used(self.model.kind)
         metrics = getattr(task, "metrics", ("loss",))
         wanted = {"metric": self.train.metric} | ({"eval_bleu": "bleu"} if self.train.eval_bleu else {})
         for key, metric in wanted.items():

@@ -197,7 +197,7 @@ class Run:
     def translate(
         self, texts: Sequence[str], *, n_best: int | None = None, **changes: Any
     ) -> list[str] | list[list[str]]:
-        """The best translation of each text, or the ``n_best`` of each.
+        """The best translation of each text, or the ``n_best`` of each where that is given here.
 
         ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; ``prefix``, how each
         translation must begin; ``terms``, what it must say for words of a text, as {"dog": ["Hund", "Hündin"]}; languages

@@ -14,6 +14,7 @@ import polyhead
 from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.cli import main
+from polyhead.errors import UserError
 from polyhead.generation_section import GenerationConfig
 from polyhead.recipe import Recipe
 from polyhead.run import Run
@@ -326,3 +327,23 @@ def test_eval_reads_files_named_as_those_of_the_recipe_in_its_format(
         for name in ("train", "a.tsv", "b.jsonl")
     }
     assert loss.startswith("loss")
+
+
+@pytest.mark.parametrize("wrong", [[1], ["ein hund", None], [("ein hund", 2)]])
+def test_what_is_no_text_is_told_whatever_was_learned_from(wrong: list[object], classifier: Path) -> None:
+    run = polyhead.load(classifier)
+    run.recipe = Recipe.model_validate(
+        {"task": "classification", "data": {"train": "a.tsv", "valid": "b.tsv"}, "train": {"steps": 1}}
+    )
+    with pytest.raises(UserError, match=r"text \d is \w+, wanted a string, or a pair of them"):
+        run.classify(wrong)  # type: ignore[arg-type]
+
+
+def test_a_blank_line_has_a_class_as_it_has_in_python(
+    classifier: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ein hund\n\n  \n")))
+    assert main(["classify", str(classifier)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = polyhead.load(classifier).classify(["ein hund", "", "  "])
+    assert [line.split("\t")[0] for line in lines] == [one.label for one in found]

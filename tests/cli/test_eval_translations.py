@@ -36,6 +36,22 @@ def test_translations_that_are_made_are_kept_where_a_later_measure_is_interrupte
     assert (tmp_path / "kept").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+def test_line_n_of_the_output_belongs_to_line_n_of_the_input(
+    tiny: Path, sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(tiny), *sides, "--output", str(tmp_path / "whole")]) == 0
+    assert "blank" not in capsys.readouterr().err
+    first, second = (tmp_path / "whole").read_text().splitlines()
+    Path(sides[0]).write_bytes(f"\n{PAIRS[0][0]}\n\xff\n{PAIRS[1][0]}\n \n".encode("latin-1"))
+    Path(sides[1]).write_text(f"nothing\n{PAIRS[0][1]}\nbroken\n{PAIRS[1][1]}\nnothing\n")
+    out = tmp_path / "out"
+    assert main(["eval", str(tiny), *sides, "--output", str(out)]) == 0
+    assert out.read_text().splitlines() == ["", first, "", second, ""]
+    assert f"polyhead: {out}: 3 of 5 lines are blank, for what was skipped\n" in capsys.readouterr().err
+    assert main(["eval", str(tiny), *sides, "--output", str(out), "--limit", "1"]) == 0
+    assert out.read_text().splitlines() == ["", first]
+
+
 def figures(capsys: pytest.CaptureFixture[str], *typed: str | Path) -> list[str]:
     assert main(["eval", *map(str, typed)]) == 0
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("speed")]
@@ -76,6 +92,23 @@ def test_of_a_table_the_columns_that_are_named_are_measured(
     assert said in refused(capsys, tiny, *sides, "--source", "de")
     said = "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
     assert said in refused(capsys, tiny, "--target", "1")
+
+
+def test_settings_of_translating_hold_for_what_is_measured(
+    tiny: Path, sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = figures(capsys, tiny, *sides)
+    assert figures(capsys, tiny, *sides, "--cache", "growing") == wanted
+    assert "unknown cache 'statc'; did you mean 'static'?" in refused(
+        capsys, tiny, *sides, "--cache", "statc"
+    )
+    assert "min_new_tokens is 99, more than" in refused(capsys, tiny, *sides, "--min-new-tokens", "99")
+    assert "'maybe' is not one of" in refused(capsys, tiny, *sides, "--early-stopping", "maybe")
+    assert "'fr'" in refused(capsys, tiny, *sides, "--target-lang", "fr")
+    few = ["--min-new-tokens", "6", "--no-repeat-ngram-size", "1", "--output", str(tmp_path / "out")]
+    figures(capsys, tiny, *sides, *few)
+    said = load(tiny).translate([de for de, _ in PAIRS], min_new_tokens=6, no_repeat_ngram_size=1)
+    assert (tmp_path / "out").read_text() == "".join(f"{text}\n" for text in said)
 
 
 def test_files_and_a_split_are_two_wishes(

@@ -7,9 +7,10 @@ import typing
 
 import pytest
 
-from polyhead.cli import evaluate
+from polyhead.cli import evaluate, translate
 from polyhead.cli.measures.table import MEASURES, understood
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 
 OF_EVERY_RUN = {"directory", "files", "split", "others", "dtype", "device"}
 
@@ -20,6 +21,13 @@ def test_every_option_is_of_some_measurement_and_every_measurement_has_options_o
     for measure in MEASURES.values():  # the options of the verb come as they are typed there
         hints = typing.get_type_hints(measure.show)
         assert set(hints) - measure.options == {"run", "files", "split", "return"}
+
+
+def test_a_translator_is_measured_with_every_setting_that_it_translates_with() -> None:
+    settings = {*GenerationConfig.model_fields, "source_lang", "target_lang"} - {"n_best"}
+    given = settings & set(inspect.signature(translate.run).parameters)
+    assert "cache" in given
+    assert given <= MEASURES["encoder-decoder"].options
 
 
 def test_options_that_were_not_typed_are_left_to_the_measurement() -> None:

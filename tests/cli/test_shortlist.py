@@ -111,13 +111,20 @@ def test_what_cannot_be_is_told(
     assert not (tiny / "shortlist.safetensors").exists()
 
 
-def test_a_damaged_one_is_told_where_it_is_wanted_and_made_anew(
+def test_none_is_written_over_and_a_damaged_one_is_told_where_it_is_wanted(
     own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own / "shortlist.safetensors").write_bytes(b"nothing")
     assert main(["translate", str(own), pairs[0]]) == 0
     assert main(["translate", str(own), pairs[0], "--shortlist"]) == 2
     assert "shortlist.safetensors is damaged or cut short" in capsys.readouterr().err
+    assert main(["shortlist", str(own), *pairs]) == 2
+    there = own / "shortlist.safetensors"
+    assert (
+        capsys.readouterr().err == f"polyhead: {there} is there already; remove it first, to learn another\n"
+    )
+    assert there.read_bytes() == b"nothing"
+    there.unlink()
     assert main(["shortlist", str(own), *pairs]) == 0
     assert main(["translate", str(own), pairs[0], "--shortlist"]) == 0
 

@@ -185,6 +185,20 @@ def test_n_best_gives_as_many_lines_for_each_with_falling_scores(
         assert all(score < 0 for score in scores)
 
 
+def test_the_number_of_translations_is_that_of_the_run_where_none_is_given(
+    tiny: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = polyhead.load(tiny)
+    several.generation = several.generation.model_copy(update={"n_best": 2})
+    several.save(tmp_path / "several")
+    assert translated(capsys, tmp_path / "several", source) == translated(
+        capsys, tiny, source, "--n-best", "2"
+    )
+    once = translated(capsys, tmp_path / "several", source, "--n-best", "1")
+    assert once == translated(capsys, tiny, source)
+    assert polyhead.load(tmp_path / "several").translate(["ein hund"]) == several.translate(["ein hund"])
+
+
 @pytest.mark.parametrize("scores", [(), ("--scores",)])
 def test_fewer_translations_than_asked_for_leave_lines_in_their_place(
     scores: tuple[str, ...],
@@ -350,6 +364,10 @@ def test_a_line_too_long_is_named_and_can_be_cut(
             "cache 'state' keeps a state, layers of this model keep keys and values: use cache 'static'",
         ),
         (["--early-stopping", "maybe"], "early_stopping: 'maybe' is not one of true, false, never"),
+        (
+            ["--min-new-tokens", "99"],
+            "a source of 4 tokens: min_new_tokens is 99, more than the 7 tokens that this output may have at most",
+        ),
     ],
 )
 def test_a_wrong_option_is_explained(

@@ -124,8 +124,10 @@ def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -
         assert capsys.readouterr().err == f"polyhead: {key}: no run directory 'nowhere'\n"
     assert main(["compare", "tune.yaml", "data.train=nowhere.txt", "--vary", "lr=1e-3"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
+    assert main(["compare", "tune.yaml", "train.freeze=[embeding]", "--vary", "lr=1e-3", "--plan"]) == 2
+    assert "is called 'embeding'; did you mean 'embedding'?" in capsys.readouterr().err
     rows = compared(capsys, "--vary", "d_model=32", "--vary", "data.max_len=13", "--budget", "1steps")
-    assert rows["d_model=32"]["status"] == "failed"
+    assert rows["d_model=32"]["status"] == "refused"
     assert rows["max_len=13"]["status"] == "failed"
     assert "rows do not fit" in rows["max_len=13"]["message"]
 

@@ -166,6 +166,13 @@ def test_a_beam_that_a_stop_string_cut_ended_by_it(speaker, translator, kind, wa
         ("decoder", "dogs", {"n": 10**9}, "^n is 1,000,000,000, wanted 10,000 at most; for more of them"),
         ("decoder", "dogs " * 60, {}, "this model takes 48 at most"),
         ("encoder-decoder", "", {}, "an empty text has no translation"),
+        ("encoder-decoder", " \t", {}, "an empty text has no translation"),
+        (
+            "encoder-decoder",
+            "a",
+            {"prefix": ["b"]},
+            "prefix is for a list of texts, as run.translate takes it",
+        ),
         ("encoder-decoder", "dogs " * 60, {}, "this model takes 48 at most: split it"),
         ("decoder", "dogs", {"n_best": 2}, "n says how many texts there are, not n_best"),
         ("encoder-decoder", "dogs", {"max_new_tokens": 2}, "max_new_tokens has no effect on translations"),

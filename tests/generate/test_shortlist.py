@@ -205,7 +205,9 @@ def test_a_file_comes_back_and_a_damaged_one_is_told(tmp_path):
     given.save(tmp_path)
     again = Shortlist.load(tmp_path, V)
     assert all(np.array_equal(one, other) for one, other in zip(given, again, strict=True))
-    with pytest.raises(UserError, match=f"is for a vocabulary of {V} tokens, the model has 61: make it anew"):
+    with pytest.raises(
+        UserError, match=f"is for a vocabulary of {V} tokens, the model has 61: remove it, and make another"
+    ):
         Shortlist.load(tmp_path, V + 1)
     for change in (
         {"always": np.array([V], np.int32)},

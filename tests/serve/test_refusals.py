@@ -130,6 +130,13 @@ def test_whole_numbers_are_bounded_before_anything_is_made_of_them(speaker, cana
         error = refused(speaker.ask("/v1/completions", {"prompt": "a", name: value}))
         assert error["param"] == name, value
     assert psutil.Process().memory_info().rss - before < 10 * 2**20
+    if name == "min_tokens":  # within bounds, and more than may be said
+        error = refused(
+            speaker.ask("/v1/completions", {"prompt": "a", name: most, "max_tokens": 2, "beam_size": 2})
+        )
+        assert error["param"] == name
+        assert "more than the 2 tokens that this output may have" in error["message"]
+        most = 2
     for value in {least, min(most, 2**53)} - {0}:
         fits = {"truncate": True, "stop": ["a"]} if name == "max_tokens" else {"max_tokens": 2}
         beams = {"beam_size": 2} if name == "min_tokens" else {}

@@ -49,7 +49,7 @@ def recipe(place: Path, out: str, *, documents: str = "line", steps: int = STEPS
             "tokenizer": {"kind": "char"},
             "model": model | changes.pop("model", {}),
             "train": train | changes.pop("train", {}),
-            "generation": {"max_new_tokens": 40},
+            "generation": changes.pop("generation", {"max_new_tokens": 40}),
             "out": place / out,
         }
     )  # fmt: skip
@@ -182,7 +182,9 @@ def test_rows_too_long_for_the_model_are_told_before_the_tokenizer_learns(place:
         ("masked-lm", "encoder"),
         ("denoising", "encoder-decoder"),
     ):
-        refused = recipe(place, "refused", data={"max_len": 64}, model={"kind": kind}, task=name)
+        refused = recipe(
+            place, "refused", data={"max_len": 64}, model={"kind": kind}, task=name, generation={}
+        )
         with pytest.raises(UserError, match=r"more than model\.max_len=32"):
             TASK.get(name).check(refused)
 

@@ -350,7 +350,7 @@ def test_a_run_does_not_end_before_the_steps_that_it_has_done(corpus: Path) -> N
         ("distill.temperature=3", "distill differs"),
         ("distill.teacher=[other]", "distill differs"),
         ("data.root=elsewhere", ""),
-        ("generation.beam_size=3", ""),
+        ("generation.normalize=true", ""),
     ],
 )
 def test_a_run_goes_on_with_the_rows_and_losses_it_began_with(change: str, key: str, tmp_path: Path) -> None:
@@ -504,6 +504,25 @@ def test_sentences_longer_than_the_model_are_skipped_and_counted(corpus: Path) -
     notes = Notes()
     run_training(small_recipe(corpus, steps=1, max_tokens=400), report=notes)  # max_len 32
     assert "train: train.de + train.en: 40 of 41 pairs; skipped 1 overlong (first: line 41)" in notes.said
+
+
+def test_that_most_pairs_are_left_out_is_a_warning_with_the_key_and_that_all_are_an_error(
+    corpus: Path,
+) -> None:
+    for side in ("de", "en"):
+        with (corpus / f"train.{side}").open("a") as file:
+            file.write(f"{'hund ' * 60}\n" * 60)
+    recipe, notes = small_recipe(corpus, steps=1, max_tokens=400), Notes()  # max_len 32
+    run_training(recipe, report=notes)
+    (said,) = (line for line in notes.said if line.startswith("warning"))
+    assert said == (
+        "warning: train.de + train.en: 40 of 100 are left, the others are skipped; 60 are longer than 32 tokens: "
+        "raise model.max_len, or split them"
+    )
+    for side in ("de", "en"):
+        (corpus / f"train.{side}").write_text(f"{'hund ' * 60}\n" * 60)
+    with pytest.raises(UserError, match=r"no usable pair in train.de \+ train.en: 0 of 60 pairs; skipped 60"):
+        run_training(recipe.model_copy(update={"out": corpus / "none"}), report=Notes())
 
 
 def test_the_end_of_a_run_is_written_in_its_config(corpus: Path) -> None:

@@ -90,6 +90,8 @@ def recipe_of(place: Path, kind: str, out: str, **train: Any) -> Recipe:
         recipe["model"]["kind"] = "decoder"
     if kind == "classification":
         recipe["data"] |= {"train": ["labelled.tsv"], "valid": ["labelled.tsv"], "documents": "file"}
+    if recipe["model"]["kind"] != "encoder-decoder":
+        recipe["generation"] = {}
     return Recipe.model_validate(recipe)
 
 

@@ -296,11 +296,34 @@ def test_a_classifier_begins_with_a_masked_model_and_has_a_new_head() -> None:
             "train.lr_factors: no part of the model is called 'decodr'.*decoder",
         ),
         ({"lr_factors": {"decoder": 0.0}}, "train.lr_factors: decoder is 0.0, wanted above 0"),
+        (
+            {"freeze": ["encoder"], "lr_factors": {"encoder.layers.1": 2.0}},
+            r"train.lr_factors: nothing of encoder.layers.1 learns, as train.freeze or train.adapt has it",
+        ),
+        (
+            {"adapt": {"parts": ["q_prj"]}},
+            r"train.adapt.parts: no linear map .* 'q_prj'; did you mean 'q_proj'",
+        ),
+        ({"adapt": {"learn": ["hed"]}}, r"train.adapt.learn: no part of the model is called 'hed'"),
+        ({"adapt": {}, "lr_factors": {"encoder_embedding": 2.0}}, "nothing of encoder_embedding learns"),
     ],
 )
-def test_what_cannot_be_begun_with_is_said(first: Path, changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_begun_with_is_said_before_any_text_is_read(
+    first: Path, changes: dict[str, Any], said: str
+) -> None:
+    notes = Notes()
     with pytest.raises(UserError, match=said):
-        run_training(tuned(first, "never", **changes), report=Notes())
+        run_training(tuned(first, "never", **changes), report=notes)
+    assert not notes.said
+    assert not (first / "never").exists()
+
+
+@pytest.mark.parametrize("changes", [{"freeze": ["encodr"]}, {"lr_factors": {"decodr": 2.0}}])
+def test_a_misspelt_part_of_a_new_model_leaves_nothing_behind(corpus: Path, changes: dict[str, Any]) -> None:
+    before, notes = sorted(corpus.rglob("*")), Notes()
+    with pytest.raises(UserError, match=r"no part of the model is called '(en|de)codr'; did you mean"):
+        run_training(small_recipe(corpus, **changes), report=notes)
+    assert (sorted(corpus.rglob("*")), notes.said) == (before, [])
 
 
 def test_a_tokenizer_beside_a_start_is_refused(first: Path) -> None:

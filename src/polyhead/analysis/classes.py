@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +70,11 @@ def classify(judges: Judges, texts: Texts, config: GenerationConfig, batch_token
 def check_learned(texts: Texts, learned: int) -> None:
     """A UserError where texts are single and the classifier ``learned`` from pairs (2), or the other way round; 0 is not known."""
     check_listed(texts, "run.classify")
+    for number, text in enumerate(texts):
+        whole = isinstance(text, str) or not isinstance(text, Iterable)
+        for one in [text] if whole else text:
+            if not isinstance(one, str):
+                raise UserError(f"text {number} is {type(one).__name__}, wanted a string, or a pair of them")
     came = 1 if isinstance(next(iter(texts), ""), str) else 2
     if learned and texts and came != learned:
         given = "pairs of texts" if came == 2 else "single texts"

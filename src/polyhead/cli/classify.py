@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Say which class each text belongs to, a line for a line: the label, a tab, its probability.
 
-    A line with a tab is a pair of texts. Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on
+    A line with a tab is a pair of texts; a blank line has a class too, as the model gives it without a word. Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on
     standard error. A reranker has no classes: of a question, a tab and a text it says how well the text answers, one number a line.
 
     \b

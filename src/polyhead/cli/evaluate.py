@@ -8,7 +8,24 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.answers import output_place
-from polyhead.cli.options import AS_TRAINED, Device, Dtype, Short, TermsFile, With, opened
+from polyhead.cli.options import (
+    AS_TRAINED,
+    BatchTokens,
+    BeamSize,
+    CacheName,
+    Device,
+    Dtype,
+    EarlyStopping,
+    LengthPenalty,
+    MinNewTokens,
+    NoRepeat,
+    Short,
+    SourceLang,
+    TargetLang,
+    TermsFile,
+    With,
+    opened,
+)
 from polyhead.errors import UserError
 
 
@@ -25,22 +42,24 @@ def run(
     split: Annotated[
         Literal["test", "valid"] | None, typer.Option(help="which files of the recipe", show_default="test")
     ] = None,
-    beam_size: Annotated[
-        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)
-    ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
-    ] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
-    ] = None,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    min_new_tokens: MinNewTokens = None,
+    early_stopping: EarlyStopping = None,
+    no_repeat_ngram_size: NoRepeat = None,
+    cache: CacheName = None,
+    batch_tokens: BatchTokens = None,
+    source_lang: SourceLang = None,
+    target_lang: TargetLang = None,
     terms: TermsFile = None,
     shortlist: Short = False,
     limit: Annotated[int | None, typer.Option(min=1, help="pairs measured, the first ones")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="write the translations, or labels, there, a line each"),
+        typer.Option(
+            metavar="FILE",
+            help="write the translations, or labels, there, a line each, blank for what is skipped",
+        ),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -95,7 +114,13 @@ def run(
     typed = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
+        "min_new_tokens": min_new_tokens,
+        "early_stopping": early_stopping,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "cache": cache,
         "batch_tokens": batch_tokens,
+        "source_lang": source_lang,
+        "target_lang": target_lang,
         "terms": terms,
         "shortlist": shortlist or None,
         "limit": limit,

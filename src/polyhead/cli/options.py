@@ -63,6 +63,16 @@ Form = Annotated[
         show_default=AS_TRAINED,
     ),
 ]
+BeamSize = Annotated[int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)]
+LengthPenalty = Annotated[
+    float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
+]
+MinNewTokens = Annotated[int | None, typer.Option(help="shortest output, in tokens", show_default=AS_TRAINED)]
+EarlyStopping = Annotated[str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)]
+BatchTokens = Annotated[
+    int | None,
+    typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
+]
 NoRepeat = Annotated[
     int | None,
     typer.Option(

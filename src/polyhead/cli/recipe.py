@@ -63,6 +63,8 @@ def run(
     text = written(tree, found, str(output or "mine.yaml"))
     if output is None:
         print(text, end="")
+        for note in [] if sys.stdout.isatty() else found.notes:  # there they are seen above the recipe
+            print(f"polyhead: {note}", file=sys.stderr)
         return
     put(output, text.encode())
     for line in text.split("\n")[: 1 + len(found.notes)]:

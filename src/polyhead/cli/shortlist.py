@@ -56,6 +56,8 @@ def run(
         raise UserError(
             f"{directory} is a published checkpoint; make a run of it: polyhead import {directory} RUN"
         )
+    if (there := directory / FILE).exists():
+        raise UserError(f"{there} is there already; remove it first, to learn another")
     translator = opened(directory, None, "fp32", "auto")
     check_able(translator.config, ["encoder-decoder"])
     texts, sources, targets = pairs(translator, files or [], limit)
@@ -93,7 +95,7 @@ def pairs(run: Run, files: list[str], limit: int) -> tuple[list[str], list[list[
         counter.close()
         targets = [best.tokens for (best,) in found]
     else:
-        texts, others = translations.pairs(run, files, "train", limit, {})
+        texts, others, _ = translations.pairs(run, files, "train", limit, {})
         targets = run.tokenizer.target.encode(others)
     sources, most = run.tokenizer.encode(texts), run.config.max_len - run.tokenizer.sides.most
     kept = [i for i, pair in enumerate(zip(sources, targets, strict=True)) if max(map(len, pair)) <= most]

@@ -14,9 +14,14 @@ from polyhead.cli.answers import answers, output_place
 from polyhead.cli.lines import Counter, chunk_size, one_line, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
+    BatchTokens,
+    BeamSize,
     CacheName,
     Device,
     Dtype,
+    EarlyStopping,
+    LengthPenalty,
+    MinNewTokens,
     MinP,
     NoRepeat,
     Output,
@@ -45,19 +50,14 @@ def run(
     source: Annotated[
         str, typer.Argument(metavar="FILE", help="text, one sentence a line, .gz too; - is standard input")
     ] = "-",
-    beam_size: Annotated[
-        int | None, typer.Option(help="hypotheses kept, 1 is greedy", show_default=AS_TRAINED)
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    n_best: Annotated[
+        int | None,
+        typer.Option(help="translations for a line, on as many lines; best first", show_default=AS_TRAINED),
     ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="above 0 favours longer outputs", show_default=AS_TRAINED)
-    ] = None,
-    n_best: Annotated[int, typer.Option(help="translations for a line, on as many lines; best first")] = 1,
-    min_new_tokens: Annotated[
-        int | None, typer.Option(help="shortest output, in tokens", show_default=AS_TRAINED)
-    ] = None,
-    early_stopping: Annotated[
-        str | None, typer.Option(help="true, false or never", show_default=AS_TRAINED)
-    ] = None,
+    min_new_tokens: MinNewTokens = None,
+    early_stopping: EarlyStopping = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -69,10 +69,7 @@ def run(
     target_lang: TargetLang = None,
     no_repeat_ngram_size: NoRepeat = None,
     cache: CacheName = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(help="tokens decoded together; less needs less memory", show_default=AS_TRAINED),
-    ] = None,
+    batch_tokens: BatchTokens = None,
     prefix: Annotated[
         str | None, typer.Option(metavar="FILE", help="how each translation must begin, line by line")
     ] = None,
@@ -134,6 +131,7 @@ def run(
     cuts, glossary, met = translator.tokenizer, None, 0
     if terms is not None:
         changes["terms"] = glossary = Glossary(entries, cuts.target)
+    n_best = translator.generation.n_best if n_best is None else n_best
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     sides = between(cuts, source_lang, target_lang)
     room = most - len(sides.source(()))

@@ -18,7 +18,7 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.train.reporting import duration
-from polyhead.train.start import resolved
+from polyhead.train.start import check_parts, resolved
 from polyhead.train.tasks.base import TaskPart
 
 
@@ -42,6 +42,7 @@ def _begun(row: Row) -> Row:
     try:
         recipe = resolved(recipe, start)
         TASK.get(recipe.task.name).check(recipe)
+        check_parts(recipe, start)
         _look_into(recipe)
     except UserError as error:
         if row.is_base:

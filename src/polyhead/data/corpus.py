@@ -38,6 +38,9 @@ class CorpusReport:
     overlong: int = 0
     broken: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
+    rows: list[int] = field(
+        default_factory=list
+    )  # from 1, of what was read: those of the pairs that are held
 
     def __str__(self) -> str:
         """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""
@@ -131,7 +134,10 @@ def open_corpus(
 def read_pairs(corpus: Corpus, limit: int | None = None) -> tuple[list[str], list[str], CorpusReport]:
     """Sources, targets and what was skipped; for sets small enough to hold, such as validation and test."""
     report = CorpusReport(corpus.where)
-    pairs = list(islice(corpus.pairs(report), None if limit is None else min(limit, MOST)))
+    pairs = []
+    for pair in islice(corpus.pairs(report), None if limit is None else min(limit, MOST)):
+        pairs.append(pair)
+        report.rows.append(report.read)
     return [pair.source for pair in pairs], [pair.target for pair in pairs], report
 
 

@@ -41,6 +41,9 @@ class LabelledReport:
     unknown: int = 0
     cut: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
+    rows: list[int] = field(
+        default_factory=list
+    )  # from 1, of what was read: those of the texts that are held
 
     def __str__(self) -> str:
         """One line: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""
@@ -151,6 +154,7 @@ def read_labelled(
     report, found = LabelledReport(labelled.where), []
     for example in labelled.examples(report, labels):
         found.append(example)
+        report.rows.append(report.read)
         if len(found) == limit:
             break
     return found, report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from polyhead.errors import UserError, check_whole
+from polyhead.errors import UserError, at, check_whole
 from polyhead.generate.beam import Beaming, Beams, Wish
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.drawing import Drawing, Drawn
@@ -89,7 +89,9 @@ def search(
     for row in (row for row in order if lines[row]):
         begin, given = [sides.start], [*told, *prefix[row]]
         if draws is None:
-            search: Search = Beams(beams, Wish(limits[row], given, len(told), begin), wanted[row])
+            with at(f"a source of {len(lines[row])} tokens"):
+                wish = Wish(limits[row], given, len(told), begin)
+                search: Search = beams_for(beams, wish, wanted[row])
         else:
             begin += given
             first = draws.n * (draws.first + row)
@@ -138,7 +140,7 @@ def continued(
         {
             row: engine.submit(
                 prompts[row],
-                Beams(rule, Wish(limits[row], before=prompts[row])),
+                beams_for(rule, Wish(limits[row], before=prompts[row])),
                 cost=config.beam_size * (lengths[row] + 1),
             )
             for row in sorted(range(len(prompts)), key=lambda row: -lengths[row])
@@ -161,6 +163,15 @@ def beaming(
         no_repeat_ngram_size=config.no_repeat_ngram_size,
         form=form,
     )
+
+
+def beams_for(rule: Beaming, wish: Wish, terms: Terms | None = None) -> Beams:
+    """The search for an output; a UserError where it must be longer than it may be."""
+    if rule.least > wish.limit:
+        raise UserError(
+            f"min_new_tokens is {rule.least}, more than the {wish.limit} tokens that this output may have at most"
+        )
+    return Beams(rule, wish, terms)
 
 
 def _ended(engine: Engine, requests: dict[int, Request]) -> Iterator[tuple[int, list[Hypothesis]]]:

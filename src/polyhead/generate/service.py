@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from polyhead.errors import UserError, check_whole, show, unknown
-from polyhead.generate.beam import Beaming, Beams, Wish
+from polyhead.generate.beam import Beaming, Wish
 from polyhead.generate.decoder import Decoder
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.frame import Frame
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Sampling
-from polyhead.generate.search import beaming, insisted, limit
-from polyhead.generate.settings import DRAWS, sampled, sampling_of, searched
+from polyhead.generate.search import beaming, beams_for, insisted, limit
+from polyhead.generate.settings import sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generate.told import Stream
-from polyhead.generation_section import GenerationConfig
+from polyhead.generation_section import DRAWS, GenerationConfig
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form, form_of
 from polyhead.text.glossary import Entries, Glossary, Term, terms_of
@@ -83,7 +83,7 @@ class TextEngine:
 
     def tokens(self, text: str) -> list[int]:
         """What a language model reads before it goes on from a text; of a source, its own tokens alone."""
-        (ids,) = self.tokenizer.encode([text])
+        (ids,) = self.tokenizer.encode([text if self.frame or text.strip() else ""])
         return ids if self.frame is None else self.frame.prompt(ids)
 
     def read(
@@ -146,7 +146,7 @@ class TextEngine:
             rule = self._draw(config, last, speaker)
             search: Search = Drawn(rule, ids, config.max_new_tokens, n, seed, top=top)
         else:
-            search = Beams(
+            search = beams_for(
                 self._beam(config, last[0], (), speaker),
                 Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), before=ids),
             )
@@ -188,7 +188,7 @@ class TextEngine:
             return Asked(begin, search, source, [], n, stops, (sides.end,))
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
         wish = Wish(most, told, len(told), [sides.start])
-        beams = Beams(self._beam(config, sides.end, forbidden), wish, wanted)
+        beams = beams_for(self._beam(config, sides.end, forbidden), wish, wanted)
         return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:

@@ -10,27 +10,11 @@ from pydantic import ValidationError
 from polyhead.elsewhere import keys_of, told
 from polyhead.errors import UserError, check_whole, explain, nearest
 from polyhead.generate.sampling import Sampling
-from polyhead.generation_section import GenerationConfig
+from polyhead.generation_section import EFFECTIVE, GenerationConfig
 
-PENALTIES = frozenset(["repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias"])
-DRAWN = PENALTIES | {"max_new_tokens", "temperature", "top_k", "top_p", "min_p", "speculate"}
-DRAWS = DRAWN - {"max_new_tokens", "speculate"}
-"""Any of which draws a translation, which is searched for without."""
-BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
-POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
-LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
-SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}
-EFFECTIVE = {
-    "drawn text": DRAWN | BOTH | {"form"},
-    "drawn translations": DRAWS | BOTH | LENGTHS,
-    "the likeliest texts": SEARCHED - LENGTHS | BOTH | {"max_new_tokens", "form"},
-    "translations": SEARCHED | BOTH,
-    "vectors of texts": POOLED,
-}
-"""Keys of generation that have an effect on what is made."""
 BESIDE = {
-    "drawn text": frozenset(["n", "seed", "stop"]),
+    "drawn text": frozenset(["n", "seed", "stop", "beam_size"]),  # with which it is drawn no more
     "the likeliest texts": frozenset(["n", "stop"]),
     "translations": frozenset(["source_lang", "target_lang", "prefix", "truncate", "shortlist", "terms"]),
     "drawn translations": frozenset(["n_best", "seed", "source_lang", "target_lang", "prefix", "truncate"]),
@@ -45,9 +29,16 @@ def changed(config: GenerationConfig, changes: dict[str, Any], what: str) -> Gen
         effective = ", ".join(sorted(EFFECTIVE[what]))
         raise UserError(f"{name} has no effect on {what}; these have: {effective}")
     for name in sorted(set(changes) - KNOWN):
-        able = EFFECTIVE[what] | BESIDE.get(what, frozenset())
-        meant = [key for key in keys_of(name) if key.rpartition(".")[2] in able]
-        hint = told({key: key.rpartition(".")[2] for key in meant[:1]}) or nearest(name, sorted(able))
+        beside = BESIDE.get(what, frozenset())
+        if name in beside:
+            raise UserError(
+                f"{name} is for a list of texts, as run.translate takes it; a request is of one text alone"
+            )
+        able = EFFECTIVE[what] | beside
+        words = {key: key.rpartition(".")[2] for key in keys_of(name)}
+        words = {key: "n" if word == "n_best" and "n" in able else word for key, word in words.items()}
+        meant = [key for key, word in words.items() if word in able]
+        hint = told({key: words[key] for key in meant[:1]}) or nearest(name, sorted(able))
         raise UserError(f"{name}: unknown key{hint or '; known: ' + ', '.join(sorted(able))}")
     try:
         return GenerationConfig.model_validate(config.model_dump() | changes)

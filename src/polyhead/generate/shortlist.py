@@ -76,7 +76,7 @@ class Shortlist(NamedTuple):
             with safe_open(path, "np") as file:
                 found = cls(*(file.get_tensor(name) for name in PARTS))
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is damaged or cut short: {error}") from None
+            raise UserError(f"{path} is damaged or cut short, remove it and make another: {error}") from None
         _check(found, vocab_size, path)
         return found
 
@@ -85,13 +85,13 @@ def _check(found: Shortlist, vocab_size: int, path: Path) -> None:
     """A UserError where these are not the tokens of the model."""
     if found.vocab_size != vocab_size:
         raise UserError(
-            f"{path} is for a vocabulary of {found.vocab_size:,} tokens, the model has {vocab_size:,}: make it anew"
+            f"{path} is for a vocabulary of {found.vocab_size:,} tokens, the model has {vocab_size:,}: remove it, and make another"
         )
     tokens = np.concatenate([found.always, found.suggested])
     steps = np.diff(found.first)
     whole = found.first[0] == 0 and found.first[-1] == len(found.suggested) and (steps >= 0).all()
     if not whole or (tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size):
-        raise UserError(f"{path} is damaged: it names tokens that there are not; make it anew")
+        raise UserError(f"{path} is damaged: it names tokens that there are not; remove it, and make another")
 
 
 def granted(read: Callable[[], Shortlist | None], wanted: bool | None, several: bool) -> Shortlist | None:

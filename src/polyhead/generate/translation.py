@@ -8,9 +8,9 @@ from typing import Any
 from polyhead.errors import UserError
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.search import Draws, search
-from polyhead.generate.settings import DRAWS, changed, sampled
+from polyhead.generate.settings import changed, sampled
 from polyhead.generate.shortlist import Shortlist
-from polyhead.generation_section import GenerationConfig
+from polyhead.generation_section import DRAWS, GenerationConfig
 from polyhead.text.glossary import Entries, Glossary, terms_of
 from polyhead.text.listed import check_texts
 from polyhead.text.sides import between
@@ -36,8 +36,9 @@ def translations(
     """The best translations of each text, as (its number, best first), as they are found; ``changes`` are of ``generation``.
 
     With temperature, top_k, top_p or min_p among them they are drawn, ``n_best`` of each text, by a ``seed``; a text draws by its
-    number, counted from ``first``. A translation begins with its ``prefix`` and says what the ``terms`` of its text want. Languages that are not given
-    are those of the tokenizer's files. A wish that cannot be met is a UserError before anything is decoded.
+    number, counted from ``first``. A translation begins with its ``prefix`` and says what the ``terms`` of its text want.
+    Languages that are not given are those of the tokenizer's files. A text of blanks alone has no translation. A wish that cannot
+    be met is a UserError before anything is decoded.
     """
     draws = None
     if DRAWS & set(changes):
@@ -51,7 +52,7 @@ def translations(
     check_texts([] if prefix is None else prefix, "prefix=")
     return search(
         model,
-        tokenizer.encode(texts),
+        tokenizer.encode([text if text.strip() else "" for text in texts]),
         config,
         sides=between(tokenizer, source_lang, target_lang),
         max_len=max_len,

@@ -30,7 +30,7 @@ def draft(target: Run, *, run: str, tokens: int = 4) -> Draft:
     Equation: accept x ~ q with probability min(1, p(x) / q(x)), else draw from max(0, p - q) / sum_x max(0, p - q)
     Paper: Leviathan et al., 2023, alg. 1; Chen et al., 2023, alg. 2
     When: a model that is much cheaper a step and says nearly the same; few texts at once
-    Recipe: generation: {speculate: {name: draft, run: runs/small}}
+    Recipe: {task: language-model, generation: {speculate: {name: draft, run: runs/small}}}
     Options:
       run: directory of the smaller model
       tokens: tokens guessed in a step, at most

@@ -22,7 +22,7 @@ class Lookup:
     Paper: Saxena, 2023 (prompt lookup decoding); Yang et al., 2023 (LLMA)
     When: one text or few whose output repeats the prompt or itself: corrections, code, lists, what is said greedily. It costs
       no second model
-    Recipe: generation: {speculate: lookup}
+    Recipe: {task: language-model, generation: {speculate: lookup}}
     Options:
       ngram: last tokens that are looked up, at most
       least: and at least; more of them guess less, and better

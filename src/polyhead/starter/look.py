@@ -54,7 +54,8 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
     if task is not None and task not in TASKS:
         raise unknown("task that recipes are written for", task, TASKS)
     if table is None:
-        found = Look(task or _task_of_plain(paths), data)
+        plain, notes = ("", []) if task else _task_of_plain(paths)
+        found = Look(task or plain, data, notes=notes)
         if found.task in ("classification", "chat"):
             raise UserError(
                 f"task {found.task} wants a table, TSV, CSV, JSONL or Parquet; {paths[0].name} is plain text by its name"
@@ -80,15 +81,23 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
     return found
 
 
-def _task_of_plain(paths: Sequence[Path]) -> str:
-    """Two files of as many lines, or of one name but for its end, are the sides of a translation."""
+def _task_of_plain(paths: Sequence[Path]) -> tuple[str, list[str]]:
+    """Two files of as many lines, or of one name but for its end, are the sides of a translation; what speaks against it."""
     if len(paths) != 2:
-        return "language-model"
+        return "language-model", []
     a, b = (path.name.removesuffix(".gz").split(".") for path in paths)
     if a[:-1] == b[:-1] and all(LANGUAGE.fullmatch(parts[-1]) and parts[-1] != "txt" for parts in (a, b)):
-        return "translation"
-    counts = {sum(1 for _ in lines(path)) for path in paths}
-    return "translation" if len(counts) == 1 and counts.pop() > 1 else "language-model"
+        return "translation", []
+    one, other = (sum(1 for _ in lines(path)) for path in paths)
+    if one == other > 1:
+        return "translation", []
+    counts = f"{paths[0].name} has {_lines(one)} and {paths[1].name} {_lines(other)}"
+    why = f"{counts}, and two sides of translations have as many, two or more"
+    return "language-model", [f"taken for plain text of one language model: {why}"]
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line{'s' * (count != 1)}"
 
 
 def _languages(section: DataConfig, data: Mapping[str, Any], parallel: bool) -> dict[str, str]:

@@ -122,10 +122,13 @@ def scale_rates(model: nn.Module, optimizers: Iterable[Optimizer], factors: Mapp
             raise UserError(
                 f"train.lr_factors: {part} is {factors[part]}, wanted above 0; train.freeze keeps a part as it is"
             )
-        of |= {
-            id(parameter): factors[part]
-            for parameter in parameters_of(model, part, "train.lr_factors").values()
-        }
+        parameters = parameters_of(model, part, "train.lr_factors").values()
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise UserError(
+                f"train.lr_factors: nothing of {part} learns, as train.freeze or train.adapt has it, so a factor "
+                "changes nothing: leave one of them out"
+            )
+        of |= {id(parameter): factors[part] for parameter in parameters}
     for optimizer in optimizers if of else ():
         groups = optimizer.param_groups[:]
         optimizer.param_groups.clear()

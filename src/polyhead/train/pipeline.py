@@ -45,7 +45,7 @@ from polyhead.train.resume import check_directory, check_rates, check_same
 from polyhead.train.schedule import faint, late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
-from polyhead.train.start import begin, open_start, resolved
+from polyhead.train.start import begin, check_parts, open_start, resolved
 from polyhead.train.tasks.base import RunTask, TaskPart
 from polyhead.train.training import Training, final_weights
 
@@ -78,7 +78,10 @@ def run_training(
     teachers = ranks.in_turn(lambda: open_teachers(recipe.distill, str(device)))
     before = check_directory(recipe, resume) if first else None
     part: TaskPart = TASK.get(recipe.task.name)
-    ranks.in_turn(lambda: part.check(recipe))  # a mistake in the files is told now, not at the end
+    # a mistake in the files, or in a name of a part, is told now, not at the end
+    ranks.in_turn(lambda: part.check(recipe))
+    if not resume:
+        check_parts(recipe, origin)
     with RunLock(out) if first else nullcontext():
         saved = everywhere(checkpoint.newest(checkpoints) if resume and first else None, ranks)
         done = saved.step if saved else 0

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from polyhead.analysis.sizes import hollow
 from polyhead.config import ModelConfig, ModelSection
 from polyhead.errors import UserError, at, explain
 from polyhead.loading import load
@@ -17,7 +18,8 @@ from polyhead.recipe import Recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.sections import AdaptSection
-from polyhead.train.learned import must_learn, widest
+from polyhead.train.learned import must_learn, prepare, scale_rates, widest
+from polyhead.train.tasks.base import OfClasses
 
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 LAYERS = ("n_layers", "n_decoder_layers")
@@ -64,6 +66,25 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
         return recipe.model_copy(update={"model": ModelSection.model_validate(fields)})
     except ValidationError as error:
         raise explain(error, ModelSection, "model, with that of start.run") from None
+
+
+def check_parts(recipe: Recipe, origin: Run | None) -> None:
+    """What the recipe says of parts of its model fits them, which is known before any text is read.
+
+    How many tokens and classes there will be is not, and does not matter.
+    """
+    train = recipe.train
+    if not (origin or train.freeze or train.lr_factors):
+        return
+    tokens, labels = recipe.tokenizer.vocab_size, tuple("01")
+    if origin:
+        tokens, labels = origin.config.vocab_size, origin.config.labels or labels
+    of_classes = isinstance(TASK.get(recipe.task.name), OfClasses)
+    model = hollow(recipe.model.with_vocabulary(tokens, labels if of_classes else ()))
+    if origin and recipe.start:
+        begin(model, origin, recipe.start.every, train.adapt)
+    prepare(model, train)
+    scale_rates(model, (), train.lr_factors)
 
 
 @torch.no_grad()

@@ -10,11 +10,10 @@ from typing import Any
 
 from polyhead.analysis.classes import measure_classes
 from polyhead.cli.lines import one_column
-from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
 from polyhead.data.columns import format_like
 from polyhead.data.labelled import open_labelled, read_labelled
 from polyhead.errors import UserError
-from polyhead.places import write_lines
 from polyhead.run import Run
 from polyhead.train.tasks.classification import labelled_of
 
@@ -76,4 +75,4 @@ def measure(
         show(name, value, remarks.get(name, f"F1 of the class {name.removeprefix('f1_')}"))
     show("speed", len(examples) / seconds, f"texts a second, in {seconds:,.1f} s with the tokenizer")
     if output is not None:
-        write_lines(output, map(one_column, found.given))
+        write_answers(output, map(one_column, found.given), report)

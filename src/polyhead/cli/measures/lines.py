@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
+from polyhead.data.corpus import CorpusReport
+from polyhead.data.labelled import LabelledReport
 from polyhead.errors import UserError
+from polyhead.places import write_lines
 from polyhead.run import Run
 
 Split = Literal["test", "valid"]
@@ -27,3 +33,16 @@ def no_files(split: str, files: str, run: Run) -> UserError:
 def column(name: str) -> str | int:
     """A column by name, or by number from 0."""
     return int(name) if name.isdecimal() else name
+
+
+def write_answers(output: Path, found: Iterable[str], report: CorpusReport | LabelledReport) -> None:
+    """A file with a line for each row that was read, in their order: a blank one for what was left out."""
+    lines = [""] * report.read
+    for row, line in zip(report.rows, found, strict=True):
+        lines[row - 1] = line
+    write_lines(output, lines)
+    if left := len(lines) - len(report.rows):
+        print(
+            f"polyhead: {output}: {left:,} of {len(lines):,} lines are blank, for what was skipped",
+            file=sys.stderr,
+        )

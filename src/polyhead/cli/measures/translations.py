@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.cli.lines import Counter, one_line
-from polyhead.cli.measures.lines import Split, column, no_files, show
-from polyhead.cli.options import typed
+from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
+from polyhead.cli.options import parts, typed
 from polyhead.cli.terms_file import read_terms
 from polyhead.data.columns import format_like
-from polyhead.data.corpus import open_corpus, read_pairs
+from polyhead.data.corpus import CorpusReport, open_corpus, read_pairs
 from polyhead.errors import UserError
-from polyhead.places import write_lines
 from polyhead.run import Run
 from polyhead.train.tasks.translation import corpus_of
 
@@ -29,7 +28,13 @@ def measure(
     output: Path | None = None,
     beam_size: int | None = None,
     length_penalty: float | None = None,
+    min_new_tokens: int | None = None,
+    early_stopping: str | None = None,
+    no_repeat_ngram_size: int | None = None,
+    cache: str | None = None,
     batch_tokens: int | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     terms: str | None = None,
     shortlist: bool | None = None,
     source: str | None = None,
@@ -39,14 +44,19 @@ def measure(
     sides = {"source": source, "target": target}
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     entries = None if terms is None else read_terms(terms)
-    sources, references = pairs(run, files, split, limit, columns)
+    sources, references, report = pairs(run, files, split, limit, columns)
     changes: dict[str, Any] = typed(
         beam_size=beam_size,
         length_penalty=length_penalty,
+        min_new_tokens=min_new_tokens,
+        early_stopping=early_stopping,
+        no_repeat_ngram_size=no_repeat_ngram_size,
         batch_tokens=batch_tokens,
         terms=entries,
         shortlist=shortlist,
-    )
+    ) | parts(cache=cache)
+    if source_lang or target_lang:  # of the perplexity too
+        run.tokenizer = run.tokenizer.between(source_lang, target_lang)
     counter, start = Counter(), time.perf_counter()
     lang = run.recipe.data.target_lang if run.recipe else ""
     measured = run.evaluate(sources, references, lang=lang, progress=counter.at, **changes)
@@ -58,7 +68,7 @@ def measure(
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
     show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
     if output is not None:
-        write_lines(output, map(one_line, measured.outputs))
+        write_answers(output, map(one_line, measured.outputs), report)
     show_perplexity(run, sources, references)
     show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
 
@@ -81,8 +91,8 @@ def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None
 
 def pairs(
     run: Run, files: Sequence[str], split: str, limit: int | None, columns: dict[str, str | int]
-) -> tuple[list[str], list[str]]:
-    """Sources and references of the files given, or of that split of the run's recipe."""
+) -> tuple[list[str], list[str], CorpusReport]:
+    """Sources and references of the files given, or of that split of the run's recipe, and what was skipped."""
     if columns and not files:
         raise UserError(
             "--source and --target are columns of files that are given: polyhead eval RUN FILE --source COLUMN"
@@ -99,7 +109,7 @@ def pairs(
         )
     sources, references, report = read_pairs(corpus, limit)
     print(report, file=sys.stderr)
-    return sources, references
+    return sources, references, report
 
 
 def _read_as(run: Run, files: Sequence[str]) -> dict[str, Any]:

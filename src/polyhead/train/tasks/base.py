@@ -23,6 +23,29 @@ class Scores(NamedTuple):
     hidden: Tensor  # (M, C) the last vectors of the tokens that are there
 
 
+class Counted(Protocol):
+    """What became of a text, in pairs or conversations."""
+
+    where: str
+    read: int
+    kept: int
+    overlong: int
+
+
+def warn_of_few(counted: Counted, recipe: Recipe, report: Reporter) -> None:
+    """Say so where most of a text is left out, and which key lets in what is too long."""
+    if 2 * counted.kept >= counted.read:
+        return
+    limits = {"data.max_len": recipe.data.max_len, "model.max_len": recipe.model.max_len}
+    most = min(limits.values())
+    raised = " and ".join(key for key, limit in limits.items() if limit == most)
+    long = f"; {counted.overlong:,} are longer than {most:,} tokens: raise {raised}, or split them"
+    report.say(
+        f"warning: {counted.where}: {counted.kept:,} of {counted.read:,} are left, the others are skipped"
+        + (long if counted.overlong else "")
+    )
+
+
 class RunTask(Task, Protocol):
     """A task with its text, for one run."""
 

@@ -21,7 +21,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
-from polyhead.train.tasks.base import Scores
+from polyhead.train.tasks.base import Scores, warn_of_few
 from polyhead.train.tasks.plain_text import check_rows, test_facts
 
 
@@ -74,6 +74,7 @@ class Chat:
         stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
             report.say(f"{split}: {store.report}, {int(store.learned.sum()):,} of {len(store.ids):,} tokens")
+            warn_of_few(store.report, recipe, report)
         task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
         for split in recipe.data.splits[1:]:
             task.batches(stores[split])  # a row that is larger than a batch is told now

@@ -28,7 +28,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
-from polyhead.train.tasks.base import Scores
+from polyhead.train.tasks.base import Scores, warn_of_few
 
 Measure = Callable[[Seq2Seq, Each], dict[str, float]]
 COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
@@ -99,6 +99,8 @@ class Translation:
         )
         report.say(f"train: {train.report}")
         report.say(f"valid: {valid.report}")
+        for store in (train, valid):
+            warn_of_few(store.report, recipe, report)
         if recipe.data.test:
             report.say(f"test: {read_pairs(corpus_of(recipe, 'test'))[2]}")
         if copied := [split for split in recipe.data.splits if corpus_of(recipe, split).copies]:
