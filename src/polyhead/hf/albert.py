@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
 from polyhead.hf import encoders
-from polyhead.hf.bert import common, said
-from polyhead.hf.encoders import EMBEDDING, OLD, model_of, named
-from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, head_activation
-from polyhead.hf.given import Given
+from polyhead.hf.bert import keys
+from polyhead.hf.encoders import EMBEDDING, OLD, as_layers, named
+from polyhead.hf.family import FAMILY, HEAD, Family
+from polyhead.hf.keys import Key, fixed, only, passed, size, unsaid
 from polyhead.hf.table import both, one
 
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in ALBERT-xxlarge."""
-    given.passed("classifier_dropout_prob")
+# what is not given is as in ALBERT-xxlarge
+KEYS = (
+    unsaid(hidden_size=4096, num_attention_heads=64, intermediate_size=16384, vocab_size=30000),
+    unsaid(hidden_act="gelu_new", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    passed("classifier_dropout_prob", places="dropout"),
     # read by no code
-    given.passed("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor")
-    given.assume(hidden_size=4096, num_attention_heads=64, intermediate_size=16384, hidden_act="gelu_new")
-    given.assume(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    given.only("num_hidden_groups", 1)
-    given.only("inner_group_num", 1)
-    return common(given, model_of(given, "Albert")) | {
-        "vocab_size": given.size("vocab_size", 30000),
-        "d_embedding": given.size("embedding_size", 128),
-        "share_layers": True,
-        "head_activation": head_activation(PLAIN[given.word("hidden_act", "gelu_new", PLAIN)]),
-    }
-
-
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    return said(config) | {
-        "embedding_size": config.embedding_width,
-        "num_hidden_groups": 1,
-        "inner_group_num": 1,
-        "classifier_dropout_prob": config.dropout,
-    }
-
-
+    passed("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"),
+    only("num_hidden_groups", 1, said=True),
+    only("inner_group_num", 1, said=True),
+    *keys("Albert"),
+    Key(as_layers),
+    size("embedding_size", "d_embedding", 128)._replace(
+        write=lambda config: {"embedding_size": config.embedding_width}
+    ),
+    fixed(share_layers=True),
+)
 GROUP = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 LAYER = encoders.LAYER.format(n=0)
 TABLE = (
@@ -71,5 +56,5 @@ TIED = {
 }
 SPECIALS = encoders.SPECIALS | {"unk_token": "<unk>", "pad_token": "<pad>"}
 ALBERT = FAMILY.register("albert")(
-    Family(named("Albert"), read, write, TABLE, "albert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
+    Family(named("Albert"), KEYS, TABLE, "albert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
 )

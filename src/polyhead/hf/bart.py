@@ -2,99 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
-from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of
+from polyhead.hf.family import FAMILY, HEAD, Family, activation
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, fixed, flag, number, only, passed, size
 from polyhead.hf.table import Row, Step, both, one
 from polyhead.hf.vocabularies import framed_bytes
-from polyhead.registry import Choice
 from polyhead.text.specials import ROLES
 
 BIAS = "final_logits_bias"
 ROW = Step(lambda ours: ours[0][None], lambda theirs, rows: [theirs[0]])  # (V,) as (1, V)
 
 
-def common(given: Given, *, activation: str = "gelu", scaled: bool = False) -> dict[str, Any]:
-    """What these families say alike; the activation and the scale of embeddings are those where nothing is said."""
-    given.passed(
-        "init_std",
-        "encoder_layerdrop",
-        "decoder_layerdrop",
-        "classifier_dropout",
-        "classif_dropout",
-        "num_hidden_layers",
+def of_both(name: str, place: str, default: int) -> Key:
+    """A size that encoder and decoder have alike; of the decoder's nothing follows from the encoder's."""
+    encoder, decoder = f"encoder_{name}", f"decoder_{name}"
+
+    def read(given: Given, fields: Fields) -> Fields:
+        value = given.size(encoder, default)
+        given.assume(**{decoder: default})
+        given.only(decoder, value)
+        return {place: value}
+
+    return Key(read, lambda config: dict.fromkeys((encoder, decoder), getattr(config, place)))
+
+
+def keys(*, pre: bool, embedding_norm: bool = False, static: bool = True) -> tuple[Key, ...]:
+    """What these families say alike, with norms before the sub-layers (``pre``) or behind them, one on embeddings or none,
+    and positions that are computed (``static``) or learned."""
+    return (
+        # of configs before 2021, which say what a family is
+        only("normalize_before", pre),
+        only("add_final_layer_norm", pre),
+        only("normalize_embedding", embedding_norm),
+        only("static_position_embeddings", static),
+        only("add_bias_logits", False),
+        passed("extra_pos_embeddings", "force_bos_token_to_be_generated", "save_step"),
+        passed("init_std", "encoder_layerdrop", "decoder_layerdrop"),
+        passed("classifier_dropout", "classif_dropout", "num_hidden_layers"),
+        only("tie_word_embeddings", True, said=True),
+        fixed(kind="encoder-decoder", attention="softmax", norm="layernorm", init="normal"),
+        fixed(norm_first=pre, embedding_norm=embedding_norm, tie_embeddings="all"),
+        size("vocab_size", "vocab_size"),
+        size("d_model", "d_model", 1024),
+        size("encoder_layers", "n_layers", 12),
+        size("decoder_layers", "n_decoder_layers", 12),
+        of_both("attention_heads", "n_heads", 16),
+        of_both("ffn_dim", "d_ff", 4096),
+        size("max_position_embeddings", "max_len", 1024),
+        activation("activation_function", "gelu"),
+        number("attention_dropout", "attention.dropout", 0.0),
+        number("activation_dropout", "feed_forward.dropout", 0.0),
+        number("dropout", "dropout", 0.1),
+        flag("scale_embedding", "scale_embedding", False),
+        Key(lambda given, fields: {"head_bias": given.holds(BIAS, True)}),
+        Key(write=lambda config: {"is_encoder_decoder": True}),
     )
-    given.only("tie_word_embeddings", True)
-    # of the decoder nothing follows from the encoder
-    given.assume(decoder_attention_heads=16, decoder_ffn_dim=4096)
-    n_heads, d_ff = given.size("encoder_attention_heads", 16), given.size("encoder_ffn_dim", 4096)
-    given.only("decoder_attention_heads", n_heads)
-    given.only("decoder_ffn_dim", d_ff)
-    plain = PLAIN[given.word("activation_function", activation, PLAIN)]
-    return {
-        "kind": "encoder-decoder",
-        "vocab_size": given.size("vocab_size"),
-        "d_model": given.size("d_model", 1024),
-        "n_layers": given.size("encoder_layers", 12),
-        "n_decoder_layers": given.size("decoder_layers", 12),
-        "n_heads": n_heads,
-        "d_ff": d_ff,
-        "max_len": given.size("max_position_embeddings", 1024),
-        "attention": {"name": "softmax", "dropout": given.number("attention_dropout", 0.0)},
-        "norm": "layernorm",
-        "feed_forward": Choice(
-            plain.name, **plain.options, dropout=given.number("activation_dropout", 0.0)
-        ).written(),
-        "dropout": given.number("dropout", 0.1),
-        "tie_embeddings": "all",
-        "scale_embedding": given.flag("scale_embedding", scaled),
-        "head_bias": given.holds(BIAS, True),
-        "init": "normal",
-    }
 
 
-def said(config: ModelConfig) -> dict[str, Any]:
-    """The way back of ``common``."""
-    return {
-        "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "encoder_layers": config.n_layers,
-        "decoder_layers": config.decoder_layers,
-        "encoder_attention_heads": config.n_heads,
-        "decoder_attention_heads": config.n_heads,
-        "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.d_ff,
-        "max_position_embeddings": config.max_len,
-        "activation_function": activation_of(config.feed_forward, PLAIN),
-        "attention_dropout": config.attention.options.get("dropout", 0.0),
-        "activation_dropout": config.feed_forward.options.get("dropout", 0.0),
-        "dropout": config.dropout,
-        "scale_embedding": config.scale_embedding,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": True,
-    }
-
-
-def fixed(given: Given, *, pre: bool, embedding_norm: bool, static: bool) -> None:
-    """Keys of configs before 2021, which say what a family is."""
-    given.only("normalize_before", pre)
-    given.only("add_final_layer_norm", pre)
-    given.only("normalize_embedding", embedding_norm)
-    given.only("static_position_embeddings", static)
-    given.only("add_bias_logits", False)
-    given.passed("extra_pos_embeddings", "force_bos_token_to_be_generated", "save_step")
-
-
-def read(given: Given, pre: bool = False) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig, with norms before the sub-layers (``pre``) or behind them."""
-    fixed(given, pre=pre, embedding_norm=True, static=False)
-    return common(given) | {
-        "position": {"name": "learned", "offset": 2},
-        "embedding_norm": True,
-        "norm_first": pre,
-    }
+LEARNED = fixed(position={"name": "learned", "offset": 2})
+KEYS = (*keys(pre=False, embedding_norm=True, static=False), LEARNED)
 
 
 def stack(side: str) -> list[Row]:
@@ -138,8 +104,7 @@ BUFFERS = r"model\.(en|de)coder\.version"  # of files before 2021
 BART = FAMILY.register("bart")(
     Family(
         {"Seq2Seq": "BartForConditionalGeneration"},
-        read,
-        said,
+        KEYS,
         TABLE,
         "model.",
         BUFFERS,

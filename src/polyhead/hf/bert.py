@@ -5,85 +5,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.config import ModelConfig
-from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, SPECIALS, labels_said, model_of, named, top
-from polyhead.hf.family import FAMILY, HEAD, PLAIN, Family, activation_of, head_activation
-from polyhead.hf.given import Given
+from polyhead.hf.encoders import (
+    EMBEDDING,
+    LAYER,
+    OLD,
+    POST_NORM,
+    SPECIALS,
+    as_layers,
+    heads,
+    named,
+    one_matrix,
+)
+from polyhead.hf.family import FAMILY, HEAD, Family, activation
+from polyhead.hf.keys import Key, fixed, norm, number, only, passed, size
 from polyhead.hf.table import Row, both, one
 from polyhead.hf.vocabularies import word_pieces
 
 FIRST = {"name": "first", "activation": "tanh"}
+# what is the same wherever norms stand behind
+BODY = (
+    POST_NORM,
+    size("vocab_size", "vocab_size", 30522),
+    size("hidden_size", "d_model", 768),
+    size("num_hidden_layers", "n_layers", 12),
+    size("num_attention_heads", "n_heads", 12),
+    size("intermediate_size", "d_ff", optional=True),
+    size("max_position_embeddings", "max_len", 512),
+    norm("layer_norm_eps", "layernorm", 1e-12),
+    number("attention_probs_dropout_prob", "attention.dropout", 0.1),
+    number("hidden_dropout_prob", "dropout", 0.1),
+)
+SEGMENTS = size("type_vocab_size", "segments", 2)._replace(
+    write=lambda config: {"type_vocab_size": max(1, config.segments)}
+)
 
 
-def common(
-    given: Given, model: str, *, pooled: Mapping[str, Any] = FIRST, bare: Mapping[str, Any] | None = FIRST
-) -> dict[str, Any]:
-    """What BERT and its kin say alike of one of our models; ``pooled`` and ``bare`` as in ``top``."""
-    given.passed("classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads")
-    given.passed("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type")
-    given.only("position_embedding_type", "absolute")
-    given.only("is_decoder", False)
-    given.only("add_cross_attention", False)
-    given.only("pruned_heads", {})
-    fields = top(given, model, pooled=pooled, bare=bare)
-    if fields.get("tie_embeddings") == "none":
-        given.only("tie_word_embeddings", True)
+def keys(
+    stem: str,
+    *,
+    pooled: Mapping[str, Any] = FIRST,
+    bare: Mapping[str, Any] | None = FIRST,
+    head: str | None = None,
+    trained: str = "MaskedLM",
+    segments: Key = SEGMENTS,
+    feed_forward: Key = activation("hidden_act", "gelu"),
+) -> tuple[Key, ...]:
+    """What BERT and its kin say alike, with what stands on the encoder as in ``heads``, and these rows."""
     return (
-        fields
-        | body(given)
-        | {
-            "position": "learned",
-            "segments": given.size("type_vocab_size", 2),
-            "feed_forward": PLAIN[given.word("hidden_act", "gelu", PLAIN)].written(),
-        }
+        passed("classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads"),
+        passed("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+        only("position_embedding_type", "absolute"),
+        only("is_decoder", False),
+        only("add_cross_attention", False),
+        only("pruned_heads", {}),
+        heads(stem, pooled=pooled, bare=bare, head=head, trained=trained),
+        Key(one_matrix),
+        *BODY,
+        segments,
+        feed_forward,
+        fixed(position="learned"),
     )
 
 
-def body(given: Given) -> dict[str, Any]:
-    """The sizes of embeddings and layers, and the parts that are the same wherever norms stand behind."""
-    d_model = given.size("hidden_size", 768)
-    return {
-        "kind": "encoder",
-        "d_model": d_model,
-        "n_layers": given.size("num_hidden_layers", 12),
-        "n_heads": given.size("num_attention_heads", 12),
-        "d_ff": given.size("intermediate_size", 4 * d_model),
-        "max_len": given.size("max_position_embeddings", 512),
-        "attention": {"name": "softmax", "dropout": given.number("attention_probs_dropout_prob", 0.1)},
-        "embedding_norm": True,
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_eps", 1e-12)},
-        "norm_first": False,
-        "dropout": given.number("hidden_dropout_prob", 0.1),
-        "scale_embedding": False,
-        "init": "normal",
-    }
-
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    return common(given, model_of(given, "Bert")) | {
-        "vocab_size": given.size("vocab_size", 30522),
-        "head_activation": head_activation(PLAIN[given.word("hidden_act", "gelu", PLAIN)]),
-    }
-
-
-def said(config: ModelConfig) -> dict[str, Any]:
-    """The way back of ``common``."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "intermediate_size": config.d_ff,
-        "max_position_embeddings": config.max_len,
-        "type_vocab_size": max(1, config.segments),
-        "hidden_act": activation_of(config.feed_forward, PLAIN),
-        "layer_norm_eps": config.norm.options.get("eps", 1e-12),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention.options.get("dropout", 0.0),
-        "tie_word_embeddings": config.tie_embeddings != "none",
-        **labels_said(config),
-    }
+KEYS = (*keys("Bert"), Key(as_layers))
 
 
 def layers(prefix: str) -> tuple[Row, ...]:
@@ -123,8 +107,7 @@ TIED = {
 BERT = FAMILY.register("bert")(
     Family(
         named("Bert"),
-        read,
-        said,
+        KEYS,
         TABLE,
         "bert.",
         BUFFERS,

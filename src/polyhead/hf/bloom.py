@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import attention
+from polyhead.hf.keys import DECODER, Fields, Key, fixed, norm, number, only, passed, size, tied
 from polyhead.hf.table import both, head_by_head, one
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. ``seq_length``, of older files, is no limit: positions are distances."""
-    given.only("apply_residual_connection_post_layernorm", False)
-    given.passed(
-        "slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion"
-    )
-    given.passed("skip_bias_add", "skip_bias_add_qkv", "offset_alibi")
-    d_model = given.size(_one_of(given, "hidden_size", "n_embed"), 64)
-    given.only("n_inner", 4 * d_model)
-    return {
-        "kind": "decoder",
-        "vocab_size": given.size("vocab_size", 250880),
-        "d_model": d_model,
-        "n_layers": given.size(_one_of(given, "n_layer", "num_hidden_layers"), 2),
-        "n_heads": given.size(_one_of(given, "n_head", "num_attention_heads"), 8),
-        "d_ff": 4 * d_model,
-        "max_len": given.size("seq_length", 2048),
-        **attention(given, bias=True),
-        "position": "alibi",
-        "embedding_norm": True,
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_epsilon", 1e-5)},
-        "norm_first": True,
-        "feed_forward": {"name": "gelu", "tanh": True},
-        "dropout": given.number("hidden_dropout", 0.0),
-        "tie_embeddings": "all" if given.flag("tie_word_embeddings", True) else "none",
-        "scale_embedding": False,
-        "init": "normal",
-    }
+def either(name: str, other: str, place: str, default: int) -> Key:
+    """A size under the name that the file has it by."""
+
+    def read(given: Given, fields: Fields) -> Fields:
+        there = other if given.has(other) and not given.has(name) else name
+        return {place: given.size(there, default)}
+
+    return size(name, place, default)._replace(read=read)
 
 
-def _one_of(given: Given, name: str, other: str) -> str:
-    """The name under which the file has it."""
-    return other if given.has(other) and not given.has(name) else name
+def inner(given: Given, fields: Fields) -> Fields:
+    """One width of the feed-forward is built."""
+    given.only("n_inner", 4 * fields["d_model"])
+    return {}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "seq_length": config.max_len,
-        "layer_norm_epsilon": config.norm.options.get("eps", 1e-5),
-        "attention_dropout": config.attention.options.get("dropout", 0.0),
-        "hidden_dropout": config.dropout,
-        "tie_word_embeddings": config.tie_embeddings != "none",
-    }
-
-
+KEYS = (
+    DECODER,
+    only("apply_residual_connection_post_layernorm", False),
+    passed("slow_but_exact", "attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion"),
+    passed("skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
+    size("vocab_size", "vocab_size", 250880),
+    either("hidden_size", "n_embed", "d_model", 64),
+    either("n_layer", "num_hidden_layers", "n_layers", 2),
+    either("n_head", "num_attention_heads", "n_heads", 8),
+    Key(inner),
+    size("seq_length", "max_len", 2048),  # of older files, and no limit: positions are distances
+    fixed(position="alibi", attention={"bias": True}, embedding_norm=True),
+    fixed(feed_forward={"name": "gelu", "tanh": True}),
+    norm("layer_norm_epsilon", "layernorm", 1e-5),
+    number("attention_dropout", "attention.dropout", 0.0),
+    number("hidden_dropout", "dropout", 0.0),
+    tied(True),
+)
 BLOCK = "transformer.h.{n}"
 QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
 TABLE = (
@@ -77,5 +58,5 @@ TABLE = (
 )
 TIED = {"lm_head.weight": "transformer.word_embeddings.weight"}
 BLOOM = FAMILY.register("bloom")(
-    Family({"CausalLM": "BloomForCausalLM"}, read, write, TABLE, "transformer.", tied=TIED)
+    Family({"CausalLM": "BloomForCausalLM"}, KEYS, TABLE, "transformer.", tied=TIED)
 )

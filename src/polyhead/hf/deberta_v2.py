@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.bert import said
-from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, model_of, named, top
-from polyhead.hf.family import FAMILY, PLAIN, Family, head_activation
+from polyhead.hf.bert import BODY
+from polyhead.hf.encoders import (
+    EMBEDDING,
+    LAYER,
+    SPECIALS,
+    as_layers,
+    model_of,
+    named,
+    one_matrix,
+    top,
+    top_said,
+)
+from polyhead.hf.family import FAMILY, Family, activation
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, only, passed, size, unsaid
 from polyhead.hf.pattern import part
 from polyhead.hf.table import both, one
 
@@ -16,45 +27,28 @@ TERMS = {"both": ["p2c", "c2p"], "c2p": ["c2p"], "p2c": ["p2c"]}
 POOLED = ("gelu", "tanh", "relu")
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in DeBERTa-v2-XLarge."""
-    # dropout of what stands on the encoder, and keys that no code reads
-    given.passed("pooler_dropout", "cls_dropout", "classifier_dropout", "conv_act", "conv_groups")
-    given.passed("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
-    given.only("conv_kernel_size", 0)
+def checked(given: Given, fields: Fields) -> Fields:
+    """What is built in one way alone."""
+    given.only("embedding_size", fields["d_model"])
+    given.only("pooler_hidden_size", fields["d_model"])
+    given.only("attention_head_size", fields["d_model"] // fields["n_heads"])
     given.flag("legacy", True)  # two names of one head
-    model, d_model = model_of(given, "DebertaV2"), given.size("hidden_size", 1536)
-    n_heads, eps = given.size("num_attention_heads", 24), given.number("layer_norm_eps", 1e-7)
-    given.only("embedding_size", d_model)
-    given.only("pooler_hidden_size", d_model)
-    given.only("attention_head_size", d_model // n_heads)
+    return {}
+
+
+def model(given: Given, fields: Fields) -> Fields:
+    """What stands on the encoder."""
     pooled = {"name": "first", "activation": given.word("pooler_hidden_act", "gelu", POOLED)}
-    fields = top(given, model, pooled=pooled)
-    if fields.get("tie_embeddings") == "none":
-        given.only("tie_word_embeddings", True)
-    max_len, dropout = given.size("max_position_embeddings", 512), given.number("hidden_dropout_prob", 0.1)
-    vectors = {**distances(given, max_len, eps), "dropout": dropout}
+    return top(given, model_of(given, "DebertaV2"), pooled=pooled)
+
+
+def positions(given: Given, fields: Fields) -> Fields:
+    """Distances in each layer, beside positions in the embeddings or without any."""
+    vectors = distances(given, fields["max_len"], fields["norm"]["eps"]) | {"dropout": fields["dropout"]}
     learned = given.flag("position_biased_input", True)
-    return fields | {
-        "kind": "encoder",
-        "vocab_size": given.size("vocab_size", 128100),
-        "d_model": d_model,
-        "n_layers": given.size("num_hidden_layers", 24),
-        "n_heads": n_heads,
-        "d_ff": given.size("intermediate_size", 6144),
-        "max_len": max_len,
-        "attention": {"name": "softmax", "dropout": given.number("attention_probs_dropout_prob", 0.1)},
+    return {
         "position": "learned" if learned else vectors,
         "pattern": [{"position": vectors}] if learned else [],
-        "segments": given.size("type_vocab_size", 0, least=0),
-        "embedding_norm": True,
-        "norm": {"name": "layernorm", "eps": eps},
-        "norm_first": False,
-        "feed_forward": PLAIN[given.word("hidden_act", "gelu", PLAIN)].written(),
-        "head_activation": head_activation(PLAIN[given.word("hidden_act", "gelu", PLAIN)]),
-        "dropout": dropout,
-        "scale_embedding": False,
-        "init": "normal",
     }
 
 
@@ -84,15 +78,11 @@ def distances(given: Given, max_len: int, eps: float) -> dict[str, Any]:
     }
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
+def positions_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``positions``."""
     vectors = part(config, "position", 0).options
     span, farthest = vectors.get("span", 256), vectors.get("max_distance")
-    pooled = (
-        config.pooling.options.get("activation") if config.pooling else "tanh" if config.labels else "gelu"
-    )
-    return said(config) | {
-        "type_vocab_size": config.segments,
+    return {
         "relative_attention": True,
         "share_att_key": True,
         "pos_att_type": TERMS[vectors.get("terms", "both")],
@@ -100,11 +90,39 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "max_relative_positions": farthest or span,
         "position_buckets": span if farthest else -1,
         "norm_rel_ebd": "none" if vectors.get("norm_eps") is None else "layer_norm",
+    }
+
+
+def model_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``model``."""
+    pooled = (
+        config.pooling.options.get("activation") if config.pooling else "tanh" if config.labels else "gelu"
+    )
+    return top_said(config) | {
         "pooler_hidden_act": pooled if pooled in POOLED else "gelu",
         "pooler_hidden_size": config.d_model,
         "pooler_dropout": 0,
         "legacy": True,
     }
+
+
+# what is not given is as in DeBERTa-v2-XLarge
+KEYS = (
+    unsaid(hidden_size=1536, num_hidden_layers=24, num_attention_heads=24, intermediate_size=6144),
+    unsaid(vocab_size=128100, layer_norm_eps=1e-7),
+    # dropout of what stands on the encoder, and keys that no code reads
+    passed("pooler_dropout", "cls_dropout", "classifier_dropout", "conv_act", "conv_groups"),
+    passed("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"),
+    only("conv_kernel_size", 0),
+    *BODY,
+    Key(checked),
+    Key(model, model_said),
+    Key(one_matrix),
+    Key(positions, positions_said),
+    size("type_vocab_size", "segments", 0, least=0),
+    activation("hidden_act", "gelu"),
+    Key(as_layers),
+)
 
 
 def added(config: ModelConfig) -> bool:
@@ -150,7 +168,5 @@ RENAMED = {
     f"{NEW}.bias": "cls.predictions.bias",
 }  # fmt: skip
 DEBERTA_V2 = FAMILY.register("deberta-v2")(
-    Family(
-        named("DebertaV2"), read, write, TABLE, "deberta.", BUFFERS, TIED, renamed=RENAMED, specials=SPECIALS
-    )
+    Family(named("DebertaV2"), KEYS, TABLE, "deberta.", BUFFERS, TIED, renamed=RENAMED, specials=SPECIALS)
 )

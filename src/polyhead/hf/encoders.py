@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import ModelConfig
+from polyhead.hf.family import head_activation
 from polyhead.hf.given import MAX_SIZE, Given
+from polyhead.hf.keys import Fields, Key, fixed
+from polyhead.registry import Choice
 
 ENCODER = "encoder"
 EMBEDDING = f"{ENCODER}.embedding"
 LAYER = f"{ENCODER}.stack.layers.{{n}}"
 OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # before 2019
+POST_NORM = fixed(
+    kind="encoder", attention="softmax", norm_first=False, embedding_norm=True, scale_embedding=False, init="normal"
+)  # fmt: skip
 SPECIALS = {
     "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "mask_token": "[MASK]",
 }  # fmt: skip
@@ -41,10 +47,26 @@ def model_of(given: Given, stem: str, head: str | None = None, trained: str = "M
     return "Embedder" if found == "MaskedLM" and head and not given.holds(head, True) else found
 
 
+def heads(
+    stem: str,
+    *,
+    pooled: Mapping[str, Any],
+    bare: Mapping[str, Any] | None = None,
+    head: str | None = None,
+    trained: str = "MaskedLM",
+) -> Key:
+    """What stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does; others as in ``model_of``."""
+
+    def read(given: Given, fields: Fields) -> Fields:
+        return top(given, model_of(given, stem, head, trained), pooled=pooled, bare=bare)
+
+    return Key(read, top_said)
+
+
 def top(
     given: Given, model: str, *, pooled: Mapping[str, Any], bare: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Fields of what stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does.
+) -> Fields:
+    """Fields of what stands on the encoder in one of our models, as in ``heads``.
 
     A model that fills masks has no use for ``pooled``, but a classifier that begins with it has.
     """
@@ -54,6 +76,23 @@ def top(
     if model == "Classifier":
         return {"labels": labels(given), "pooling": dict(pooled)}
     return {"head": False, "pooling": None if bare is None else dict(bare)}
+
+
+def top_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``top``."""
+    return {"tie_word_embeddings": config.tie_embeddings != "none", **labels_said(config)}
+
+
+def one_matrix(given: Given, fields: Fields) -> Fields:
+    """A head over the vocabulary that has a matrix of its own is not built."""
+    if fields.get("tie_embeddings") == "none":
+        given.only("tie_word_embeddings", True)
+    return {}
+
+
+def as_layers(given: Given, fields: Fields) -> Fields:
+    """The map below the scores of the vocabulary has the activation of the layers."""
+    return {"head_activation": head_activation(Choice.read(fields["feed_forward"]))}
 
 
 def labels(given: Given) -> list[str]:

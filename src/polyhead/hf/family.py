@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polyhead.config import ModelConfig
+from polyhead.hf import keys
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key
 from polyhead.hf.table import Row
 from polyhead.registry import Choice, Registry
 from polyhead.text.tokenizer import Tokenizer
@@ -18,16 +20,15 @@ Made = Callable[[Mapping[str, str]], Tokenizer]  # the tokenizer in which tokens
 
 
 class Family(NamedTuple):
-    """Checkpoints of one ``model_type``: how their config and the names of their weights are ours, both ways.
+    """Checkpoints of one ``model_type``: the keys of their config and the names of their weights, a table each, both ways.
 
     ``write`` need not look whether a config can be said in the family's words: what it wrote is read again, and where
     that differs, the part that differs stands in the way.
     """
 
     architectures: Mapping[str, str]  # our models -> the classes of the reference implementation
-    read: Callable[[Given], dict[str, Any]]  # config.json -> fields of ModelConfig
-    write: Callable[[ModelConfig], dict[str, Any]]  # and back
-    table: tuple[Row, ...]
+    keys: tuple[Key, ...]  # of config.json
+    table: tuple[Row, ...]  # of weights
     prefix: str  # of all names but the head's; files of the bare model lack it
     buffers: str = "$^"  # names, as a regular expression, that old files hold and that say nothing
     tied: Mapping[str, str] = {}  # name -> the one it shares a tensor with, which some files hold under both
@@ -38,6 +39,14 @@ class Family(NamedTuple):
     # what files hold beside what is learned
     computed: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
     older: str = ""  # what names in old files begin with in the place of ``prefix``
+
+    def read(self, given: Given) -> Fields:
+        """config.json -> fields of ModelConfig."""
+        return keys.read(self.keys, given)
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        """Fields of ModelConfig -> config.json."""
+        return keys.write(self.keys, config)
 
     def rows(self, model: str) -> tuple[Row, ...]:
         """The table of one of our models; of a language model's encoder alone that without a head."""
@@ -80,6 +89,14 @@ def activation_of(choice: Choice, known: dict[str, Choice]) -> str:
     same = [name for name, other in known.items() if choice.name == other.name]
     exact = [name for name in same if choice.options.get("tanh") == known[name].options.get("tanh")]
     return (exact or same or list(known))[0]
+
+
+def activation(theirs: str, default: str, known: dict[str, Choice] = PLAIN) -> Key:
+    """The feed-forward, by the published name of its activation."""
+    return Key(
+        lambda given, fields: {"feed_forward": known[given.word(theirs, default, known)].written()},
+        lambda config: {theirs: activation_of(config.feed_forward, known)},
+    )
 
 
 def head_activation(feed_forward: Choice) -> str:

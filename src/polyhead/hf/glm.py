@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, LAYER, Family
-from polyhead.hf.given import Given
-from polyhead.hf.llama import BLOCK, BUFFERS, TIED, attention, common, said
+from polyhead.hf.keys import fixed, flag, unsaid
+from polyhead.hf.llama import BLOCK, BUFFERS, TIED, keys, rotary
 from polyhead.hf.llama import TABLE as LLAMA
 from polyhead.hf.phi3 import GATE_UP
 from polyhead.hf.table import FUSED, one
 
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    given.assume(num_hidden_layers=40, partial_rotary_factor=0.5)
-    options = {"bias": "qkv" if given.flag("attention_bias", True) else False}
-    fields = common(
-        given, kv_heads=2, head_dim=128, max_len=131_072, eps=1.5625e-7, fraction="partial_rotary_factor"
-    )
-    position = fields["position"] | {"layout": "interleaved"}
-    return fields | attention(given, **options) | {"position": position}
-
-
-def read_4(given: Given) -> dict[str, Any]:
-    """As that, with norms behind the sub-layers as well."""
-    return read(given) | {"sandwich_norm": True}
-
-
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    fields, fraction = said(config), config.position.options.get("fraction", 1.0)
-    return fields | {
-        "attention_bias": bool(config.attention.options.get("bias")),
-        "partial_rotary_factor": fraction,
-        "rope_parameters": fields["rope_parameters"] | {"partial_rotary_factor": fraction},
-    }
-
-
+KEYS = (
+    unsaid(num_hidden_layers=40, head_dim=128, max_position_embeddings=131_072, rms_norm_eps=1.5625e-7),
+    unsaid(partial_rotary_factor=0.5),
+    *keys(kv_heads=2, position=rotary("partial_rotary_factor")),
+    fixed(position={"layout": "interleaved"}),
+    flag("attention_bias", "attention.bias", True, yes="qkv"),
+)
+KEYS_4 = (*KEYS, fixed(sandwich_norm=True))  # norms behind the sub-layers as well
 TABLE = (
     *(row for row in LLAMA if not row.theirs.endswith(("gate_proj.weight", "up_proj.weight"))),
     *one(f"{BLOCK}.mlp.gate_up_proj.weight", *GATE_UP, step=FUSED),
@@ -48,9 +26,7 @@ TABLE_4 = (
     *one(f"{BLOCK}.post_self_attn_layernorm.weight", f"{LAYER}.attn_residual.after.weight"),
     *one(f"{BLOCK}.post_mlp_layernorm.weight", f"{LAYER}.ffn_residual.after.weight"),
 )
-GLM = FAMILY.register("glm")(
-    Family({"CausalLM": "GlmForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
-)
+GLM = FAMILY.register("glm")(Family({"CausalLM": "GlmForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
 GLM4 = FAMILY.register("glm4")(
-    Family({"CausalLM": "Glm4ForCausalLM"}, read_4, write, TABLE_4, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "Glm4ForCausalLM"}, KEYS_4, TABLE_4, "model.", BUFFERS, TIED)
 )

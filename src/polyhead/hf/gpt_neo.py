@@ -6,8 +6,10 @@ from itertools import islice
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, PLAIN, Family, activation_of
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family, activation
 from polyhead.hf.given import Given
+from polyhead.hf.gpt2 import SUMMARY
+from polyhead.hf.keys import DECODER, Fields, Key, fixed, norm, number, passed, size, tied
 from polyhead.hf.pattern import MOST, part, turn
 from polyhead.hf.table import both, one
 from polyhead.hf.vocabularies import byte_level
@@ -15,37 +17,11 @@ from polyhead.hf.vocabularies import byte_level
 LOCAL, GLOBAL = "local", "global"
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in GPT-Neo 1.3B."""
-    given.passed("embed_dropout", "classifier_dropout")
-    given.passed(
-        *(f"summary_{key}" for key in ("type", "use_proj", "activation", "first_dropout", "proj_to_labels"))
-    )
-    d_model, n_layers = given.size("hidden_size", 2048), given.size("num_layers", 24)
-    options = {"bias": "o", "scale": 1.0, "dropout": given.number("attention_dropout", 0.0)}
-    attention = {"name": "softmax", **options}
-    window = {"attention": attention | {"window": given.size("window_size", 256)}}
-    turns = turn([window if kind == LOCAL else {} for kind in kinds(given, n_layers)])
-    activation = PLAIN[given.word("activation_function", "gelu_new", PLAIN)]
-    return {
-        "kind": "decoder",
-        "vocab_size": given.size("vocab_size", 50257),
-        "d_model": d_model,
-        "n_layers": n_layers,
-        "n_heads": given.size("num_heads", 16),
-        "d_ff": given.size("intermediate_size", 4 * d_model),
-        "max_len": given.size("max_position_embeddings", 2048),
-        "attention": attention,
-        "pattern": turns if any(turns) else [],
-        "position": "learned",
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_epsilon", 1e-5)},
-        "norm_first": True,
-        "feed_forward": activation.written(),
-        "dropout": given.number("resid_dropout", 0.0),
-        "tie_embeddings": "all" if given.flag("tie_word_embeddings", True) else "none",
-        "scale_embedding": False,
-        "init": "normal",
-    }
+def layers(given: Given, fields: Fields) -> Fields:
+    """Which of them see all and which a window."""
+    window = {"attention": fields["attention"] | {"window": given.size("window_size", 256)}}
+    turns = turn([window if kind == LOCAL else {} for kind in kinds(given, fields["n_layers"])])
+    return {"pattern": turns if any(turns) else []}
 
 
 def kinds(given: Given, n_layers: int) -> list[str]:
@@ -67,29 +43,36 @@ def kinds(given: Given, n_layers: int) -> list[str]:
     return found
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
+def layers_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``layers``."""
     sizes = [part(config, "attention", i).options.get("window") for i in range(config.n_layers)]
     layers = [GLOBAL if size is None else LOCAL for size in sizes]
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_layers": config.n_layers,
-        "num_heads": config.n_heads,
-        "intermediate_size": config.d_ff,
-        "max_position_embeddings": config.max_len,
         "attention_types": [[layers, 1]],
         "attention_layers": layers,
         "window_size": next((size for size in sizes if size is not None), 256),
-        "activation_function": activation_of(config.feed_forward, PLAIN),
-        "layer_norm_epsilon": config.norm.options.get("eps", 1e-5),
-        "attention_dropout": config.attention.options.get("dropout", 0.0),
-        "resid_dropout": config.dropout,
-        "embed_dropout": config.dropout,
-        "tie_word_embeddings": config.tie_embeddings != "none",
     }
 
 
+# what is not given is as in GPT-Neo 1.3B
+KEYS = (
+    DECODER,
+    passed("classifier_dropout", *SUMMARY),
+    size("vocab_size", "vocab_size", 50257),
+    size("hidden_size", "d_model", 2048),
+    size("num_layers", "n_layers", 24),
+    size("num_heads", "n_heads", 16),
+    size("intermediate_size", "d_ff", optional=True),
+    size("max_position_embeddings", "max_len", 2048),
+    fixed(position="learned", attention={"bias": "o", "scale": 1.0}),
+    activation("activation_function", "gelu_new"),
+    norm("layer_norm_epsilon", "layernorm", 1e-5),
+    number("attention_dropout", "attention.dropout", 0.0),
+    number("resid_dropout", "dropout", 0.0),
+    passed("embed_dropout", places="dropout"),
+    tied(True),
+    Key(layers, layers_said),
+)
 BLOCK = "transformer.h.{n}"
 TABLE = (
     *one("transformer.wte.weight", EMBEDDING),
@@ -108,8 +91,7 @@ TIED = {"lm_head.weight": "transformer.wte.weight"}
 GPT_NEO = FAMILY.register("gpt_neo")(
     Family(
         {"CausalLM": "GPTNeoForCausalLM"},
-        read,
-        write,
+        KEYS,
         TABLE,
         "transformer.",
         BUFFERS,

@@ -6,72 +6,51 @@ import math
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, PLAIN, Family, activation_of
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family, activation
 from polyhead.hf.given import Given
+from polyhead.hf.gpt2 import SUMMARY
+from polyhead.hf.keys import DECODER, Fields, Key, fixed, norm, number, only, passed, size, tied
 from polyhead.hf.table import both, one
 from polyhead.hf.vocabularies import byte_level
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in GPT-J-6B."""
-    given.passed("embd_pdrop", "n_ctx", "scale_attn_weights")
-    given.passed(
-        *(f"summary_{key}" for key in ("type", "use_proj", "activation", "first_dropout", "proj_to_labels"))
-    )
-    given.only("rotary", True)
-    d_model, n_heads = given.size("n_embd", 4096), given.size("n_head", 16)
-    activation = PLAIN[given.word("activation_function", "gelu_new", PLAIN)]
-    return {
-        "kind": "decoder",
-        "vocab_size": given.size("vocab_size", 50400),
-        "d_model": d_model,
-        "n_layers": given.size("n_layer", 28),
-        "n_heads": n_heads,
-        "d_ff": given.size("n_inner", 4 * d_model),
-        "max_len": given.size("n_positions", 2048),
-        "block": {"name": "parallel", "one_norm": True},
-        "attention": {"name": "softmax", "bias": False, "dropout": given.number("attn_pdrop", 0.0)},
-        "position": {"name": "rope", "layout": "interleaved", "fraction": part_of(given, d_model // n_heads)},
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_epsilon", 1e-5)},
-        "norm_first": True,
-        "feed_forward": activation.written(),
-        "dropout": given.number("resid_pdrop", 0.0),
-        "tie_embeddings": "all" if given.flag("tie_word_embeddings", False) else "none",
-        "scale_embedding": False,
-        "head_bias": True,
-        "init": "normal",
-    }
-
-
-def part_of(given: Given, head_dim: int) -> float:
+def turning(given: Given, fields: Fields) -> Fields:
     """The features that turn as a part of all, such that as many are counted again."""
     if given.null("rotary_dim"):
         raise given.wrong("rotary_dim", "how many features of a head turn")
-    width = given.size("rotary_dim", 64)
+    width, head_dim = given.size("rotary_dim", 64), fields["d_model"] // fields["n_heads"]
     fraction = width / max(1, head_dim)
-    return fraction if int(head_dim * fraction) == width else math.nextafter(fraction, math.inf)
+    whole = int(head_dim * fraction) == width
+    return {"position": {"fraction": fraction if whole else math.nextafter(fraction, math.inf)}}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
+def turning_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``turning``."""
     assert config.head_dim is not None
-    return {
-        "vocab_size": config.vocab_size,
-        "n_embd": config.d_model,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "n_inner": config.d_ff,
-        "n_positions": config.max_len,
-        "rotary_dim": int(config.head_dim * config.position.options.get("fraction", 1.0)),
-        "activation_function": activation_of(config.feed_forward, PLAIN),
-        "layer_norm_epsilon": config.norm.options.get("eps", 1e-5),
-        "attn_pdrop": config.attention.options.get("dropout", 0.0),
-        "resid_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "tie_word_embeddings": config.tie_embeddings != "none",
-    }
+    return {"rotary_dim": int(config.head_dim * config.position.options.get("fraction", 1.0))}
 
 
+# what is not given is as in GPT-J-6B
+KEYS = (
+    DECODER,
+    passed("n_ctx", "scale_attn_weights", *SUMMARY),
+    only("rotary", True),
+    size("vocab_size", "vocab_size", 50400),
+    size("n_embd", "d_model", 4096),
+    size("n_layer", "n_layers", 28),
+    size("n_head", "n_heads", 16),
+    size("n_inner", "d_ff", optional=True),
+    size("n_positions", "max_len", 2048),
+    fixed(block={"name": "parallel", "one_norm": True}, attention={"bias": False}, head_bias=True),
+    fixed(position={"name": "rope", "layout": "interleaved"}),
+    Key(turning, turning_said),
+    activation("activation_function", "gelu_new"),
+    norm("layer_norm_epsilon", "layernorm", 1e-5),
+    number("attn_pdrop", "attention.dropout", 0.0),
+    number("resid_pdrop", "dropout", 0.0),
+    passed("embd_pdrop", places="dropout"),
+    tied(False),
+)
 BLOCK = "transformer.h.{n}"
 TABLE = (
     *one("transformer.wte.weight", EMBEDDING),
@@ -89,8 +68,7 @@ TIED = {"lm_head.weight": "transformer.wte.weight"}
 GPTJ = FAMILY.register("gptj")(
     Family(
         {"CausalLM": "GPTJForCausalLM"},
-        read,
-        write,
+        KEYS,
         TABLE,
         "transformer.",
         BUFFERS,

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, biased, biases_said, common, said
+from polyhead.hf.keys import Fields, Key, fixed, flag, unsaid
+from polyhead.hf.llama import BUFFERS, TABLE, TIED, keys
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in Helium 1 2B; all heads are as wide as the model."""
-    given.assume(hidden_size=2560, num_attention_heads=20, num_hidden_layers=24)
-    fields = common(given, kv_heads=20, head_dim=128, max_len=4096, eps=1e-8, theta=100_000.0)
+def as_wide(given: Given, fields: Fields) -> Fields:
+    """All heads are as wide as the model."""
     if fields["head_dim"] * fields["n_heads"] != fields["d_model"]:
         raise given.wrong("head_dim", "hidden_size / num_attention_heads, all that the reference computes")
-    bias = "qkv" if given.flag("attention_bias", False) else False
-    return fields | attention(given, bias=bias) | biased(given, fields) | {
-        "position": fields["position"] | {"layout": "interleaved"},
-    }  # fmt: skip
+    return {}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    return said(config) | biases_said(config) | {"attention_bias": bool(config.attention.options.get("bias"))}
-
-
+# what is not given is as in Helium 1 2B
+KEYS = (
+    unsaid(hidden_size=2560, num_attention_heads=20, num_hidden_layers=24, head_dim=128),
+    unsaid(max_position_embeddings=4096, rms_norm_eps=1e-8, rope_theta=100_000.0),
+    *keys(kv_heads=20),
+    Key(as_wide),
+    fixed(position={"layout": "interleaved"}),
+    flag("attention_bias", "attention.bias", False, yes="qkv"),
+    flag("mlp_bias", "feed_forward.bias", False),
+)
 HELIUM = FAMILY.register("helium")(
-    Family({"CausalLM": "HeliumForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "HeliumForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )

@@ -3,63 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, GATED, HEAD, LAYER, Family, activation_of
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, GATED, HEAD, LAYER, Family, activation
 from polyhead.hf.given import Given
-from polyhead.hf.pattern import part
+from polyhead.hf.keys import DECODER, Fields, Key, fixed, flag, found, norm, number, only, size, tied
 from polyhead.hf.table import both, one
 from polyhead.nn.position.scaling import sharper
-from polyhead.registry import Choice
 
 SCALINGS = ("default", "linear", "yarn", "llama3")
 """Of rope, in most families."""
 
 
-def common(
-    given: Given,
-    *,
+HEAD_DIM = Key(
+    lambda given, fields: {
+        "head_dim": given.size("head_dim", max(1, fields["d_model"] // fields["n_heads"]))
+    },
+    lambda config: {"head_dim": config.head_dim},
+)
+# of families whose heads always divide d_model among them
+HEAD_DIM_UNSAID = Key(HEAD_DIM.read)
+
+
+def keys(
     kv_heads: int | None = None,
-    head_dim: int | None = None,
-    max_len: int,
-    eps: float = 1e-6,
-    fraction: str | None = None,
-    theta: float = 10000.0,
-    position: dict[str, Any] | None = None,
-    activations: Mapping[str, Choice] = GATED,
-) -> dict[str, Any]:
-    """What all these families say alike; the numbers are what the family has where its config.json says nothing,
-    ``fraction`` is the key of the part of features that turn, if there is one, and ``position`` stands in for the usual
-    keys of rope where a family has others; ``activations`` are those by their published names."""
-    d_model, n_heads = given.size("hidden_size", 4096), given.size("num_attention_heads", 32)
-    n_kv_heads = given.size(
-        "num_key_value_heads", n_heads if given.null("num_key_value_heads") else kv_heads or n_heads
+    *,
+    head_dim: Key = HEAD_DIM,
+    feed_forward: Key = activation("hidden_act", "silu", GATED),
+    norms: Key = norm("rms_norm_eps", "rmsnorm", 1e-6),
+    position: Key | None = None,
+) -> tuple[Key, ...]:
+    """What all these families say alike; ``kv_heads`` is how many heads of keys a file has that says nothing of them, where
+    that is not all of them, and the rows stand in place of the usual ones."""
+    return (
+        DECODER,
+        fixed(dropout=0.0),
+        only("rope_interleaved", False),
+        size("vocab_size", "vocab_size"),
+        size("hidden_size", "d_model", 4096),
+        size("intermediate_size", "d_ff"),
+        size("num_hidden_layers", "n_layers", 32),
+        size("num_attention_heads", "n_heads", 32),
+        size("num_key_value_heads", "n_kv_heads", kv_heads, optional=True),
+        head_dim,
+        size("max_position_embeddings", "max_len", 2048),
+        feed_forward,
+        norms,
+        number("attention_dropout", "attention.dropout", 0.0),
+        tied(False),
+        position or rotary(),
     )
-    max_len = given.size("max_position_embeddings", max_len)
-    given.only("rope_interleaved", False)
-    activation = activations[given.word("hidden_act", "silu", activations)]
-    return {
-        "kind": "decoder",
-        "vocab_size": given.size("vocab_size"),
-        "d_model": d_model,
-        "n_layers": given.size("num_hidden_layers", 32),
-        "n_heads": n_heads,
-        "n_kv_heads": n_kv_heads,
-        "head_dim": given.size("head_dim", head_dim or max(1, d_model // n_heads)),
-        "d_ff": given.size("intermediate_size"),
-        "max_len": max_len,
-        "position": position or rope(given, max_len, fraction=fraction, base=theta),
-        "norm": {"name": "rmsnorm", "eps": given.number("rms_norm_eps", eps)},
-        "norm_first": True,
-        "feed_forward": activation.written(),
-        "dropout": 0.0,
-        "tie_embeddings": "all" if given.flag("tie_word_embeddings", False) else "none",
-        "scale_embedding": False,
-        "init": "normal",
-    }
+
+
+def rotary(fraction: str | None = None, scalings: Sequence[str] = SCALINGS) -> Key:
+    """Rope, with the key of the part of features that turn, if there is one, and the scalings that the family has."""
+    return Key(
+        lambda given, fields: {
+            "position": rope(given, fields["max_len"], fraction=fraction, scalings=scalings)
+        },
+        lambda config: rope_said(config.position.options, fraction),
+    )
 
 
 def rope(
@@ -68,16 +73,13 @@ def rope(
     *,
     theta: str = "rope_theta",
     fraction: str | None = None,
-    turning: float = 1.0,
-    base: float = 10000.0,
     scalings: Sequence[str] = SCALINGS,
 ) -> dict[str, Any]:
-    """The position, from rope_parameters or the older keys of a family: its theta, ``base`` where nothing is said, and its
-    ``fraction`` of features that turn, which is then ``turning``; without such a key they all do. ``scalings`` are those that
-    the family has."""
-    options: dict[str, Any] = {"name": "rope", "theta": given.number(theta, base)}
+    """The position, from rope_parameters or the older keys of a family: its theta and its ``fraction`` of features that turn;
+    without such a key they all do. ``scalings`` are those that the family has."""
+    options: dict[str, Any] = {"name": "rope", "theta": given.number(theta, 10_000.0)}
     if fraction is not None:
-        options["fraction"] = given.number(fraction, turning)
+        options["fraction"] = given.number(fraction, 1.0)
     old = given.section("rope_scaling")
     new = given.section("rope_parameters")
     found = old if old and old.values else new  # as the reference, where a file has both
@@ -129,27 +131,8 @@ def scaled(
     return options
 
 
-def said(config: ModelConfig) -> dict[str, Any]:
-    """The way back of ``common``."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_len,
-        "hidden_act": activation_of(config.feed_forward, GATED),
-        "rms_norm_eps": config.norm.options.get("eps", 1e-6),
-        "attention_dropout": config.attention.options.get("dropout", 0.0),
-        "tie_word_embeddings": config.tie_embeddings != "none",
-        **rope_said(config.position.options),
-    }
-
-
-def rope_said(options: dict[str, Any]) -> dict[str, Any]:
-    """Theta and its scaling in both forms, the one of today and the one that older readers know."""
+def rope_said(options: dict[str, Any], fraction: str | None = None) -> dict[str, Any]:
+    """Theta and its scaling in both forms, the one of today and the one that older readers know; so with the part that turns."""
     theta, scaling = options.get("theta", 10000.0), options.get("scaling", "none")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     if scaling in ("linear", "yarn", "llama3", "longrope"):
@@ -163,50 +146,38 @@ def rope_said(options: dict[str, Any]) -> dict[str, Any]:
     old = {key: value for key, value in parameters.items() if key != "rope_theta"}
     if scaling == "longrope":  # of which older readers allow three keys
         old = {"type": scaling, **{key: value for key, value in old.items() if key.endswith("_factor")}}
-    return {
+    turning = {}
+    if fraction is not None:
+        turning[fraction] = parameters["partial_rotary_factor"] = options.get("fraction", 1.0)
+    return turning | {
         "rope_theta": theta,
         "rope_scaling": None if scaling == "none" else old,
         "rope_parameters": parameters,
     }
 
 
-def attention(given: Given, **options: Any) -> dict[str, Any]:
-    """Softmax attention with these options."""
-    return {"attention": {"name": "softmax", "dropout": given.number("attention_dropout", 0.0), **options}}
-
-
-def divided(given: Given, fields: dict[str, Any]) -> dict[str, Any]:
-    """The same fields; the reference refuses models whose heads do not divide their width, even where head_dim is given."""
+def divided(given: Given, fields: Fields) -> Fields:
+    """The reference refuses models whose heads do not divide their width, even where head_dim is given."""
     if fields["d_model"] % fields["n_heads"]:
         raise UserError(
             f"{given.where}: hidden_size ({fields['d_model']}) must be divisible by num_attention_heads ({fields['n_heads']})"
         )
-    return fields
+    return {}
 
 
-def biased(given: Given, fields: dict[str, Any]) -> dict[str, Any]:
-    """The feed-forward of these fields, with biases if it has any."""
-    gate = Choice.read(fields["feed_forward"])
-    return {"feed_forward": Choice(gate.name, **gate.options, bias=given.flag("mlp_bias", False)).written()}
+def query_norms(kind: str | bool, theirs: str = "") -> Key:
+    """Norms of that kind on queries and keys, with the eps of the others; of all models, or where that key says so."""
+
+    def read(given: Given, fields: Fields) -> Fields:
+        normed = not theirs or given.flag(theirs, False)
+        return {"attention": {"qk_norm": kind, "qk_eps": fields["norm"]["eps"]}} if normed else {}
+
+    return Key(read, lambda config: {theirs: found(config, "attention.qk_norm") == kind} if theirs else {})
 
 
-def biases_said(config: ModelConfig) -> dict[str, Any]:
-    """Whether attention and the feed-forward have them."""
-    parts = {"attention_bias": part(config, "attention", 0), "mlp_bias": config.feed_forward}
-    return {key: choice.options.get("bias") is True for key, choice in parts.items()}
-
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    fields = divided(given, common(given, max_len=2048))
-    return fields | attention(given, bias=given.flag("attention_bias", False)) | biased(given, fields)
-
-
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    return said(config) | biases_said(config)
-
-
+DIVIDED = Key(divided)
+BIASES = (flag("attention_bias", "attention.bias", False), flag("mlp_bias", "feed_forward.bias", False))
+KEYS = (*keys(), DIVIDED, *BIASES)
 BLOCK = "model.layers.{n}"
 TABLE = (
     *one("model.embed_tokens.weight", EMBEDDING),
@@ -227,5 +198,5 @@ TABLE = (
 BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # of files before 2023
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 LLAMA = FAMILY.register("llama")(
-    Family({"CausalLM": "LlamaForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "LlamaForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )

@@ -11,34 +11,33 @@ from tokenizers.processors import TemplateProcessing
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, show
-from polyhead.hf.bart import BUFFERS, TABLE, TIED, common, fixed, said
+from polyhead.hf.bart import BUFFERS, TABLE, TIED, keys
 from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, fixed, unsaid
 from polyhead.hf.spm import cutting, read_numbers, read_pieces
 from polyhead.hf.vocabularies import of_class
 from polyhead.text.specials import ROLES, SPECIALS
 from polyhead.text.tokenizer import Tokenizer
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. The first position is the one after that of padding's id."""
-    fixed(given, pre=True, embedding_norm=False, static=True)
-    given.assume(attention_dropout=0.1)
-    fields = common(given, activation="relu", scaled=True)
-    offset = int(given.number("pad_token_id", 1)) + 1
-    return fields | {
-        "position": {"name": "sinusoidal", "layout": "halves", "endpoint": True, "offset": offset},
-        "norm_first": True,
-        "head_bias": False,
-    }
+def offset(given: Given, fields: Fields) -> Fields:
+    """The first position is the one after that of padding's id."""
+    return {"position": {"offset": int(given.number("pad_token_id", 1)) + 1}}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    return said(config) | {"pad_token_id": config.position.options.get("offset", 1) - 1}
+def offset_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``offset``."""
+    return {"pad_token_id": config.position.options.get("offset", 1) - 1}
 
 
+KEYS = (
+    unsaid(attention_dropout=0.1, activation_function="relu", scale_embedding=True),
+    *keys(pre=True),
+    fixed(position={"name": "sinusoidal", "layout": "halves", "endpoint": True}, head_bias=False),
+    Key(offset, offset_said),
+)
 # in the order of their ids, by the name of their list
 LANGUAGES = {
     "m2m100": (
@@ -77,8 +76,7 @@ OLD = BUFFERS + r"|model\.(en|de)coder\.embed_positions\.weights"  # sinusoids o
 M2M100 = FAMILY.register("m2m_100")(
     Family(
         {"Seq2Seq": "M2M100ForConditionalGeneration"},
-        read,
-        write,
+        KEYS,
         TABLE,
         "model.",
         OLD,

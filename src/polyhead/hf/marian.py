@@ -7,36 +7,37 @@ from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.hf.bart import LM_HEAD, SHARED, SOURCE, TABLE, TARGET, common, fixed, said
+from polyhead.hf.bart import LM_HEAD, SHARED, SOURCE, TABLE, TARGET, keys
 from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, fixed
 from polyhead.hf.spm import cutting, read_numbers, read_pieces
 from polyhead.text.sides import TARGET_LANGUAGE
 from polyhead.text.specials import SPECIALS, UNK
 from polyhead.text.tokenizer import Tokenizer
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    fixed(given, pre=False, embedding_norm=False, static=True)
-    shared = given.flag("share_encoder_decoder_embeddings", True)
-    fields = common(given)
+def vocabularies(given: Given, fields: Fields) -> Fields:
+    """Of both sides there is one, whose embeddings they share or not."""
     given.only("decoder_vocab_size", fields["vocab_size"])
-    return fields | {
-        "position": {"name": "sinusoidal", "layout": "halves"},
-        "norm_first": False,
-        "tie_embeddings": "all" if shared else "target",
-    }
+    shared = given.flag("share_encoder_decoder_embeddings", True)
+    return {"tie_embeddings": "all" if shared else "target"}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    shared = config.tie_embeddings == "all"
-    return said(config) | {
+def vocabularies_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``vocabularies``."""
+    return {
         "decoder_vocab_size": config.vocab_size,
-        "share_encoder_decoder_embeddings": shared,
+        "share_encoder_decoder_embeddings": config.tie_embeddings == "all",
     }
+
+
+KEYS = (
+    *keys(pre=False),
+    fixed(position={"name": "sinusoidal", "layout": "halves"}),
+    Key(vocabularies, vocabularies_said),
+)
 
 
 def vocabulary(directory: Path) -> Made:
@@ -62,8 +63,7 @@ BUFFERS = r"model\.(en|de)coder\.embed_positions\.weight"  # sinusoids of older 
 MARIAN = FAMILY.register("marian")(
     Family(
         {"Seq2Seq": "MarianMTModel"},
-        read,
-        write,
+        KEYS,
         TABLE,
         "model.",
         BUFFERS,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from polyhead.errors import UserError, show
-from polyhead.hf.bart import BUFFERS, TABLE, TIED, read, said
+from polyhead.hf.bart import BUFFERS, LEARNED, TABLE, TIED, keys
 from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
 from polyhead.hf.vocabularies import class_of, fairseq
@@ -38,8 +37,7 @@ def vocabulary(directory: Path) -> Made:
 MBART = FAMILY.register("mbart")(
     Family(
         {"Seq2Seq": "MBartForConditionalGeneration"},
-        partial(read, pre=True),
-        said,
+        (*keys(pre=True, embedding_norm=True, static=False), LEARNED),
         TABLE,
         "model.",
         BUFFERS,

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
-from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, common, said
+from polyhead.hf.keys import fixed, size, unsaid
+from polyhead.hf.llama import BUFFERS, TABLE, TIED, keys
 
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. Without a word on the window it is 4096; null is none."""
-    window = None if given.null("sliding_window") else given.size("sliding_window", 4096)
-    return common(given, kv_heads=8, max_len=131072) | attention(given, bias=False, window=window)
-
-
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    return said(config) | {"sliding_window": config.attention.options.get("window")}
-
-
+KEYS = (
+    unsaid(max_position_embeddings=131072),
+    *keys(kv_heads=8),
+    fixed(attention={"bias": False}),
+    size("sliding_window", "attention.window", 4096, optional=True),
+)
 MISTRAL = FAMILY.register("mistral")(
-    Family({"CausalLM": "MistralForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "MistralForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )

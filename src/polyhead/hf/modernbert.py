@@ -5,68 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.encoders import EMBEDDING, LAYER, labels_said, model_of, named, top
-from polyhead.hf.family import FAMILY, GATED, Family, activation_of
+from polyhead.hf.encoders import EMBEDDING, LAYER, model_of, named, top, top_said
+from polyhead.hf.family import FAMILY, GATED, Family, activation
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, fixed, flag, norm, number, passed, size
 from polyhead.hf.pattern import MOST, WHOLE, WINDOW, part, turn, windows_said
 from polyhead.hf.table import FUSED, both, one
 from polyhead.nn.pooling import biased
-from polyhead.registry import Choice
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    given.passed(
-        "initializer_cutoff_factor",
-        "layer_norm_eps",
-        "deterministic_flash_attn",
-        "reference_compile",
-        "mlp_dropout",
-    )
-    given.passed("repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index")
-    given.passed("position_embedding_type", "classifier_dropout")
-    model, bias = model_of(given, "ModernBert"), given.flag("mlp_bias", False)
-    given.word("classifier_activation", "gelu", ["gelu"])
-    map_bias = given.flag("classifier_bias", False)
+def model(given: Given, fields: Fields) -> Fields:
+    """What stands on the encoder."""
+    model, bias = model_of(given, "ModernBert"), fields["feed_forward"]["bias"]
     pool = {"cls": "first", "mean": "mean"}[given.word("classifier_pooling", "cls", ["cls", "mean"])]
-    fields = top(given, model, pooled={"name": pool, "activation": "gelu", "norm": True})
-    decoder_bias = given.flag("decoder_bias", True)
-    gate = GATED[given.word("hidden_activation", "gelu", GATED)]
-    return fields | ({"head_bias": decoder_bias} if model == "MaskedLM" else {}) | layers(given) | {
+    given.word("classifier_activation", "gelu", ["gelu"])
+    map_bias, head_bias = given.flag("classifier_bias", False), given.flag("decoder_bias", True)
+    return {
         "map_bias": None if map_bias == bias else map_bias,
-        "kind": "encoder",
-        "vocab_size": given.size("vocab_size", 50368),
-        "d_model": given.size("hidden_size", 768),
-        "n_heads": given.size("num_attention_heads", 12),
-        "d_ff": given.size("intermediate_size", 1152),
-        "max_len": given.size("max_position_embeddings", 8192),
-        "embedding_norm": "first",
-        "norm": {"name": "layernorm", "eps": given.number("norm_eps", 1e-5), "bias": given.flag("norm_bias", False)},
-        "norm_first": True,
-        "feed_forward": Choice(gate.name, **gate.options, bias=bias).written(),
-        "dropout": given.number("embedding_dropout", 0.0),
-        "scale_embedding": False,
-        "init": "normal",
-    }  # fmt: skip
+        **top(given, model, pooled={"name": pool, "activation": "gelu", "norm": True}),
+        **({"head_bias": head_bias} if model == "MaskedLM" else {}),
+    }
 
 
-def layers(given: Given) -> dict[str, Any]:
-    """How many layers there are, and which see a window: layer_types, or in older files each but every third."""
-    n_layers, every = given.size("num_hidden_layers", 22), given.size("global_attn_every_n_layers", 3)
+def model_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``model``."""
+    return top_said(config) | {
+        "classifier_activation": "gelu",
+        "classifier_bias": biased(config),
+        "classifier_pooling": "mean" if config.pooling and config.pooling.name == "mean" else "cls",
+        "decoder_bias": config.head_bias,
+    }
+
+
+def layers(given: Given, fields: Fields) -> Fields:
+    """Which layers see a window: layer_types, or in older files each but every third."""
+    n_layers, every = fields["n_layers"], given.size("global_attn_every_n_layers", 3)
     kinds = given.names("layer_types") or [WINDOW if i % every else WHOLE for i in range(min(n_layers, MOST))]
     if n_layers > MOST or len(kinds) != n_layers or not set(kinds) <= {WINDOW, WHOLE}:
         raise given.wrong(
             "layer_types",
             f"{WINDOW} or {WHOLE} for each of at most {MOST} layers; num_hidden_layers is {n_layers}",
         )
-    shared = {"bias": given.flag("attention_bias", False), "dropout": given.number("attention_dropout", 0.0)}
     size = given.size("local_attention", 128) // 2 + 1  # to one side, the token itself included
-    window = {"name": "softmax", "window": size, **shared}
     rope = {kind: {"name": "rope", "theta": theta} for kind, theta in thetas(given).items()}
-    turns = {WHOLE: {}, WINDOW: {"attention": window, "position": rope[WINDOW]}}
+    window = {"attention": fields["attention"] | {"window": size}, "position": rope[WINDOW]}
+    turns = {WHOLE: {}, WINDOW: window}
     return {
-        "n_layers": n_layers,
-        "attention": {"name": "softmax", **shared},
         "position": rope[WHOLE],
         "pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else [],
     }
@@ -92,8 +76,8 @@ def thetas(given: Given) -> dict[str, float]:
     return found
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json, with the keys of older readers beside those of today."""
+def layers_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``layers``, with the keys of older readers beside those of today."""
     found = windows_said(config)
     kinds = found["layer_types"]
     theta = {WHOLE: 160_000.0, WINDOW: 10_000.0} | {
@@ -107,38 +91,39 @@ def write(config: ModelConfig) -> dict[str, Any]:
         ),
         None,
     )
-    pooling = config.pooling.name if config.pooling else "first"
-    bias = bool(config.feed_forward.options.get("bias", False))
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "intermediate_size": config.d_ff,
-        "max_position_embeddings": config.max_len,
-        "hidden_activation": activation_of(config.feed_forward, GATED),
-        "norm_eps": config.norm.options.get("eps", 1e-5),
-        "norm_bias": bool(config.norm.options.get("bias", True)),
-        "attention_bias": config.attention.options.get("bias") is True,
-        "mlp_bias": bias,
-        "classifier_bias": biased(config),
-        "classifier_pooling": "mean" if pooling == "mean" else "cls",
-        "classifier_activation": "gelu",
-        "decoder_bias": config.head_bias,
-        "embedding_dropout": config.dropout,
-        "mlp_dropout": config.dropout,
-        "attention_dropout": config.attention.options.get("dropout", 0.0),
         "local_attention": max(1, 2 * ((found["sliding_window"] or 65) - 1)),
         "layer_types": kinds,
         **({} if every is None else {"global_attn_every_n_layers": every}),
         "global_rope_theta": theta[WHOLE],
         "local_rope_theta": theta[WINDOW],
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta[kind]} for kind in theta},
-        "tie_word_embeddings": config.tie_embeddings != "none",
-        **labels_said(config),
     }
 
 
+KEYS = (
+    passed("initializer_cutoff_factor", "layer_norm_eps", "deterministic_flash_attn", "reference_compile"),
+    passed("repad_logits_with_grad", "sparse_prediction", "sparse_pred_ignore_index"),
+    passed("position_embedding_type", "classifier_dropout"),
+    passed("mlp_dropout", places="dropout"),
+    fixed(kind="encoder", attention="softmax", norm_first=True, init="normal"),
+    fixed(embedding_norm="first", scale_embedding=False),
+    size("vocab_size", "vocab_size", 50368),
+    size("hidden_size", "d_model", 768),
+    size("num_hidden_layers", "n_layers", 22),
+    size("num_attention_heads", "n_heads", 12),
+    size("intermediate_size", "d_ff", 1152),
+    size("max_position_embeddings", "max_len", 8192),
+    activation("hidden_activation", "gelu", GATED),
+    flag("mlp_bias", "feed_forward.bias", False),
+    norm("norm_eps", "layernorm", 1e-5),
+    flag("norm_bias", "norm.bias", False),
+    flag("attention_bias", "attention.bias", False),
+    number("attention_dropout", "attention.dropout", 0.0),
+    number("embedding_dropout", "dropout", 0.0),
+    Key(model, model_said),
+    Key(layers, layers_said),
+)
 BLOCK = "model.layers.{n}"
 TABLE = (
     *one("model.embeddings.tok_embeddings.weight", f"{EMBEDDING}.token.weight"),
@@ -159,6 +144,4 @@ TABLE = (
     *both("classifier", "classifier"),
 )
 TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
-MODERNBERT = FAMILY.register("modernbert")(
-    Family(named("ModernBert"), read, write, TABLE, "model.", tied=TIED)
-)
+MODERNBERT = FAMILY.register("modernbert")(Family(named("ModernBert"), KEYS, TABLE, "model.", tied=TIED))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
-from polyhead.hf.bert import common, said
-from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, model_of, named
+from polyhead.hf.bert import keys
+from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, named
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, fixed, only, passed, unsaid
 from polyhead.hf.roberta import LM_HEAD, own, tied
 from polyhead.hf.table import both, one
 from polyhead.text.specials import ROLES
@@ -17,31 +15,27 @@ PAD = 1  # positions are counted after it, whatever config.json says of padding
 BUCKETS = 32  # of distances up to 128, as the code has them
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    fields = common(given, model_of(given, "MPNet", head="lm_head.bias"))
-    given.only("relative_attention_num_buckets", BUCKETS)
-    given.only("pad_token_id", PAD)
+def positions(given: Given, fields: Fields) -> Fields:
+    """Of the table of positions the rows up to that of padding are never read."""
     if fields["max_len"] < PAD + 2:
         raise given.wrong(
             "max_position_embeddings", f"more than {PAD + 1}, the rows before the first position"
         )
-    return fields | {
-        "vocab_size": given.size("vocab_size", 30527),
-        "max_len": fields["max_len"] - PAD - 1,
-        "segments": 0,
-        "position": {"name": "learned", "offset": PAD + 1},
-        "pattern": [{"position": {"name": "t5", "buckets": BUCKETS}}],
-    }
+    return {"max_len": fields["max_len"] - PAD - 1}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    told = said(config) | {"relative_attention_num_buckets": BUCKETS, "pad_token_id": PAD}
-    del told["type_vocab_size"]
-    return told | {"max_position_embeddings": config.max_len + PAD + 1}
-
-
+KEYS = (
+    unsaid(vocab_size=30527),
+    *keys("MPNet", head="lm_head.bias", segments=passed("type_vocab_size")),
+    only("relative_attention_num_buckets", BUCKETS, said=True),
+    only("pad_token_id", PAD, said=True),
+    fixed(position={"name": "learned", "offset": PAD + 1}),
+    fixed(pattern=[{"position": {"name": "t5", "buckets": BUCKETS}}]),
+    Key(
+        positions,
+        lambda config: {"max_position_embeddings": config.max_len + PAD + 1},
+    ),
+)
 BLOCK = "mpnet.encoder.layer.{n}"
 TABLE = (
     *one("mpnet.embeddings.word_embeddings.weight", f"{EMBEDDING}.token.weight"),
@@ -59,7 +53,5 @@ TABLE = (
 BUFFERS = r"mpnet\.embeddings\.position_ids|mpnet\.pooler\.dense\..*"
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "[UNK]"}
 MPNET = FAMILY.register("mpnet")(
-    Family(
-        named("MPNet"), read, write, TABLE, "mpnet.", BUFFERS, tied("mpnet."), own("mpnet."), OLD, SPECIALS
-    )
+    Family(named("MPNet"), KEYS, TABLE, "mpnet.", BUFFERS, tied("mpnet."), own("mpnet."), OLD, SPECIALS)
 )

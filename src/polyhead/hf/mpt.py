@@ -7,6 +7,7 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family
 from polyhead.hf.given import Given
+from polyhead.hf.keys import DECODER, Fields, Key, fixed, norm, number, only, passed, size, tied
 from polyhead.hf.table import FUSED, one
 
 # keys that say how it was trained, or by which of several ways of the same numbers
@@ -18,70 +19,57 @@ LEFT = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, 
         "alibi": True, "alibi_bias_max": 8}  # fmt: skip
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in the reference."""
-    given.passed(*UNREAD)
-    given.only("expansion_ratio", 4)
-    given.only("no_bias", True)
+def attention(given: Given, fields: Fields) -> Fields:
+    """What attn_config says of attention."""
+    section = given.section("attn_config")
+    if section is None:
+        return {}
+    section.passed("attn_impl")
+    for key, value in LEFT.items():
+        section.only(key, value)
+    if section.has("clip_qkv"):
+        raise section.wrong("clip_qkv", "null, all that is built")
+    found = {"dropout": section.number("attn_pdrop", 0.0)}
+    if section.has("softmax_scale"):
+        found["scale"] = section.number("softmax_scale")
+    section.finish()
+    return {"attention": found}
+
+
+def attention_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``attention``. Of dropout the reference takes whole numbers alone: none."""
+    scale = config.attention.options.get("scale")
+    return {"attn_config": LEFT | {"attn_pdrop": 0, "softmax_scale": scale, "clip_qkv": None}}
+
+
+def refused(given: Given, fields: Fields) -> Fields:
+    """What is read and not built."""
     given.word("norm_type", "low_precision_layernorm", ["low_precision_layernorm", "layernorm"])
     if given.has("logit_scale"):
         raise given.wrong("logit_scale", "null, all that is built")
-    d_model = given.size("d_model", 2048)
-    return {
-        "kind": "decoder",
-        "vocab_size": given.size("vocab_size", 50368),
-        "d_model": d_model,
-        "n_layers": given.size("n_layers", 24),
-        "n_heads": given.size("n_heads", 16),
-        "d_ff": 4 * d_model,
-        "max_len": given.size("max_seq_len", 2048),
-        "attention": attention(given.section("attn_config")),
-        "position": "alibi",
-        "norm": {"name": "layernorm", "eps": given.number("layer_norm_epsilon", 1e-5), "bias": False},
-        "norm_first": True,
-        "feed_forward": {"name": "gelu", "tanh": False, "bias": False},
-        "dropout": given.number("resid_pdrop", 0.0),
-        "tie_embeddings": "all" if given.flag("tie_word_embeddings", True) else "none",
-        "scale_embedding": False,
-        "init": "normal",
-    }
+    return {}
 
 
-def attention(given: Given | None) -> dict[str, Any]:
-    """What attn_config says of attention."""
-    found: dict[str, Any] = {"name": "softmax", "bias": False}
-    if given is None:
-        return found
-    given.passed("attn_impl")
-    for key, value in LEFT.items():
-        given.only(key, value)
-    if given.has("clip_qkv"):
-        raise given.wrong("clip_qkv", "null, all that is built")
-    found["dropout"] = given.number("attn_pdrop", 0.0)
-    if given.has("softmax_scale"):
-        found["scale"] = given.number("softmax_scale")
-    given.finish()
-    return found
-
-
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json. Of dropout within attention the reference takes whole numbers alone: none."""
-    return {
-        "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "n_layers": config.n_layers,
-        "n_heads": config.n_heads,
-        "expansion_ratio": 4,
-        "max_seq_len": config.max_len,
-        "attn_config": LEFT
-        | {"attn_pdrop": 0, "softmax_scale": config.attention.options.get("scale"), "clip_qkv": None},
-        "layer_norm_epsilon": config.norm.options.get("eps", 1e-5),
-        "no_bias": True,
-        "resid_pdrop": config.dropout,
-        "tie_word_embeddings": config.tie_embeddings != "none",
-    }
-
-
+# what is not given is as in the reference
+KEYS = (
+    DECODER,
+    passed(*UNREAD),
+    Key(refused),
+    only("expansion_ratio", 4, said=True),
+    only("no_bias", True, said=True),
+    size("vocab_size", "vocab_size", 50368),
+    size("d_model", "d_model", 2048),
+    size("n_layers", "n_layers", 24),
+    size("n_heads", "n_heads", 16),
+    size("max_seq_len", "max_len", 2048),
+    fixed(position="alibi", attention={"bias": False}),
+    fixed(feed_forward={"name": "gelu", "tanh": False, "bias": False}),
+    Key(attention, attention_said),
+    norm("layer_norm_epsilon", "layernorm", 1e-5),
+    fixed(norm={"bias": False}),
+    number("resid_pdrop", "dropout", 0.0),
+    tied(True),
+)
 BLOCK = "transformer.blocks.{n}"
 TABLE = (
     *one("transformer.wte.weight", EMBEDDING),
@@ -95,6 +83,4 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "transformer.wte.weight"}
-MPT = FAMILY.register("mpt")(
-    Family({"CausalLM": "MptForCausalLM"}, read, write, TABLE, "transformer.", tied=TIED)
-)
+MPT = FAMILY.register("mpt")(Family({"CausalLM": "MptForCausalLM"}, KEYS, TABLE, "transformer.", tied=TIED))

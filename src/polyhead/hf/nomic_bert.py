@@ -6,19 +6,16 @@ the keys of that code (``n_embd``) or those of today.
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyhead.config import ModelConfig
-from polyhead.hf.bert import common
-from polyhead.hf.bert import said as bert_said
-from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, model_of, named
-from polyhead.hf.family import FAMILY, GATED, HEAD, PLAIN, Family, activation_of, head_activation
+from polyhead.hf.bert import keys
+from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, named
+from polyhead.hf.family import FAMILY, GATED, HEAD, PLAIN, Family, activation, head_activation
 from polyhead.hf.given import Given
-from polyhead.hf.llama import rope, rope_said
+from polyhead.hf.keys import Fields, Key, fixed, only, passed, unsaid
+from polyhead.hf.llama import HEAD_DIM, rotary
 from polyhead.hf.table import FUSED, both, one
 
 # keys of the first code -> those of today
-KEYS = {
+OLDER = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -42,45 +39,39 @@ LEFT = (
 ACTIVATIONS = {name: gate for name, gate in GATED.items() if name in PLAIN}
 
 
-def older(given: Given) -> None:
+def older(given: Given, fields: Fields) -> Fields:
     """The keys of the first code, of which those of today say the same."""
-    given.passed(*KEYS, *UNREAD)
-    given.only("activation_function", "swiglu")
-    given.only("rotary_emb_fraction", 1.0)
-    given.only("scale_attn_weights", True)
-    for key in LEFT:
-        given.only(key, False)
-    given.assume(**{today: given.values[key] for key, today in KEYS.items() if given.has(key)})
+    given.passed(*OLDER)
+    given.assume(**{today: given.values[key] for key, today in OLDER.items() if given.has(key)})
+    return {}
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. ``n_positions`` is the longer of two lengths in published files."""
-    older(given)
-    given.assume(hidden_act="silu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    activation = given.word("hidden_act", "silu", ACTIVATIONS)
-    fields = common(given, model_of(given, "NomicBert"), bare=None)
-    max_len = given.size("n_positions", given.size("max_position_embeddings", 2048))
-    return fields | {
-        "vocab_size": given.size("vocab_size", 30528),
-        "head_dim": given.size("head_dim", max(1, fields["d_model"] // fields["n_heads"])),
-        "max_len": max_len,
-        "attention": fields["attention"] | {"bias": False},
-        "position": rope(given, max_len, base=1000.0),
-        "feed_forward": GATED[activation].written(),
-        "head_activation": head_activation(PLAIN[activation]),
-        "map_bias": True,
-    }
+def longest(given: Given, fields: Fields) -> Fields:
+    """``n_positions`` is the longer of two lengths in published files."""
+    return {"max_len": given.size("n_positions", fields["max_len"])}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json, with the keys of today."""
-    return bert_said(config) | {
-        "head_dim": config.head_dim,
-        "hidden_act": activation_of(config.feed_forward, ACTIVATIONS),
-        **rope_said(config.position.options),
-    }
+def of_head(given: Given, fields: Fields) -> Fields:
+    """The map below the scores of the vocabulary has the activation of the gates."""
+    return {"head_activation": head_activation(PLAIN[given.word("hidden_act", "silu", ACTIVATIONS)])}
 
 
+KEYS = (
+    Key(older),
+    passed(*UNREAD),
+    only("activation_function", "swiglu"),
+    only("rotary_emb_fraction", 1.0),
+    only("scale_attn_weights", True),
+    *(only(key, False) for key in LEFT),
+    unsaid(vocab_size=30528, max_position_embeddings=2048, rope_theta=1000.0),
+    unsaid(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    *keys("NomicBert", bare=None, feed_forward=activation("hidden_act", "silu", ACTIVATIONS)),
+    Key(longest),
+    HEAD_DIM,
+    rotary(),
+    Key(of_head),
+    fixed(attention={"bias": False}, map_bias=True),
+)
 BLOCK = "nomic_bert.encoder.layers.{n}"
 TABLE = (
     *one("nomic_bert.embeddings.word_embeddings.weight", f"{EMBEDDING}.token.weight"),
@@ -107,5 +98,5 @@ TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 NOMIC_BERT = FAMILY.register("nomic_bert")(
-    Family(named("NomicBert"), read, write, TABLE, "nomic_bert.", BUFFERS, TIED, specials=SPECIALS)
+    Family(named("NomicBert"), KEYS, TABLE, "nomic_bert.", BUFFERS, TIED, specials=SPECIALS)
 )

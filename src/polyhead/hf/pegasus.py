@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from polyhead.config import ModelConfig
-from polyhead.hf.bart import TABLE, TIED, common, fixed, said
+from polyhead.hf.bart import TABLE, TIED, keys
 from polyhead.hf.family import FAMILY, Family
-from polyhead.hf.given import Given
+from polyhead.hf.keys import fixed, only
 from polyhead.hf.marian import BUFFERS
 from polyhead.nn.position.sinusoidal import sinusoids
 
-
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    fixed(given, pre=True, embedding_norm=False, static=True)
-    given.only("do_blenderbot_90_layernorm", False)
-    return common(given) | {"position": {"name": "sinusoidal", "layout": "halves"}, "norm_first": True}
+KEYS = (
+    only("do_blenderbot_90_layernorm", False),
+    *keys(pre=True),
+    fixed(position={"name": "sinusoidal", "layout": "halves"}),
+)
 
 
 def computed(config: ModelConfig) -> dict[str, Tensor]:
@@ -30,8 +27,7 @@ def computed(config: ModelConfig) -> dict[str, Tensor]:
 PEGASUS = FAMILY.register("pegasus")(
     Family(
         {"Seq2Seq": "PegasusForConditionalGeneration"},
-        read,
-        said,
+        KEYS,
         TABLE,
         "model.",
         BUFFERS,

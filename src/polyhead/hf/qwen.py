@@ -7,7 +7,8 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, common, said
+from polyhead.hf.keys import Key, fixed, flag, found, only, unsaid
+from polyhead.hf.llama import BUFFERS, HEAD_DIM_UNSAID, TABLE, TIED, keys, query_norms
 
 
 def window(given: Given, n_layers: int) -> int | None:
@@ -27,9 +28,9 @@ def window(given: Given, n_layers: int) -> int | None:
     )
 
 
-def windowed(config: ModelConfig) -> dict[str, Any]:
+def window_said(config: ModelConfig) -> dict[str, Any]:
     """The way back of ``window``."""
-    size = config.attention.options.get("window")
+    size = found(config, "attention.window")
     kinds = ["full_attention" if size is None else "sliding_attention"] * config.n_layers
     return {
         "use_sliding_window": size is not None,
@@ -39,36 +40,27 @@ def windowed(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def read_2(given: Given) -> dict[str, Any]:
-    """config.json of Qwen2 -> fields of ModelConfig."""
-    given.only("use_mrope", False)
-    fields = common(given, kv_heads=32, max_len=32768)
-    return fields | attention(given, bias="qkv", window=window(given, fields["n_layers"]))
-
-
-def write_2(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json of Qwen2, whose heads share d_model."""
-    return {key: value for key, value in said(config).items() if key != "head_dim"} | windowed(config)
-
-
-def read_3(given: Given) -> dict[str, Any]:
-    """config.json of Qwen3 -> fields of ModelConfig."""
-    fields, bias = (
-        common(given, kv_heads=32, head_dim=128, max_len=32768),
-        given.flag("attention_bias", False),
-    )
-    normed = {"qk_norm": True, "qk_eps": fields["norm"]["eps"]}
-    return fields | attention(given, bias=bias, **normed, window=window(given, fields["n_layers"]))
-
-
-def write_3(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json of Qwen3."""
-    return said(config) | windowed(config) | {"attention_bias": config.attention.options.get("bias") is True}
-
-
+WINDOW = Key(
+    lambda given, fields: {"attention": {"window": window(given, fields["n_layers"])}},
+    window_said,
+)
+KEYS_2 = (
+    unsaid(max_position_embeddings=32768),
+    only("use_mrope", False),
+    *keys(kv_heads=32, head_dim=HEAD_DIM_UNSAID),
+    fixed(attention={"bias": "qkv"}),
+    WINDOW,
+)
+KEYS_3 = (
+    unsaid(max_position_embeddings=32768, head_dim=128),
+    *keys(kv_heads=32),
+    flag("attention_bias", "attention.bias", False),
+    query_norms(True),
+    WINDOW,
+)
 QWEN2 = FAMILY.register("qwen2")(
-    Family({"CausalLM": "Qwen2ForCausalLM"}, read_2, write_2, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "Qwen2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED)
 )
 QWEN3 = FAMILY.register("qwen3")(
-    Family({"CausalLM": "Qwen3ForCausalLM"}, read_3, write_3, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "Qwen3ForCausalLM"}, KEYS_3, TABLE, "model.", BUFFERS, TIED)
 )

@@ -7,36 +7,31 @@ with one of French.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.bert import common, layers, said
-from polyhead.hf.encoders import OLD, model_of, named
+from polyhead.hf.bert import keys, layers
+from polyhead.hf.encoders import OLD, named
 from polyhead.hf.family import FAMILY, HEAD, Family, Made
 from polyhead.hf.given import Given
+from polyhead.hf.keys import Fields, Key, unsaid
 from polyhead.hf.table import Row, both, one
 from polyhead.hf.vocabularies import FRAMED, fairseq, framed_bytes
 
 
-def read(given: Given, stem: str) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. Of the table of positions the rows up to that of padding are never read."""
-    fields, pad = common(given, model_of(given, stem)), given.values.get("pad_token_id", 1)
-    if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < fields["max_len"] - 1:
+def positions(given: Given, fields: Fields) -> Fields:
+    """Of the table of positions the rows up to that of padding are never read."""
+    max_len, pad = fields["max_len"], given.values.get("pad_token_id", 1)
+    if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < max_len - 1:
         raise given.wrong("pad_token_id", "the id of the padding token, after which positions are counted")
-    return fields | {
-        "vocab_size": given.size("vocab_size", 50265),
-        "max_len": fields["max_len"] - pad - 1,
-        "position": {"name": "learned", "offset": pad + 1},
-    }
+    return {"max_len": max_len - pad - 1, "position": {"name": "learned", "offset": pad + 1}}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
-    # positions count from one after padding, so one at least
+def positions_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``positions``, which count from one after padding, so one at least."""
     offset = config.position.options.get("offset") or 1
-    return said(config) | {"max_position_embeddings": config.max_len + offset, "pad_token_id": offset - 1}
+    return {"max_position_embeddings": config.max_len + offset, "pad_token_id": offset - 1}
 
 
 LM_HEAD = (
@@ -72,8 +67,7 @@ def family(stem: str, vocabulary: Callable[[Path], Made] | None) -> Family:
     """Those whose classes have such names; their weights have the same."""
     return Family(
         named(stem),
-        partial(read, stem=stem),
-        write,
+        (unsaid(vocab_size=50265), *keys(stem), Key(positions, positions_said)),
         TABLE,
         "roberta.",
         BUFFERS,

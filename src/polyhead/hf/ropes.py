@@ -16,7 +16,7 @@ Thetas = Mapping[str, tuple[str | None, float]]
 
 def ropes(given: Given, thetas: Thetas, max_len: int) -> dict[str, dict[str, Any]]:
     """rope_parameters of each kind, or in older files their thetas and one scaling, of layers that see all."""
-    max_len, found = given.size("max_position_embeddings", max_len), {}
+    found = {}
     new, old = given.section("rope_parameters"), given.section("rope_scaling")
     for kind, (key, theta) in thetas.items():
         section = (new.section(kind) if new else None) or Given({}, given.where)

@@ -7,32 +7,41 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, biased, biases_said, common, said
+from polyhead.hf.keys import Fields, Key, flag, number, unsaid
+from polyhead.hf.llama import BUFFERS, TABLE, TIED, keys
 
 BIASES = {(True, True): True, (True, False): "qkv", (False, True): "o", (False, False): False}
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig. What is not given is as in Seed-OSS 36B."""
-    given.assume(num_hidden_layers=64, num_attention_heads=80, attention_dropout=0.1)
+def width(given: Given, fields: Fields) -> Fields:
+    """Heads are as wide as in Seed-OSS 36B where a file says nothing; null is that they share the model's width."""
+    if not given.null("head_dim"):
+        given.assume(head_dim=128)
+    return {}
+
+
+def biases(given: Given, fields: Fields) -> Fields:
+    """Those of q, k and v, and those of the output."""
     inner, outer = given.flag("attention_bias", True), given.flag("attention_out_bias", False)
-    width = None if given.null("head_dim") else 128
-    fields = common(given, kv_heads=8, head_dim=width, max_len=524_288)
-    return fields | attention(given, bias=BIASES[inner, outer]) | biased(given, fields) | {
-        "dropout": given.number("residual_dropout", 0.1),
-    }  # fmt: skip
+    return {"attention": {"bias": BIASES[inner, outer]}}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
+def biases_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``biases``."""
     bias = config.attention.options.get("bias", True)
-    return said(config) | biases_said(config) | {
-        "attention_bias": bias in (True, "qkv"),
-        "attention_out_bias": bias in (True, "o"),
-        "residual_dropout": config.dropout,
-    }  # fmt: skip
+    return {"attention_bias": bias in (True, "qkv"), "attention_out_bias": bias in (True, "o")}
 
 
+# what is not given is as in Seed-OSS 36B
+KEYS = (
+    unsaid(num_hidden_layers=64, num_attention_heads=80, attention_dropout=0.1),
+    unsaid(max_position_embeddings=524_288),
+    Key(width),
+    *keys(kv_heads=8),
+    Key(biases, biases_said),
+    flag("mlp_bias", "feed_forward.bias", False),
+    number("residual_dropout", "dropout", 0.1),
+)
 SEED_OSS = FAMILY.register("seed_oss")(
-    Family({"CausalLM": "SeedOssForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "SeedOssForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )

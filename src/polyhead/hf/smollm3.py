@@ -7,32 +7,27 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.llama import BUFFERS, TABLE, TIED, attention, biased, biases_said, common, rope_said, said
+from polyhead.hf.keys import Fields, Key, passed, unsaid
+from polyhead.hf.llama import BIASES, BUFFERS, TABLE, TIED, keys, rope_said
 from polyhead.hf.pattern import MOST, WINDOW, kinds_of, part, turn, windows_said
 
 
-def read(given: Given) -> dict[str, Any]:
-    """config.json -> fields of ModelConfig."""
-    given.passed("max_window_layers")  # the reference reads others in its place
-    given.assume(hidden_size=2048, num_hidden_layers=36, num_attention_heads=16)
-    fields = common(given, kv_heads=4, max_len=32768, theta=2_000_000.0)
-    ropes, options = turning(given, fields["n_layers"]), {"bias": given.flag("attention_bias", False)}
+def layers(given: Given, fields: Fields) -> Fields:
+    """Which have rope, and which a window."""
+    ropes, n_layers = turning(given, fields["n_layers"]), fields["n_layers"]
     size = given.size("sliding_window") if given.has("sliding_window") else None
     used = given.flag("use_sliding_window", False) and size is not None
-    kinds = kinds_of(given, fields["n_layers"], lambda layer: used and not ropes[layer])
+    kinds = kinds_of(given, n_layers, lambda layer: used and not ropes[layer])
     if WINDOW in kinds and not used:
         raise given.wrong(
             "layer_types", "layers that see all, without use_sliding_window and a sliding_window"
         )
-    layers = [
+    found = [
         ({} if roped else {"position": "none"})
-        | (attention(given, **options, window=size) if kind == WINDOW else {})
+        | ({"attention": fields["attention"] | {"window": size}} if kind == WINDOW else {})
         for roped, kind in turn(list(zip(ropes, kinds, strict=True)))
     ]
-    return fields | attention(given, **options) | biased(given, fields) | {
-        "pattern": layers if any(layers) else [],
-        "tie_embeddings": "all" if given.flag("tie_word_embeddings", True) else "none",
-    }  # fmt: skip
+    return {"pattern": found if any(found) else []}
 
 
 def turning(given: Given, n_layers: int) -> list[bool]:
@@ -46,17 +41,25 @@ def turning(given: Given, n_layers: int) -> list[bool]:
     return found[:n_layers]
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig -> config.json."""
+def layers_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``layers``, and the rope of those that have it."""
     layers = [part(config, "position", i) for i in range(config.n_layers)]
     rope = next((position for position in layers if position.name != "none"), config.position)
     windows = windows_said(config)
-    return said(config) | rope_said(rope.options) | biases_said(config) | windows | {
+    return rope_said(rope.options) | windows | {
         "no_rope_layers": [int(position.name != "none") for position in layers],
         "use_sliding_window": windows["sliding_window"] is not None,
     }  # fmt: skip
 
 
+KEYS = (
+    unsaid(hidden_size=2048, num_hidden_layers=36, num_attention_heads=16, max_position_embeddings=32768),
+    unsaid(rope_theta=2_000_000.0, tie_word_embeddings=True),
+    passed("max_window_layers"),  # the reference reads others in its place
+    *keys(kv_heads=4),
+    *BIASES,
+    Key(layers, layers_said),
+)
 SMOLLM3 = FAMILY.register("smollm3")(
-    Family({"CausalLM": "SmolLM3ForCausalLM"}, read, write, TABLE, "model.", BUFFERS, TIED)
+    Family({"CausalLM": "SmolLM3ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )
