@@ -28,6 +28,7 @@ LAYERS = [
         "ranges",
         "registry",
         "config",
+        "clashes",
         "trial",
         "document",
         "recipe",

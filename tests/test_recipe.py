@@ -218,7 +218,10 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("data.train=[1]", "data.train[0]: 1 is not text (put it in quotes)"),
         ("data.train=[a, 1, true]", "data.train[1]: 1 is not text (put it in quotes)"),
         ("generation.form=json", "generation.form has no effect on translations; these have: "),
-        ("generation.temperature=0.7", "generation.temperature has no effect on translations; these have: "),
+        (
+            "generation.max_new_tokens=9",
+            "generation.max_new_tokens has no effect on translations; these have: ",
+        ),
         ("data.train=[]", "data.train: [] is empty; give at least 1"),
         ("data.source_lang=true", "data.source_lang: true is not text (put it in quotes)"),
         ("data.source=[1]", "data.source: [1] is not a column's number or a key's name"),

@@ -375,9 +375,9 @@ def test_scores_are_the_sums_of_the_logits_one_pair_at_a_time(saved: Path) -> No
 
 def test_options_that_translations_do_not_know_are_refused(saved: Path) -> None:
     with pytest.raises(
-        UserError, match="top_p has no effect on translations; these have: batch_tokens, beam_size"
+        UserError, match="max_new_tokens has no effect on translations; these have: batch_tokens, beam_size"
     ):
-        ph.load(saved).translate(["a"], top_p=0.5)
+        ph.load(saved).translate(["a"], max_new_tokens=5)
 
 
 def test_pairs_that_cannot_be_scored_are_named(saved: Path) -> None:

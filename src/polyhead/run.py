@@ -201,8 +201,7 @@ class Run:
 
         ``changes`` are fields of GenerationConfig, such as beam_size=5 and length_penalty=1.0; ``prefix``, how each
         translation must begin; ``terms``, what it must say for words of a text, as {"dog": ["Hund", "Hündin"]}; languages
-        of a model of many, source_lang="en" and target_lang="de". With temperature=1.0, top_k, top_p or min_p translations
-        are drawn in place of the best ones, the same ones by the same ``seed``.
+        of a model of many, source_lang="en" and target_lang="de". With temperature=1.0, top_k, top_p or min_p they are drawn, by a ``seed``.
         """
         self._need("encoder-decoder", translate=(texts,))
         found = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)

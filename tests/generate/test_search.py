@@ -4,6 +4,7 @@ import torch
 
 from polyhead.errors import UserError
 from polyhead.generate.padding import pad
+from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import Draws, in_order, limit, search
 from polyhead.generation_section import GenerationConfig
 from polyhead.text.sides import Sides
@@ -72,10 +73,10 @@ def drawn(model, source, begin, limit, temperature, stream):
 @pytest.mark.parametrize("prefix", [None, [[1], [], [2], [3, 1], [], [], [2, 2]]])
 def test_what_is_drawn_depends_on_seed_and_number_alone(table, batch_tokens, n, first, prefix):
     model = table(2, eos=0.3)
-    config = GenerationConfig(
-        temperature=1.7, batch_tokens=batch_tokens, max_length_ratio=1.0, max_length_extra=3
+    config = GenerationConfig(batch_tokens=batch_tokens, max_length_ratio=1.0, max_length_extra=3)
+    found = search_all(
+        model, SOURCES, config, prefix=prefix, draws=Draws(Sampling(temperature=1.7), n, 5, first)
     )
-    found = search_all(model, SOURCES, config, prefix=prefix, draws=Draws(n, 5, first))
     for row, (source, hypotheses) in enumerate(zip(SOURCES, found, strict=True)):
         assert len(hypotheses) == n
         for i, hypothesis in enumerate(hypotheses):

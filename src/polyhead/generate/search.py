@@ -11,7 +11,7 @@ from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.request import Request, Search
-from polyhead.generate.settings import sampling_of
+from polyhead.generate.sampling import Sampling
 from polyhead.generate.shortlist import Shortlist
 from polyhead.generate.terms import Terms
 from polyhead.generation_section import GenerationConfig
@@ -25,15 +25,10 @@ EMPTY = Hypothesis([], 0.0, 0.0)
 class Draws(NamedTuple):
     """Outputs that are drawn, ``n`` of each line. What a line draws depends on the seed and on its number alone."""
 
+    sampling: Sampling
     n: int
     seed: int
     first: int = 0  # number of the first line, where others came before
-
-    def check(self) -> None:
-        """A UserError says which of them makes no sense."""
-        check_whole("n_best", self.n, 1)
-        check_whole("seed", self.seed, 0)
-        check_whole("first", self.first, 0)
 
 
 def search(
@@ -58,7 +53,7 @@ def search(
     greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
     is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
     output of each line, where the line is not empty. One beam is greedy search. With a ``shortlist`` only what a line suggests is said.
-    The output of each line has all of its ``terms``. With ``draws`` beams find nothing: outputs are drawn as ``config`` says.
+    The output of each line has all of its ``terms``. With ``draws`` nothing is searched for.
     """
     lines = _fitting(sources, max_len - len(sides.source(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
@@ -72,7 +67,7 @@ def search(
         if sides.end in given:
             raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {sides.end}")
     told = list(sides.opening) if sides.forced else []
-    beams, drawing = beaming(config, sides.end, forbidden), Drawing(sampling_of(config), sides.end)
+    beams, drawing = beaming(config, sides.end, forbidden), draws and Drawing(draws.sampling, sides.end)
     wanted = [
         insisted(own, sides, max_len, f" of line {i}") for i, own in enumerate(terms or [()] * len(lines), 1)
     ]
@@ -88,7 +83,7 @@ def search(
     requests = {}
     for row in (row for row in order if lines[row]):
         begin, given = [sides.start], [*told, *prefix[row]]
-        if draws is None:
+        if draws is None or drawing is None:
             with at(f"a source of {len(lines[row])} tokens"):
                 wish = Wish(limits[row], given, len(told), begin)
                 search: Search = beams_for(beams, wish, wanted[row])

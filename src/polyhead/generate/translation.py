@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from polyhead.errors import UserError
+from polyhead.errors import UserError, check_whole
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.search import Draws, search
-from polyhead.generate.settings import changed, sampled
+from polyhead.generate.settings import changed, sampled, sampling_of
 from polyhead.generate.shortlist import Shortlist
 from polyhead.generation_section import DRAWS, GenerationConfig
 from polyhead.text.glossary import Entries, Glossary, terms_of
@@ -42,9 +42,11 @@ def translations(
     """
     draws = None
     if DRAWS & set(changes):
-        draws = Draws(changes.pop("n_best", 1), changes.pop("seed", 0), first)
-        draws.check()
-        config = sampled(generation, changes, draws.n, "drawn translations")
+        n, seed = changes.pop("n_best", 1), changes.pop("seed", 0)
+        for name, value, least in (("n_best", n, 1), ("seed", seed, 0), ("first", first, 0)):
+            check_whole(name, value, least)
+        config = sampled(generation, changes, n, "drawn translations")
+        draws = Draws(sampling_of(config, tokenizer.target.vocab_size), n, seed, first)
         if terms is not None:
             raise UserError("terms have an effect on translations that beams search for alone")
     else:
