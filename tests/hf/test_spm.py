@@ -33,7 +33,7 @@ from polyhead.lab.rows import pairs
 from polyhead.lab.subject import Subject
 from polyhead.recipe import Recipe
 from polyhead.run import Run
-from polyhead.serve.reading import _bounded
+from polyhead.serve.analyses import _bounded
 from polyhead.serve.refusal import Refusal
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.sides import between, languages

@@ -595,7 +595,7 @@ def test_the_process_listens_on_one_port_and_no_more(speaker):
 
 
 def test_a_quiet_stream_says_that_it_lives(runs, serving, slowly, monkeypatch):
-    monkeypatch.setattr("polyhead.serve.speaking.HEARTBEAT", 0.05)
+    monkeypatch.setattr("polyhead.serve.completions.HEARTBEAT", 0.05)
     with serving(runs["decoder"]) as live, slowly(live) as engine:
         sock = send(live, BODY | {"stream": True})
         live.until(lambda: bool(live.service.driver.talks), "it is there")

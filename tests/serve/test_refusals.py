@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Inner
 from polyhead import Choice, ModelConfig, build
 from polyhead.errors import UserError, nearest, show
 from polyhead.run import Run
-from polyhead.serve import checking, fields
+from polyhead.serve import checks, fields
 from polyhead.serve.keys import Keys, check_host, read_keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.routes import ROUTES
@@ -198,9 +198,7 @@ def test_unknown_fields_are_told_in_a_header_or_refused_if_the_service_is_strict
 def test_of_many_mistakes_in_a_body_few_are_looked_into(speaker, canary, monkeypatch):
     """Counted are the names for which the nearest is sought, and the values that are shown."""
     sought, shown = [], []
-    monkeypatch.setattr(
-        checking, "nearest", lambda name, *known: sought.append(name) or nearest(name, *known)
-    )
+    monkeypatch.setattr(checks, "nearest", lambda name, *known: sought.append(name) or nearest(name, *known))
     monkeypatch.setattr(fields, "show", lambda value: shown.append(value) or show(value))
     answer = speaker.ask(
         "/v1/completions", {"prompt": "a", "max_tokens": 1, **{f"promt{i}": i for i in range(50000)}}

@@ -16,8 +16,8 @@ from polyhead.errors import UserError
 from polyhead.generate.decoder import to_host
 from polyhead.generate.drawing import ranked
 from polyhead.generate.frame import Frame
+from polyhead.generate.outcome import Likely
 from polyhead.generate.padding import pad
-from polyhead.generate.told import Likely
 from polyhead.models import CausalLM, Seq2Seq
 from polyhead.nn.loss import IGNORED
 from polyhead.text.sides import between

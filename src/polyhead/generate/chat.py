@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyhead.errors import UserError, nearest, show
+from polyhead.generate.outcome import Stream
 from polyhead.generate.service import Asked, TextEngine
-from polyhead.generate.told import Stream
 from polyhead.registry import CHAT, Choice
 from polyhead.text.chat.base import ChatFormat, Message, apart
 from polyhead.text.chat.calls import CallingFormat, Calls

@@ -13,12 +13,12 @@ from polyhead.generate.decoder import Decoder
 from polyhead.generate.drawing import Drawing, Drawn
 from polyhead.generate.engine import Engine
 from polyhead.generate.frame import Frame
+from polyhead.generate.outcome import Stream
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, beams_for, insisted, limit
 from polyhead.generate.settings import sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
-from polyhead.generate.told import Stream
 from polyhead.generation_section import DRAWS, GenerationConfig
 from polyhead.registry import Choice
 from polyhead.text.form.form import Form, form_of

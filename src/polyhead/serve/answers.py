@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from polyhead.serve.speaking import reason_of
+from polyhead.serve.completions import reason_of
 from polyhead.serve.talk import Talk
 from polyhead.text.chat.base import Call
 from polyhead.text.chat.calls import CallReader, Calls

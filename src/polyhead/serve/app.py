@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable
 
 from polyhead.serve.call import Call, Gone, Receive, Scope, Send
-from polyhead.serve.checking import read
+from polyhead.serve.checks import read
 from polyhead.serve.keys import is_loopback
 from polyhead.serve.refusal import Refusal, defect, where
 from polyhead.serve.routes import Route, find

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from polyhead.errors import UserError
+from polyhead.generate.outcome import Stream
 from polyhead.generate.service import TextEngine
 from polyhead.generate.text import Said
-from polyhead.generate.told import Stream
 from polyhead.serve.refusal import where
 from polyhead.serve.talk import News, Talk
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from polyhead.analysis.token_maps import text_of
+from polyhead.generate.outcome import Likely
 from polyhead.generate.service import Asked
 from polyhead.generate.stream import UNFINISHED, TextStream
-from polyhead.generate.told import Likely
 from polyhead.run import Run
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service

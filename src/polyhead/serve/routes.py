@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.vectors import reach
 from polyhead.fast.pack import dtype_of
-from polyhead.serve import chatting, reading, responding, speaking
+from polyhead.serve import analyses, chat_completions, completions, responses
 from polyhead.serve.bodies import (
     Body,
     ChatBody,
@@ -118,16 +118,16 @@ ROUTES = [
     Route("GET", "/", front, "a page to try the model on", open=True),
     Route("GET", "/v1/models", models, "the model that is served"),
     Route("GET", "/v1/models/{id}", model, "the same, by its id"),
-    Route("POST", "/v1/completions", speaking.completions, "go on from a text", CompletionBody),
-    Route("POST", "/v1/translations", speaking.translations, "translate", TranslationBody),
-    Route("POST", "/v1/chat/completions", chatting.chat, "answer in a conversation", ChatBody),
-    Route("POST", "/v1/responses", responding.respond, "the same, in items", ResponseBody),
-    Route("POST", "/v1/embeddings", reading.embeddings, "a vector for each text", EmbeddingBody),
-    Route("POST", "/v1/classify", reading.classify, "the class of each text", ClassifyBody),
-    Route("POST", "/v1/fill-mask", reading.fill_mask, "what stands behind a mask", FillBody),
-    Route("POST", "/v1/score", reading.score, "how likely a text is", ScoreBody),
-    Route("POST", "/tokenize", reading.tokenize, "text to tokens", TokenizeBody),
-    Route("POST", "/detokenize", reading.detokenize, "tokens to text", DetokenizeBody),
+    Route("POST", "/v1/completions", completions.completions, "go on from a text", CompletionBody),
+    Route("POST", "/v1/translations", completions.translations, "translate", TranslationBody),
+    Route("POST", "/v1/chat/completions", chat_completions.chat, "answer in a conversation", ChatBody),
+    Route("POST", "/v1/responses", responses.respond, "the same, in items", ResponseBody),
+    Route("POST", "/v1/embeddings", analyses.embeddings, "a vector for each text", EmbeddingBody),
+    Route("POST", "/v1/classify", analyses.classify, "the class of each text", ClassifyBody),
+    Route("POST", "/v1/fill-mask", analyses.fill_mask, "what stands behind a mask", FillBody),
+    Route("POST", "/v1/score", analyses.score, "how likely a text is", ScoreBody),
+    Route("POST", "/tokenize", analyses.tokenize, "text to tokens", TokenizeBody),
+    Route("POST", "/detokenize", analyses.detokenize, "tokens to text", DetokenizeBody),
     Route("GET", "/health/live", live, "whether the process answers", open=True),
     Route("GET", "/health/ready", ready, "whether requests may be sent"),
     Route("GET", "/health", ready, "the same"),

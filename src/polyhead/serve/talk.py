@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from polyhead.errors import UserError
+from polyhead.generate.outcome import Likely, Stream
 from polyhead.generate.service import Asked
 from polyhead.generate.text import Said
-from polyhead.generate.told import Likely, Stream
 from polyhead.serve.refusal import Refusal, defect, where
 
 log = logging.getLogger("polyhead.serve")

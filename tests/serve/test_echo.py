@@ -11,7 +11,7 @@ from tokenizers.normalizers import Lowercase
 
 from polyhead.analysis.token_maps import text_of
 from polyhead.run import Run
-from polyhead.serve import echoing
+from polyhead.serve import echo
 from polyhead.serve.limits import Limits
 from polyhead.text.tokenizer import Tokenizer
 
@@ -176,13 +176,13 @@ def test_tokens_stand_in_the_text_that_was_given_not_in_what_is_read_of_it(speak
 
 
 def test_the_models_thread_judges_all_prompts_at_once(speaker, monkeypatch):
-    seen, true = [], echoing.score_tokens
+    seen, true = [], echo.score_tokens
 
     def score_tokens(model, pad_id, rows, top):
         seen.append((threading.current_thread().name, len(rows), top))
         return true(model, pad_id, rows, top)
 
-    monkeypatch.setattr(echoing, "score_tokens", score_tokens)
+    monkeypatch.setattr(echo, "score_tokens", score_tokens)
     choices(speaker, {**BOTH, "prompt": TEXTS, "n": 3})
     assert seen == [("polyhead-model", len(TEXTS), 2)]
     choices(speaker, {**BOTH, "prompt": TEXTS, "echo": False})

@@ -13,12 +13,12 @@ from uuid import uuid4
 from polyhead.serve.answers import Answer
 from polyhead.serve.bodies import LOG_PROBS, ChatBody, Described, Format, ResponseBody
 from polyhead.serve.call import Call
-from polyhead.serve.conversing import conversing
+from polyhead.serve.completions import pass_on, reason_of
+from polyhead.serve.conversations import conversing
 from polyhead.serve.items import choice_shown, tool_shown
 from polyhead.serve.likelihood import of_chat
 from polyhead.serve.refusal import Refusal, invalid
 from polyhead.serve.service import Service
-from polyhead.serve.speaking import pass_on, reason_of
 from polyhead.serve.talk import Piece, Talk
 from polyhead.text.chat import base
 

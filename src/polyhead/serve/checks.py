@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from polyhead.errors import explain, nearest, path, show
 from polyhead.serve.bodies import Body
+from polyhead.serve.inner_keys import odd_keys
 from polyhead.serve.limits import Limits
 from polyhead.serve.refusal import Refusal, invalid, unsupported
 from polyhead.serve.sizes import check_size
-from polyhead.serve.within import odd_keys
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("", None),

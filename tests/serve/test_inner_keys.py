@@ -13,10 +13,10 @@ from openai.types import chat, responses
 from pydantic import BaseModel
 
 from polyhead.errors import nearest
-from polyhead.serve import within
+from polyhead.serve import inner_keys
 from polyhead.serve.bodies import ChatBody
+from polyhead.serve.inner_keys import ITEM_PART, ITEMS, MESSAGE, PART, odd_keys
 from polyhead.serve.limits import Limits
-from polyhead.serve.within import ITEM_PART, ITEMS, MESSAGE, PART, odd_keys
 
 _shared = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
 _tools = runpy.run_path(str(Path(__file__).with_name("test_tools.py")))
@@ -68,7 +68,9 @@ def test_a_body_and_its_messages_are_told_together_and_few_of_them(
     if live.service.strict:
         return
     sought: list[str] = []
-    monkeypatch.setattr(within, "nearest", lambda name, *known: sought.append(name) or nearest(name, *known))
+    monkeypatch.setattr(
+        inner_keys, "nearest", lambda name, *known: sought.append(name) or nearest(name, *known)
+    )
     many = {f"contnet{i}": i for i in range(20000)}
     answer = live.ask(CHAT, {"messages": [{**ASK, **many}], "temperatur": 1, "userr": 2, "max_tokens": 1})
     told = answer.headers["x-warnings"].split("; field")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyhead.generate.told import Likely
+from polyhead.generate.outcome import Likely
 from polyhead.serve.bodies import ChatBody
 from polyhead.serve.call import Call
-from polyhead.serve.conversing import conversing
+from polyhead.serve.completions import head, stream
+from polyhead.serve.conversations import conversing
 from polyhead.serve.likelihood import of_chat
 from polyhead.serve.service import Service
-from polyhead.serve.speaking import head, stream
 from polyhead.serve.talk import Piece, Talk
 
 

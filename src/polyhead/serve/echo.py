@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from polyhead.analysis.scoring import score_tokens
+from polyhead.generate.outcome import Likely
 from polyhead.generate.service import Asked
-from polyhead.generate.told import Likely
 from polyhead.run import Run
 from polyhead.serve.bodies import CompletionBody
 from polyhead.serve.likelihood import NUMBER, check_size, of_completion, places

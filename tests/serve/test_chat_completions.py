@@ -14,7 +14,7 @@ from polyhead import Choice
 from polyhead.analysis.token_maps import text_of
 from polyhead.errors import UserError
 from polyhead.generate.chat import conversation
-from polyhead.generate.told import Likely
+from polyhead.generate.outcome import Likely
 from polyhead.run import Run
 from polyhead.serve.keys import Keys
 from polyhead.serve.likelihood import of_chat

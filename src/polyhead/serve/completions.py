@@ -11,7 +11,7 @@ from typing import Any
 from polyhead.generate.service import Asked
 from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
 from polyhead.serve.call import Call
-from polyhead.serve.echoing import bounded, echoed
+from polyhead.serve.echo import bounded, echoed
 from polyhead.serve.refusal import invalid, unsupported
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
