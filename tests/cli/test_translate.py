@@ -76,9 +76,15 @@ def test_chunks_change_nothing_of_what_is_drawn(
 def test_what_has_no_effect_on_drawing_is_refused(
     tiny: Path, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    terms = source.with_name("terms.tsv")
+    terms.write_text("hund\tdog\n")
     for options, said in [
         (["--temperature", "1", "--beam-size", "2"], "beam_size has no effect on drawn translations"),
         (["--top-k", "3", "--min-new-tokens", "2"], "min_new_tokens has no effect on drawn translations"),
+        (
+            ["--top-p", "0.9", "--terms", str(terms)],
+            "terms have an effect on translations that beams search for",
+        ),
         (["--seed", "3"], "seed has no effect on translations"),
         (["--temperature", "1", "--n-best", "0"], "n_best is 0; wanted a whole number, 1 or more"),
         (["--temperature", "1", "--seed", "-1"], "--seed: '-1' is out of range"),

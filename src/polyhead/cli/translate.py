@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyhead.cli.answers import answers, output_place
+from polyhead.cli.beside import files_beside, refuse_long
 from polyhead.cli.lines import Counter, chunk_size, one_line, read_lines
 from polyhead.cli.options import (
     AS_TRAINED,
@@ -37,9 +36,7 @@ from polyhead.cli.options import (
     parts,
     typed,
 )
-from polyhead.cli.terms_file import read_terms
 from polyhead.data.reading import chunks
-from polyhead.errors import UserError
 
 if TYPE_CHECKING:
     from polyhead.run import Run
@@ -115,55 +112,33 @@ def run(
         target_lang=target_lang,
     ) | parts(cache=cache)
     output_place(output, [source, prefix, terms], directory, others)
-    lines = read_lines(source)
-    begins = None if prefix is None else read_lines(prefix)
-    for name, given in {"--prefix": prefix, "--terms": terms}.items():
-        if source == given == "-":
-            raise UserError(f"{name}: standard input is the text already; name a file")
-    entries = {} if terms is None else read_terms(terms)
-    from polyhead.generate.terms import Terms
-    from polyhead.text.glossary import Glossary
+    lines, beside = read_lines(source), files_beside(source, prefix, terms)
     from polyhead.text.sides import between
 
     translator = opened(directory, others, dtype, device)
-    counter, done, most = Counter(prints=output is None), 0, translator.config.max_len
+    cuts, most = translator.tokenizer, translator.config.max_len
+    counter, done = Counter(prints=output is None), 0
     changes |= {"truncate": truncate, "shortlist": shortlist, "progress": counter.at}
-    cuts, glossary, met = translator.tokenizer, None, 0
-    if terms is not None:
-        changes["terms"] = glossary = Glossary(entries, cuts.target)
     n_best = translator.generation.n_best if n_best is None else n_best
-    translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     sides = between(cuts, source_lang, target_lang)
-    room = most - len(sides.source(()))
+    for file in beside:
+        file.about(cuts, sides, most)
+        changes |= file.of([], 0)
+    translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
     with answers(output, "translations") as add:
         for texts in chunks(lines, chunk_size(source, chunk)):
             if not truncate:
                 way = "Split the line, or translate its beginning with --truncate"
-                refuse_long(cuts.encode(texts), room, done + 1, "line", way)
-            if begins is not None:
-                changes["prefix"] = list(islice(begins, len(texts)))
-                if len(changes["prefix"]) < len(texts):
-                    raise UserError(
-                        f"--prefix: {prefix} ends before line {done + len(changes['prefix']) + 1} of the text"
-                    )
-                begun = cuts.target.encode(changes["prefix"])
-                refuse_long(begun, most - 1, done + 1, "--prefix: line", "Give less of it")
-            if glossary is not None:
-                wanted = list(map(glossary.of, texts))
-                met += sum(map(bool, wanted))
-                said = [[0] * Terms(own).size for own in wanted]
-                refuse_long(
-                    said, most - 1 - len(sides.opening), done + 1, "--terms: line", "Give fewer terms"
-                )
+                refuse_long(cuts.encode(texts), most - len(sides.source(())), done + 1, "line", way)
+            for file in beside:
+                changes |= file.of(texts, done)
             found = translations(translator, texts, n_best, changes, done)
             add((shown(score, text, scores) for score, text in found), len(texts))
             done += len(texts)
             counter.add(len(texts))
         counter.close()
-        if glossary is not None:
-            print(f"polyhead: {met:,} of {done:,} lines have terms of {terms}", file=sys.stderr)
-        if begins is not None and next(begins, None) is not None:
-            raise UserError(f"--prefix: {prefix} has more lines than the text, which has {done:,}")
+        for file in beside:
+            file.end(done)
 
 
 def shown(score: float | None, text: str, scores: bool) -> str:
@@ -184,12 +159,3 @@ def translations(
         for hypothesis, output in zip(best, outputs, strict=True):
             yield hypothesis.score if text else None, one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))
-
-
-def refuse_long(rows: list[list[int]], most: int, first: int, what: str, way: str) -> None:
-    """A UserError that names the first line with more tokens than the model takes, and the way out."""
-    for number, tokens in enumerate(rows, first):
-        if len(tokens) > most:
-            raise UserError(
-                f"{what} {number} has {len(tokens)} tokens; this model takes {most} at most. {way}"
-            )
