@@ -338,6 +338,18 @@ CASES = {
         Case("Olmo3Config", {**LLAMA, "rms_norm_eps": 1e-6, "layer_types": ["sliding_attention"] * 2, "sliding_window": 5,
                              "rope_theta": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     ],
+    "exaone4": [
+        Case("Exaone4Config", {**LLAMA, "rms_norm_eps": 1e-6, "num_hidden_layers": 5, "sliding_window": 4}),
+        Case("Exaone4Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8,
+                               "num_hidden_layers": 3, "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "sliding_window": 3,
+                               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                               "rope_parameters": {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0,
+                                                   "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                                   "original_max_position_embeddings": 16}}),
+        Case("Exaone4Config", {**LLAMA, "num_key_value_heads": 4, "rms_norm_eps": 0.1, "hidden_act": "gelu",
+                               "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+        Case("Exaone4Config", {**LLAMA, "sliding_window": 5, "layer_types": ["full_attention"] * 2}),
+    ],
     "ernie4_5": [
         Case("Ernie4_5Config", {**LLAMA, "head_dim": 8}),
         Case("Ernie4_5Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12,

@@ -127,6 +127,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
                          "original_max_position_embeddings": 8192, "rope_type": "yarn"},
         "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": False, "vocab_size": 100278,
     },
+    "LGAI-EXAONE/EXAONE-4.0-32B": {
+        "architectures": ["Exaone4ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 361, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 27392,
+        "layer_types": [*[SLIDING] * 3, FULL] * 16, "max_position_embeddings": 131072, "model_type": "exaone4",
+        "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "rope_theta": 1000000, "sliding_window": 4096, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": True, "vocab_size": 102400,
+    },
     "THUDM/GLM-4-9B-0414": {
         "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
         "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
@@ -223,6 +233,7 @@ PARAMETERS = {
     "EleutherAI/gpt-j-6b": 6_050_882_784,
     "EleutherAI/gpt-neo-125m": 125_198_592,
     "allenai/Olmo-3-1025-7B": 7_298_011_136,
+    "LGAI-EXAONE/EXAONE-4.0-32B": 32_003_216_384,
     "THUDM/GLM-4-9B-0414": 9_400_279_040,
     "CohereForAI/aya-expanse-8b": 8_028_033_024,
     "CohereForAI/c4ai-command-r7b-12-2024": 8_028_033_024,
@@ -247,6 +258,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "bigcode/starcoder2-3b": FEW | {"sliding_window": 4},
     "EleutherAI/gpt-j-6b": {"n_embd": 40, "n_layer": 3, "n_head": 2, "rotary_dim": 6},
     "EleutherAI/gpt-neo-125m": {"hidden_size": 40, "num_heads": 4, "window_size": 5},
+    "LGAI-EXAONE/EXAONE-4.0-32B": SIZES
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": [*[SLIDING] * 3, FULL, SLIDING],
+        "sliding_window": 4,
+        "head_dim": 10,
+    },
     "allenai/Olmo-3-1025-7B": SIZES
     | {"num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 4, "num_hidden_layers": 32},
     "THUDM/GLM-4-9B-0414": FEW | {"head_dim": 12},

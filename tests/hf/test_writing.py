@@ -53,6 +53,8 @@ LIKE_OLMO = LIKE_LLAMA | {
     "sandwich_norm": "after",
     "attention": {"name": "softmax", "bias": False, "qk_norm": "whole"},
 }
+BEHIND = {"name": "softmax", "bias": False, "qk_norm": True}
+LIKE_EXAONE = LIKE_OLMO | {"attention": BEHIND}
 LIKE_STABLELM = LIKE_LLAMA | {"norm": "layernorm", "position": {"name": "rope", "fraction": 0.5}}
 LIKE_PHI = {
     "block": {"name": "parallel", "one_norm": True}, "position": {"name": "rope", "fraction": 0.5}, "head_bias": True,
@@ -155,6 +157,12 @@ FITTING = [
     ),
     ("olmo2", LIKE_OLMO),
     ("olmo2", LIKE_OLMO | {"n_kv_heads": 1, "head_dim": 10, "position": LLAMA3, "tie_embeddings": "none"}),
+    ("exaone4", LIKE_EXAONE),
+    (
+        "exaone4",
+        LIKE_EXAONE | NOPE | {"pattern": [{"attention": BEHIND | {"window": 4}}, {"position": "none"}]},
+    ),
+    ("exaone4", LIKE_EXAONE | {"pattern": [{"position": "none"}], "n_kv_heads": 1, "head_dim": 10}),
     (
         "gemma2",
         LIKE_GEMMA

@@ -27,7 +27,7 @@ def run(
     """Make a run directory of a published checkpoint: its config, weights (fp32), tokenizer and settings of decoding.
 
     Only JSON and safetensors are read; nothing of a checkpoint is executed. Language models: gpt2, llama, mistral, qwen2,
-    qwen3, mixtral, qwen3_moe, phi, phi3, gemma, gemma2, gemma3_text, smollm3, olmo2, olmo3, glm, glm4, cohere, cohere2, ernie4_5, arcee,
+    qwen3, mixtral, qwen3_moe, phi, phi3, gemma, gemma2, gemma3_text, smollm3, olmo2, olmo3, exaone4, glm, glm4, cohere, cohere2, ernie4_5, arcee,
     granite, granitemoe, nanochat, seed_oss, helium, gpt_bigcode, starcoder2, stablelm, falcon, gptj, gpt_neo, gpt_neox, opt, bloom, mpt. Encoders: bert, roberta, xlm-roberta,
     camembert, mpnet, distilbert, albert, electra, deberta-v2, modernbert, nomic_bert, gte, eurobert. Encoder-decoders: t5, mt5,
     bart, mbart, pegasus, marian, m2m_100.
