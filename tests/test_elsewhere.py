@@ -152,3 +152,5 @@ def test_two_letters_in_common_make_no_likeness() -> None:
     assert nearest("foo", ["tools", "tool_choice", "user"]) == ""
     assert nearest("fp8", ["fp32", "bf16"]) == "; did you mean 'fp32'?"
     assert nearest("tool", ["tools", "tool_choice", "user"]) == "; did you mean 'tools'?"
+    assert nearest("temp", ["terms", "temperature"]) == "; did you mean 'temperature'?"
+    assert nearest("temp", ["terms", "temperature"], 0.7) == ""

@@ -60,9 +60,12 @@ def nearest(name: object, allowed: Iterable[str], cutoff: float = 0.5, before: s
     """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing; ``before`` is put before it.
 
     Close are names that have half of their letters in common, in order; of three letters more, for two of them any word may have.
+    Four letters with which a single name begins stand for it.
     """
-    cutoff = max(cutoff, 0.55) if len(str(name)) <= 3 else cutoff
-    near = difflib.get_close_matches(str(name), list(allowed), n=1, cutoff=cutoff)
+    word, known = str(name), list(allowed)
+    cutoff = max(cutoff, 0.55) if len(word) <= 3 else cutoff
+    begun = {one for one in known if str(one).startswith(word)} if len(word) > 3 and cutoff <= 0.6 else set()
+    near = list(begun) if len(begun) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"; did you mean {before + near[0]!r}?" if near else ""
 
 
