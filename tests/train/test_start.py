@@ -63,6 +63,14 @@ def test_a_run_begins_with_the_weights_tokenizer_and_model_of_another(first: Pat
     assert load_recipe(first / "second/recipe.yaml").model.n_layers == 4
 
 
+def test_what_does_not_converse_takes_no_chat_of_its_start(first: Path) -> None:
+    origin = ph.load(first / "first")
+    origin.generation = GenerationConfig(chat="chatml")
+    recipe = resolved(tuned(first, "quiet"), origin)
+    assert recipe.generation.chat is None
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
 def test_every_second_layer_makes_a_student(first: Path) -> None:
     origin = ph.load(first / "first")
     recipe = tuned(first, "half", {"run": str(first / "first"), "every": 2}, lr=1e-12, ema=None)

@@ -142,7 +142,9 @@ def _thinned(config: ModelConfig, every: int) -> dict[str, Any]:
 
 
 def _conversing(recipe: Recipe, origin: Run | None) -> Recipe:
-    """With the chat format of ``origin``, else that of its task, if it names none."""
+    """Of a language model, with the chat format of ``origin``, else that of its task, if it names none."""
+    if recipe.model.kind != "decoder":
+        return recipe
     given = origin.generation.chat if origin else None
     chat = recipe.generation.chat or given or getattr(TASK.get(recipe.task.name), "chat", None)
     return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"chat": chat})})
