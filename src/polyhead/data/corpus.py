@@ -38,9 +38,8 @@ class CorpusReport:
     overlong: int = 0
     broken: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
-    rows: list[int] = field(
-        default_factory=list
-    )  # from 1, of what was read: those of the pairs that are held
+    # from 1, of what was read: those of the pairs that are held
+    rows: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
         """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""

@@ -41,9 +41,8 @@ class LabelledReport:
     unknown: int = 0
     cut: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
-    rows: list[int] = field(
-        default_factory=list
-    )  # from 1, of what was read: those of the texts that are held
+    # from 1, of what was read: those of the texts that are held
+    rows: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
         """One line: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""

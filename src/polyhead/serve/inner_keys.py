@@ -15,10 +15,10 @@ class Keys(NamedTuple):
     """What may stand in one place."""
 
     known: frozenset[str]
-    sent: frozenset[
-        str
-    ]  # by OpenAI's clients too: they change nothing, and are told where they say something
-    ours: frozenset[str] = frozenset()  # this service has said these itself: they come back as they were
+    # by OpenAI's clients too: they change nothing, and are told where they say something
+    sent: frozenset[str]
+    # this service has said these itself: they come back as they were
+    ours: frozenset[str] = frozenset()
 
 
 class Odd(NamedTuple):

@@ -187,8 +187,8 @@ const TOOLS = {
       { name: "top_p", title: "Top p", min: 0.01, max: 1, step: 0.01, value: own.top_p, shown: (v) => v === "1" ? "all" : v },
       { name: "top_k", title: "Top k", min: 0, max: 100, value: Math.min(own.top_k, 100), shown: (v) => v === "0" ? "all" : v },
       { name: "repetition_penalty", title: "Against repeating", min: 1, max: 2, step: 0.01, value: own.repetition_penalty, shown: (v) => v === "1" ? "none" : v },
-      { name: "frequency_penalty", title: "For every time it was said", min: -2, max: 2, step: 0.01, value: own.frequency_penalty, shown: (v) => v === "0" ? "none" : v },
-      { name: "presence_penalty", title: "Once it was said", min: -2, max: 2, step: 0.01, value: own.presence_penalty, shown: (v) => v === "0" ? "none" : v },
+      { name: "frequency_penalty", title: "Frequency penalty", min: -2, max: 2, step: 0.01, value: own.frequency_penalty, shown: (v) => v === "0" ? "none" : v },
+      { name: "presence_penalty", title: "Presence penalty", min: -2, max: 2, step: 0.01, value: own.presence_penalty, shown: (v) => v === "0" ? "none" : v },
       { name: "seed", title: "Seed", type: "number", min: 0, value: "", placeholder: "by chance" },
       { name: "stop", title: "Stop at", type: "text", value: "", placeholder: "a text" },
     ]);
