@@ -448,6 +448,9 @@ def test_a_setting_of_generation_that_the_task_has_no_use_for_is_refused(
     name = key.partition("=")[0]
     with pytest.raises(UserError, match=f"^{re.escape(f'{name} has no effect on {of}')}"):
         load_recipe(recipe, [f"task={task}", key])
+    assert load_recipe(recipe, [f"task={task}", key], made=True).generation.model_fields_set == {
+        name.removeprefix("generation.")
+    }
 
 
 @pytest.mark.parametrize("task", ["translation", "language-model", "classification", "masked-lm"])

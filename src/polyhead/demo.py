@@ -113,7 +113,7 @@ def open_recipe(source: str, target: str, out: Path) -> Recipe:
     source, target = str(find_locale(source)), str(find_locale(target))
     if not begun(out) and not finished(out):
         return make_recipe(source, target, out)
-    found = load_recipe(out / "recipe.yaml")
+    found = load_recipe(out / "recipe.yaml", made=True)
     if found.data.root.name != "corpus" or not (out / "corpus").is_dir():
         raise UserError(f"{out} holds a run that is not a demo's; choose another place with --out")
     there = found.data.source_lang, found.data.target_lang

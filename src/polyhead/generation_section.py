@@ -18,6 +18,7 @@ Biases = Annotated[dict[int, float], BeforeValidator(lambda given: biases(given)
 Early = Annotated[bool | Literal["never"], BeforeValidator(lambda given: _early(given))]
 ID = re.compile("[0-9]{1,10}")
 LARGEST = 2**31 - 1  # that a token id may be
+BIAS = 100  # the largest that a logit may have
 
 
 class GenerationConfig(Section):
@@ -172,8 +173,10 @@ def biases(given: Any) -> dict[int, float]:
         token = int(key) if isinstance(key, str) and ID.fullmatch(key) else key
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) <= LARGEST:
             raise UserError(f"{show(key)} is not a token id")
-        if isinstance(bias, bool) or not isinstance(bias, Real) or not -100 <= float(bias) <= 100:
-            raise UserError(f"token {token} has the bias {show(bias)}, wanted a number from -100 to 100")
+        if isinstance(bias, bool) or not isinstance(bias, Real) or not -BIAS <= float(bias) <= BIAS:
+            raise UserError(
+                f"token {token} has the bias {show(bias)}, wanted a number from -{BIAS} to {BIAS}"
+            )
         if int(token) in found:
             raise UserError(f"token {token} stands there twice")
         found[int(token)] = float(bias)

@@ -91,7 +91,9 @@ def _own(directory: Path) -> Run:
     tokenizer = Tokenizer.load(directory)
     with Undrawn():
         model = model_class(config)(config)
-    recipe = load_recipe(directory / "recipe.yaml") if (directory / "recipe.yaml").is_file() else None
+    recipe = (
+        load_recipe(directory / "recipe.yaml", made=True) if (directory / "recipe.yaml").is_file() else None
+    )
     put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
     run = Run(model, tokenizer, read_generation(directory), recipe)
     run.shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))

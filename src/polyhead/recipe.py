@@ -94,6 +94,10 @@ class TrainConfig(Section):
         return self
 
 
+MADE = {"made": True}
+"""The context in which the recipe of a run that is there is read: what had no effect in it does no harm."""
+
+
 class Recipe(Section):
     """One run, complete: data, tokenizer, model, training, decoding."""
 
@@ -138,7 +142,7 @@ class Recipe(Section):
         return given
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _agree(self, info: ValidationInfo) -> Self:
         if not self.data.valid and not self.data.valid_share:
             raise UserError(
                 "data.valid is missing: name files to measure progress on, or give data.valid_share, e.g. 0.01, of the training text"
@@ -166,7 +170,8 @@ class Recipe(Section):
             raise UserError(
                 f"distill: task {self.task.name!r} has no distillation: each model is asked for something else"
             )
-        self.generation.check_used(self.model.kind)
+        if info.context != MADE:
+            self.generation.check_used(self.model.kind)
         metrics = getattr(task, "metrics", ("loss",))
         wanted = {"metric": self.train.metric} | ({"eval_bleu": "bleu"} if self.train.eval_bleu else {})
         for key, metric in wanted.items():
@@ -181,8 +186,11 @@ class Recipe(Section):
         return document.write(self.model_dump(mode="json"))
 
 
-def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe, with changes such as ``model.d_model=256``; every mistake is a UserError."""
+def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: bool = False) -> Recipe:
+    """Read a recipe, with changes such as ``model.d_model=256``; every mistake is a UserError.
+
+    In that of a run that was ``made`` already, settings of generation without effect are none.
+    """
     if not isinstance(path, str | Path):
         raise UserError(f"wanted the file of a recipe, got {show(path)}; Recipe(**mapping) is one of keys")
     path = Path(path)
@@ -191,6 +199,6 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         document.assign(tree, keys, value, Recipe)
     tree = {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
     try:
-        return Recipe.model_validate(tree)
+        return Recipe.model_validate(tree, context=MADE if made else None)
     except ValidationError as error:
         raise explain(error, Recipe) from None

@@ -242,29 +242,6 @@ def test_an_imported_run_without_roles_is_read_again(gpt2: Path, tmp_path: Path)
     assert (described["eos_token_id"], described["decoder_start_token_id"]) == (2, 1)
 
 
-def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
-    edited("generation_config.json", do_sample=True, temperature=0.7, top_p=0.9)(gpt2)
-    found = ph.load(gpt2).generation
-    # 50 is theirs where nothing is said
-    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 50)
-    edited("generation_config.json", do_sample=False)(gpt2)
-    assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
-
-
-def test_how_decoding_cannot_draw_is_told(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each of these changes what theirs says; what is neutral is not worth a word."""
-    edited("generation_config.json", num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])(gpt2)
-    ph.load(gpt2)
-    assert not caplog.messages
-    edited("generation_config.json", num_beams=4, suppress_tokens=[5], min_new_tokens=3)(gpt2)
-    ph.load(gpt2)
-    where = gpt2 / "generation_config.json"
-    assert caplog.messages == [
-        f"{where}: {said}, and texts are continued without it"
-        for said in ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
-    ]
-
-
 def ran(script: str, environment: dict[str, str], place: Path) -> subprocess.CompletedProcess[str]:
     """A process of its own, since huggingface_hub reads its settings once."""
     command = [sys.executable, "-c", script]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.train.conftest import Notes
 from tests.train.test_resume import KILLED, Deadly, in_child, result
 
 import polyhead as ph
+from polyhead import document
 from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.generate.text import Said
@@ -91,6 +93,21 @@ def test_it_learns_what_there_is_to_learn(learned: tuple[Path, Notes]) -> None:
     assert "train: names.txt: 360 documents, 360 lines, 5,040 characters, 5,041 tokens" in notes.said
     assert 'polyhead generate . "Once upon a time"' in (out / "README.md").read_text()
     assert run.recipe is not None and run.recipe.train.label_smoothing == 0.0
+
+
+def test_a_run_whose_recipe_has_a_setting_without_effect_is_opened_and_goes_on(
+    learned: tuple[Path, Notes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None begins with one today, but there are older runs."""
+    older = tmp_path / "older"
+    shutil.copytree(learned[0], older)
+    tree = document.read(older / "recipe.yaml")
+    tree["generation"]["beam_size"], tree["out"] = 3, str(older)
+    (older / "recipe.yaml").write_text(document.write(tree))
+    assert ph.load(older).score(["anna and bert"]) == ph.load(learned[0]).score(["anna and bert"])
+    assert main(["train", str(older / "recipe.yaml"), "train.steps=601", f"out={tmp_path / 'new'}"]) == 2
+    assert "generation.beam_size has no effect on what a language model says" in capsys.readouterr().err
+    assert main(["train", str(older / "recipe.yaml"), "--resume"]) == 0
 
 
 def test_what_it_says_are_whole_lines_that_follow_the_prompt(learned: tuple[Path, Notes]) -> None:

@@ -57,7 +57,7 @@ def run(
     """
     # until the first step, from which on the training hears them itself; several processes have their launcher
     with end_on_signal() if launch.processes() == 1 else nullcontext():
-        read = load_recipe(recipe, changes)
+        read = load_recipe(recipe, changes, made=resume)
         if resume and not any(change.startswith("out=") for change in changes or []):
             check_beside(recipe, read.out)
         if processes > 1:

@@ -20,6 +20,7 @@ from polyhead.export.gguf_limits import arch_of
 from polyhead.export.gguf_vocabulary import vocabulary
 from polyhead.generate.frame import frame
 from polyhead.generation_section import GenerationConfig
+from polyhead.hf.generation import UNSAID, left_out
 from polyhead.hf.table import joined
 from polyhead.hf.writing import chat_ends
 from polyhead.nn.weights import weights
@@ -127,6 +128,7 @@ def _around(run: Run) -> dict[str, Any]:
 
 def _sampling(settings: GenerationConfig) -> dict[str, Any]:
     """How it decodes if nobody says otherwise."""
+    left_out(settings, (*UNSAID, "logit_bias", "no_repeat_ngram_size"), FILE)
     return {
         "general.sampling.temp": settings.temperature,
         "general.sampling.top_k": settings.top_k,

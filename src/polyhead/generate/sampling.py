@@ -30,7 +30,7 @@ COLD = 1e-5  # a temperature below is 0: logits divided by it are not finite
 class Sampling:
     """How the next token is drawn. Temperature 0 takes the likeliest, and then the rest has no effect but penalties.
 
-    Steps are applied in this order: repetition penalty, frequency and presence penalty, logit bias, runs that would come
+    Steps are applied in this order: logit bias, repetition penalty, frequency and presence penalty, runs that would come
     again, temperature, top_k, top_p, min_p.
     Where every token would make a run come again, the text ends with ``end``.
     """
@@ -125,12 +125,12 @@ class Sampling:
         self, logits: Tensor, seen: Sequence[Sequence[int]], end: int, said: Sequence[Sequence[int]]
     ) -> Tensor:
         logits = logits.float()
+        if self.logit_bias:
+            logits = favour(logits, *self._favoured)
         if self.repetition_penalty != 1:
             logits = penalise(logits, seen, self.repetition_penalty)
         if self.frequency_penalty or self.presence_penalty:
             logits = lessen(logits, said, self.frequency_penalty, self.presence_penalty)
-        if self.logit_bias:
-            logits = favour(logits, *self._favoured)
         n = self.no_repeat_ngram_size
         return ended(barred(logits, [repeats(text, n) for text in seen]), end) if n else logits
 

@@ -20,6 +20,7 @@ from polyhead.hf.adapters import Adapter, is_adapter, open_adapter
 from polyhead.hf.chat import chat_of
 from polyhead.hf.family import FAMILY, HEAD, Family
 from polyhead.hf.files import DTYPES, entries, inside, read_json
+from polyhead.hf.generation import drawing, searching
 from polyhead.hf.given import Given
 from polyhead.hf.sentences import dense_of, dense_rows, embedding_of, length_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
@@ -36,16 +37,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SHOWN = 8  # names of one kind that an error lists
-# settings of theirs that change what is said and have none of ours: of any decoder, of translations, of other texts
-UNHEARD = (
-    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "forced_decoder_ids", "stop_strings",
-    "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale", "num_beam_groups", "penalty_alpha",
-)  # fmt: skip
-SEARCHED_THERE = (*UNHEARD, "do_sample", "repetition_penalty", "encoder_no_repeat_ngram_size")
-DRAWN_THERE = (
-    *UNHEARD, "num_beams", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
-    "forced_eos_token_id",
-)  # fmt: skip
 # models that see pictures, of families whose models of text alone are read
 SEEING = {
     "gemma3": "This Gemma 3 sees pictures; those of text alone ('gemma3_text'), such as google/gemma-3-1b-it, are read",
@@ -92,7 +83,7 @@ def open_checkpoint(directory: Path) -> Opened:
         vectors |= rating_of(directory, config)
     if model.config.kind == "encoder":
         return Opened(model, tokenizer, GenerationConfig(**vectors))
-    settings = decoding(generation, where).model_copy(update={"chat": chat_of(speaks), **vectors})
+    settings = drawing(generation, where).model_copy(update={"chat": chat_of(speaks), **vectors})
     return Opened(model, tokenizer, settings)
 
 
@@ -170,61 +161,6 @@ def read_config(family: Family, given: Given) -> ModelConfig:
         raise explain(error, ModelConfig, str(given.where)) from None
     except UserError as error:
         raise UserError(f"{given.where}: {error}") from None
-
-
-def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> GenerationConfig:
-    """How translations are searched for, in our words. Their lengths count the start of an output as well."""
-    counts = {
-        key: value for key, value in given.items() if isinstance(value, int) and not isinstance(value, bool)
-    }
-    values: dict[str, Any] = {
-        "beam_size": counts.get("num_beams", 1),
-        "n_best": counts.get("num_return_sequences", 1),
-    }
-    values |= {key: given[key] for key in ("length_penalty", "early_stopping") if given.get(key) is not None}
-    if most := counts.get("max_new_tokens", counts.get("max_length", 1) - 1):
-        values |= {"max_length_ratio": 0, "max_length_extra": most}
-    values["min_new_tokens"] = max(0, counts.get("min_new_tokens", counts.get("min_length", 1) - 1))
-    bad = given.get("bad_words_ids") or []
-    if not isinstance(bad, list) or not all(isinstance(ids, list) for ids in bad):
-        raise UserError(f"{where}: bad_words_ids is {show(bad)}, wanted lists of ids of tokens")
-    never = [ids[0] for ids in bad if len(ids) == 1]
-    values["forbidden"] = tokenizer.tokens([i for i in never if i in range(tokenizer.vocab_size)])
-    values["no_repeat_ngram_size"] = counts.get("no_repeat_ngram_size", 0)
-    several = {"bad_words_ids": [ids for ids in bad if len(ids) > 1]}
-    _unheard({**given, **several}, SEARCHED_THERE, where, "translations are searched for")
-    try:
-        return GenerationConfig.model_validate(values)
-    except ValidationError as error:
-        raise explain(error, GenerationConfig, str(where)) from None
-
-
-def decoding(given: Mapping[str, Any], where: Path) -> GenerationConfig:
-    """generation_config.json in our words: without do_sample the likeliest token is taken."""
-    _unheard(given, DRAWN_THERE, where, "texts are continued")
-    keys = (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "max_new_tokens",
-    )
-    values = {key: given[key] for key in keys if given.get(key) is not None}
-    if not given.get("do_sample"):
-        values = {key: values[key] for key in keys[4:] if key in values} | {"temperature": 0.0}
-    try:
-        return GenerationConfig.model_validate(({"top_k": 50} if given.get("do_sample") else {}) | values)
-    except ValidationError as error:
-        raise explain(error, GenerationConfig, str(where)) from None
-
-
-def _unheard(given: Mapping[str, Any], keys: Iterable[str], where: Path, what: str) -> None:
-    """Warn of settings that would change a text there and are not built here."""
-    for key in keys:
-        if given.get(key) not in (None, False, 0, 1, []):
-            log.warning("%s: %s is %s, and %s without it", where, key, show(given[key]), what)
 
 
 def _config(directory: Path) -> dict[str, Any]:

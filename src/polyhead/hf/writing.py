@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from polyhead.errors import UserError, show, unknown
 from polyhead.generation_section import GenerationConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import WEIGHTS
+from polyhead.hf.generation import decoding
 from polyhead.hf.given import Given
 from polyhead.hf.pattern import part
 from polyhead.hf.reading import read_config
@@ -24,6 +26,8 @@ from polyhead.nn.weights import weights
 from polyhead.registry import CHAT, POOLING, POSITION, Choice
 from polyhead.text.chat.tokens import ends
 from polyhead.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # what counts in training alone, is compared layer by layer, or stands in files of its own
 PASSED = {"init", "dropout", "pattern", "dense"}
@@ -101,7 +105,7 @@ def published(
         | rating_said(model.config, generation)
         | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")}
         | ids,
-        _decoding(model.config, generation, tokenizer) | ids | stops,
+        decoding(model.config, generation, tokenizer) | ids | stops,
         {name.removeprefix(bare): tensor for name, tensor in held.items()},
         modules(generation, model.config) if bare or speaks else {},
         maps,
@@ -235,42 +239,3 @@ def _between(field: str, ours: Choice, theirs: Choice) -> list[str]:
         for key, value in ours.options.items()
         if key != "dropout" and value != theirs.options.get(key)
     ]
-
-
-def _decoding(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """generation_config.json; temperature 0 is what they call not to sample. An encoder says nothing."""
-    if config.kind == "encoder":
-        return {}
-    if config.kind == "encoder-decoder":
-        return _searching(config, settings, tokenizer)
-    common: dict[str, Any] = {
-        "repetition_penalty": settings.repetition_penalty,
-        "max_new_tokens": settings.max_new_tokens,
-    } | _ngram(settings)
-    if settings.temperature == 0:
-        return common | {"do_sample": False}
-    keys = ("temperature", "top_k", "top_p", "min_p")
-    return common | {"do_sample": True} | {key: getattr(settings, key) for key in keys}
-
-
-def _searching(config: ModelConfig, settings: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Theirs has one greatest length for all sources, which counts the start of an output."""
-    most = config.max_len if settings.max_length_ratio else min(config.max_len, settings.max_length_extra)
-    found: dict[str, Any] = {
-        "num_beams": settings.beam_size,
-        "num_return_sequences": settings.n_best,
-        "length_penalty": settings.length_penalty,
-        "early_stopping": settings.early_stopping,
-        "max_length": most + 1,
-        "do_sample": False,
-    } | _ngram(settings)
-    if settings.min_new_tokens:
-        found["min_length"] = settings.min_new_tokens + 1
-    if settings.forbidden:
-        found["bad_words_ids"] = [[tokenizer.id_of(token)] for token in settings.forbidden]
-    return found
-
-
-def _ngram(settings: GenerationConfig) -> dict[str, Any]:
-    n = settings.no_repeat_ngram_size
-    return {"no_repeat_ngram_size": n} if n else {}

@@ -54,7 +54,7 @@ def check_directory(recipe: Recipe, resume: bool) -> Recipe | None:
         raise UserError(f"--resume: there is no run in {recipe.out} yet; start it without --resume")
     if begun and not checkpoint.steps(recipe.out / "checkpoints"):
         raise UserError(f"--resume: {recipe.out} holds a finished model, but no checkpoint to go on from")
-    before = load_recipe(written)
+    before = load_recipe(written, made=True)
     changed = [
         key
         for section in ("tokenizer", "model", "train")

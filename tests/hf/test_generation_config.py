@@ -1,0 +1,120 @@
+"""generation_config.json both ways: outputs are drawn there as here, and what cannot be said is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.hf.conftest import TEXTS, VOCABULARY
+from tests.hf.test_writing import config
+from transformers import AutoModelForCausalLM
+
+import polyhead as ph
+from polyhead import Choice, build
+from polyhead.cli import main
+from polyhead.errors import UserError
+from polyhead.export.gguf import write
+from polyhead.generation_section import GenerationConfig
+from polyhead.run import Run
+from polyhead.text.learn import train_tokenizer
+
+
+def decoding(directory: Path, **values: Any) -> None:
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def speaker(parts: dict[str, Any] | None = None, **settings: Any) -> Run:
+    tokenizer = train_tokenizer(TEXTS * 5, Choice("bpe"), VOCABULARY)
+    return Run(build(config(**(parts or {})), seed=1), tokenizer, GenerationConfig(**settings))
+
+
+def exported(run: Run, place: Path) -> Path:
+    run.save(place / "run")
+    assert main(["export", str(place / "run"), str(place / "out"), "--to", "hf"]) == 0
+    return place / "out"
+
+
+def test_how_decoding_draws_is_taken_over(gpt2: Path) -> None:
+    decoding(gpt2, do_sample=True, temperature=0.7, top_p=0.9)
+    found = ph.load(gpt2).generation
+    # 50 is theirs where nothing is said
+    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.9, 50)
+    decoding(gpt2, do_sample=False)
+    assert (ph.load(gpt2).generation.temperature, ph.load(gpt2).generation.top_p) == (0, 1)
+
+
+def test_how_decoding_cannot_draw_is_told(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of these changes what theirs says; what is neutral is not worth a word."""
+    decoding(gpt2, num_beams=1, min_length=0, typical_p=1.0, suppress_tokens=[])
+    ph.load(gpt2)
+    assert not caplog.messages
+    decoding(gpt2, num_beams=4, suppress_tokens=[5], min_new_tokens=3)
+    ph.load(gpt2)
+    where = gpt2 / "generation_config.json"
+    assert caplog.messages == [
+        f"{where}: {said}, and texts are continued without it"
+        for said in ("suppress_tokens is [5]", "num_beams is 4", "min_new_tokens is 3")
+    ]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.8])
+def test_biases_and_penalties_say_there_what_they_say_here(penalty: float, tmp_path: Path) -> None:
+    """Two tokens are favoured that none of them would say, and one is forbidden; the penalty is of logits with their biases."""
+    plain = speaker(temperature=0)
+    [text] = plain.generate(["the king"], max_new_tokens=20)
+    never = plain.tokenizer.encode([text])[0][0]
+    run = speaker(
+        temperature=0,
+        repetition_penalty=penalty,
+        logit_bias={never: -100, 70: 3.2, 90: 3.1},
+        max_new_tokens=20,
+    )
+    theirs = AutoModelForCausalLM.from_pretrained(exported(run, tmp_path)).eval()
+    ids = run.tokenizer.encode(["the king"])[0]
+    said = theirs.generate(torch.tensor([ids]), pad_token_id=0)[0, len(ids) :].tolist()
+    assert never not in said and {70, 90} & {*said}
+    found = run.generate(["the king"])[0]
+    assert found == run.tokenizer.decode([said])[0] != text
+    again = ph.load(tmp_path / "out")
+    assert again.generation.logit_bias == run.generation.logit_bias
+    assert again.generate(["the king"])[0] == found
+
+
+def test_biases_that_cannot_be_said_are_told(gpt2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of tokens that follow others, and beyond what a bias may be."""
+    decoding(gpt2, sequence_bias=[[[5], -3.5], [[5, 6], 2.0], [[7], -1000.0]])
+    assert ph.load(gpt2).generation.logit_bias == {5: -3.5}
+    assert caplog.messages == [
+        f"{gpt2 / 'generation_config.json'}: sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]], and texts are continued without it"
+    ]
+
+
+@pytest.mark.parametrize("wrong", [3, "a", [3], [[5, 1.0]], [[[5], "a"]], [[[5]]], {"5": 1}, [[["a"], 1.0]]])
+def test_biases_that_are_none_are_refused(wrong: Any, gpt2: Path) -> None:
+    decoding(gpt2, sequence_bias=wrong)
+    with pytest.raises(
+        UserError, match=r"generation_config.json: (sequence_bias is .*, wanted lists|.*not a token id)"
+    ):
+        ph.load(gpt2)
+
+
+def test_settings_that_others_have_no_words_for_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"frequency_penalty": 0.5, "form": Choice("choice", among=["yes", "no"]), "logit_bias": {5: 2.0}}
+    exported(speaker(**said), tmp_path)
+    without = "has no words for generation.frequency_penalty, generation.form"
+    assert caplog.messages == [f"generation_config.json {without}; there texts are drawn without"]
+    caplog.clear()
+    llama = {
+        "position": "rope",
+        "norm": "rmsnorm",
+        "feed_forward": "swiglu",
+        "attention": {"name": "softmax", "bias": False},
+    }
+    write(speaker(llama, **said), tmp_path)
+    assert caplog.messages == [f"model.gguf {without}, generation.logit_bias; there texts are drawn without"]
