@@ -243,3 +243,19 @@ def test_what_an_installed_package_would_like_to_have_is_not_taken_from_a_run(
     (here / "extra_parts.py").write_text(f"open({str(here / 'mark')!r}, 'w')")
     assert NORM.get("asking_parts:Twice").__doc__ == "Doubles."
     assert not (here / "mark").exists()
+
+
+def test_where_python_looks_for_modules_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current directory is the first place of a script in it."""
+    (tmp_path / "ordered.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    for first in (True, False):
+        places = [*([str(tmp_path)] if first else []), *sys.path]
+        monkeypatch.setattr(sys, "path", list(places))
+        NORM.get("ordered:Twice")
+        assert sys.path == places
+        del sys.modules["ordered"]
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)

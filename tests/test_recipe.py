@@ -333,6 +333,10 @@ def test_every_mistake_gets_its_line(recipe: Path) -> None:
         ("a: \x07", "not YAML: unacceptable character #x0007: special characters are not allowed"),
         ("? [a, b]\n: 1\n", "line 1, column 3: a key must be one word"),
         ("[" * 5000, "nested too deeply"),
+        ("a: !!int abc", "a value is not what its tag says, or a number has too many digits"),
+        ("a: !!bool maybe", "a value is not what its tag says, or a number has too many digits"),
+        ("a: !!timestamp 2001-99-99", "a value is not what its tag says, or a number has too many digits"),
+        ("a: " + "1" * 5000, "a value is not what its tag says, or a number has too many digits"),
         ("a: " + "x" * 1_000_001, "1,000,004 bytes are too many for a recipe"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -160,3 +161,42 @@ def test_literal_options_name_what_is_allowed() -> None:
         registry.check(Choice("part", scaling="liner"))
     message = "scaling of kind 'part': 'liner' is not one of none, linear; did you mean 'linear'?"
     assert str(error.value) == message
+
+
+def test_threads_that_ask_at_once_find_the_same_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second asks while the first is still importing."""
+    package = tmp_path / "slow_parts"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import threading\nfrom polyhead.registry import Registry\nR = Registry('part', 'slow_parts')\n"
+        "begun, go_on = threading.Event(), threading.Event()\n"
+    )
+    (package / "one.py").write_text(
+        "from slow_parts import R, begun, go_on\nbegun.set()\ngo_on.wait(10)\n"
+        "@R.register('one')\ndef one(): return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    slow = __import__("slow_parts")
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(slow.R.get("one")())) for _ in range(3)]
+    threads[0].start()
+    assert slow.begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    threads[1].join(0.2)  # it waits
+    assert found == []
+    slow.go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert found == [1, 1, 1]
+    for name in ("slow_parts", "slow_parts.one"):
+        del sys.modules[name]
+
+
+def test_a_module_that_cannot_be_imported_is_named_each_time(parts: Registry[Any], tmp_path: Path) -> None:
+    (tmp_path / "sample_parts" / "wrong.py").write_text("import nowhere_at_all\n")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+            parts.get("spin")

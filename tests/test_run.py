@@ -410,6 +410,12 @@ def test_evaluation_scores_what_is_translated(saved: Path) -> None:
     evaluation = loaded.evaluate(TEXTS[:2], outputs)
     assert evaluation.outputs == outputs
     assert [score.name for score in evaluation.scores] == ["bleu", "bleu-lc", "chrf"]
+    with pytest.raises(
+        UserError, match="evaluate measures the best translation of each source: leave n_best out"
+    ):
+        loaded.evaluate(TEXTS[:2], outputs, n_best=2)
+    with pytest.raises(UserError, match="max_length_ratio: 1e\\+308 is out of range"):
+        loaded.translate(TEXTS[:2], max_length_ratio=1e308)
 
 
 @pytest.mark.parametrize("n", [0, -1])

@@ -182,7 +182,8 @@ def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -
 def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the report says in numbers."""
     train, valid = ([row for row in metrics if row.get("split") == split] for split in ("train", "valid"))
-    best = min(valid, key=lambda row: float(row["loss"]))
+    # what was not finite stands there as null
+    best = min((row for row in valid if row["loss"] is not None), key=lambda row: float(row["loss"]))
     return {
         "Exact match": f"{judged.exact:.1f} %",
         **{name: f"{score.value:.1f}" for name, score in named(judged.scores).items()},

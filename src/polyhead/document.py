@@ -75,6 +75,10 @@ def parse(text: str) -> Any:
         raise UserError(f"not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UserError("nested too deeply") from None
+    except UserError:
+        raise
+    except (ValueError, LookupError):  # PyYAML makes the values and checks none
+        raise UserError("a value is not what its tag says, or a number has too many digits") from None
 
 
 _CUT = re.compile(r"""(?<=[=,:\[{\s])('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")|,(?=\s*\w+\s*=)""")

@@ -87,12 +87,15 @@ def _current_directory() -> Iterator[Path | None]:
     if _run_around(here):
         yield None
         return
-    sys.path.append(str(here))
+    added = str(here) not in sys.path
+    if added:
+        sys.path.append(str(here))
     importlib.invalidate_caches()
     try:
         yield here
     finally:
-        sys.path.remove(str(here))
+        if added:
+            sys.path.remove(str(here))
 
 
 def _places(spec: ModuleSpec) -> list[Path]:

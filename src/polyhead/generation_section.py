@@ -33,7 +33,7 @@ class GenerationConfig(Section):
     )
     min_new_tokens: int = Field(0, ge=0, description="shortest output, in tokens")
     max_length_ratio: float = Field(
-        2.0, ge=0, description="an output has at most ratio x source + extra tokens"
+        2.0, ge=0, le=1e6, description="an output has at most ratio x source + extra tokens"
     )
     max_length_extra: int = Field(20, ge=0, description="tokens an output may have beyond the ratio")
     forbidden: tuple[str, ...] = Field(

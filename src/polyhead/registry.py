@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import threading
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Registry(Generic[T]):
         self.kind, self.package, self.given = kind, package, tuple(given.split())
         self._parts: dict[str, T] = {}
         self._discovered = False
+        self._discovering = threading.RLock()  # what is imported may ask for parts of the kind
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator that files a part under its name."""
@@ -150,12 +152,13 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} {show(name)}: {error}") from error
 
     def _discover(self) -> None:
-        if self._discovered:
-            return
-        self._discovered = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{self.package}."):
-            importlib.import_module(module.name)
+        with self._discovering:
+            if self._discovered:
+                return
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{self.package}."):
+                importlib.import_module(module.name)
+            self._discovered = True
 
 
 ATTENTION: Registry[Any] = Registry("attention", "polyhead.nn.attention", "shape position")

@@ -183,6 +183,7 @@ class Run:
         self._need("encoder-decoder", "decoder", hypotheses=(texts,))
         most, few = self.config.max_len, granted(self.shortlist, shortlist, len(self.members) > 1)
         if self.config.kind == "decoder" and changes.get("prefix") is None:
+            changes.pop("prefix", None)
             config = changed(self.generation, changes, "the likeliest texts")
             found = likeliest(self._need("decoder"), self.tokenizer, config, self._read(texts), most)
         else:
@@ -277,8 +278,10 @@ class Run:
     def evaluate(
         self, sources: Sequence[str], references: Sequence[str], lang: str = "", **changes: Any
     ) -> Evaluation:
-        """BLEU and chrF of detokenised free-running output, and the outputs themselves."""
+        """BLEU and chrF of detokenised free-running output, and the outputs themselves: the best of each source."""
         check_same_length(sources, references)
+        if changes.get("n_best") is not None:
+            raise UserError("evaluate measures the best translation of each source: leave n_best out")
         return evaluated(self.translate(sources, truncate=True, **changes), references, lang)
 
     def save(self, directory: str | Path, facts: str = "") -> None:

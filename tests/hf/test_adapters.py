@@ -155,6 +155,17 @@ def test_a_head_that_is_tied_to_what_is_changed(way: str, tmp_path: Path) -> Non
     same(tmp_path / "hf", model)
 
 
+def test_an_embedding_in_fp32_over_a_tied_checkpoint_in_bf16(tmp_path: Path) -> None:
+    model = make(tmp_path / "base", "LlamaConfig", tie_word_embeddings=True, **LLAMA)
+    model.bfloat16().save_pretrained(tmp_path / "base")
+    model = type(model).from_pretrained(tmp_path / "base", dtype=torch.float32)
+    old = model.lm_head.weight.detach().clone()
+    rows = torch.randn(300, 32, generator=torch.Generator().manual_seed(3))
+    adapter = write(tmp_path / "a", tmp_path / "base", {"model.embed_tokens.weight": rows})
+    model.model.embed_tokens.weight, model.lm_head.weight = nn.Parameter(rows), nn.Parameter(old)
+    same(adapter, model)
+
+
 def test_a_tied_head_of_t5_becomes_its_own(tmp_path: Path) -> None:
     """What it reads is scaled as before."""
     sizes = {

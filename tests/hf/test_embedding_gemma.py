@@ -167,7 +167,9 @@ def folder(directory: Path) -> tuple[Any, list[torch.nn.Linear]]:
 
 
 @pytest.mark.parametrize("prompt", ["", "query", "document"])
-def test_vectors_of_texts_are_made_as_the_folder_says(prompt: str, tmp_path: Path) -> None:
+def test_vectors_of_texts_are_made_as_the_folder_says(
+    prompt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, made = folder(tmp_path / "a")
     with torch.no_grad():
         vectors = wanted(model, tmp_path / "a", "mean", False, PROMPTS.get(prompt, ""))
@@ -175,6 +177,7 @@ def test_vectors_of_texts_are_made_as_the_folder_says(prompt: str, tmp_path: Pat
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--to", "hf"]) == 0
+    assert capsys.readouterr().out.endswith("b: a checkpoint of the family 'gemma3_text'\n")
     for place in ("a", "run", "b"):
         for fast in (False, True):
             found = ph.load(tmp_path / place, fast=fast).embed(TEXTS, prompt=prompt)

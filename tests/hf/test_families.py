@@ -106,12 +106,15 @@ CASES = {
         Case("Qwen2Config", {**LLAMA, "hidden_size": 30, "num_attention_heads": 5, "num_key_value_heads": 1,
                              "tie_word_embeddings": True}),
         Case("Qwen2Config", {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
+        Case("Qwen2Config", {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     ],
     "qwen3": [
         Case("Qwen3Config", {**LLAMA, "head_dim": 8}),
         Case("Qwen3Config", {**LLAMA, "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
                              "tie_word_embeddings": True, "attention_bias": True}),
         Case("Qwen3Config", {**LLAMA, "num_key_value_heads": 4, "head_dim": 4, "rms_norm_eps": 0.1, "num_hidden_layers": 1}),
+        Case("Qwen3Config", {**LLAMA, "use_sliding_window": True, "sliding_window": 3, "num_hidden_layers": 3,
+                             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     ],
     "mixtral": [
         Case("MixtralConfig", {**LLAMA, "num_local_experts": 4}),

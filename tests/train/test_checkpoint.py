@@ -241,8 +241,9 @@ def test_what_cannot_be_deleted_does_not_stop_a_run(tmp_path, caplog, monkeypatc
 
 def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):
     save(tmp_path, 1, small(1), {})
-    living = [f"step-2.tmp-{os.getpid()}", f"step-3.tmp-1-{checkpoint.start_time(1)}"]
-    dead = ["step-2.tmp-4194303", f"step-9.tmp-{os.getpid()}-1", "step-9.old-4194303"]
+    living = [f"step-3.tmp-1-{checkpoint.start_time(1)}"]
+    own = [f"step-2.tmp-{os.getpid()}", f"step-9.tmp-{os.getpid()}-1"]  # it is at no other work
+    dead = [*own, "step-2.tmp-4194303", "step-9.old-4194303"]
     for name in [*living, *dead]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "part").write_text("x")

@@ -47,7 +47,9 @@ def adapted(
     )
     places = {row.theirs for row in family.table if row.where(loose)}
     for name, of in tied.items():
-        if found[name].shape == found[of].shape and torch.allclose(found[name].tensor(), found[of].tensor()):
+        alike = found[name].shape == found[of].shape
+        # what is whole may be in fp32 beside a checkpoint in bf16
+        if alike and torch.allclose(found[name].tensor().float(), found[of].tensor().float()):
             del found[name]
         elif {name, of} <= places:
             config = loose

@@ -7,56 +7,48 @@ from typing import Any
 from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
-from polyhead.hf.keys import Key, fixed, flag, found, only, unsaid
+from polyhead.hf.keys import Fields, Key, fixed, flag, only, unsaid
 from polyhead.hf.llama import BUFFERS, HEAD_DIM_UNSAID, TABLE, TIED, keys, query_norms
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, windows_said
 
 
-def window(given: Given, n_layers: int) -> int | None:
-    """The window of all layers or of none; one of some layers is not built."""
-    size, first = given.size("sliding_window", 4096), given.values.get("max_window_layers", 28)
-    given.passed("max_window_layers")
+def layers(given: Given, fields: Fields) -> Fields:
+    """Which layers see a window: layer_types, or in older files those from the number ``max_window_layers`` on, if it is used."""
+    size, first = given.size("sliding_window", 4096), given.size("max_window_layers", 28, least=0)
     used = given.flag("use_sliding_window", False)
-    types = given.names("layer_types") or [
-        "sliding_attention" if used and i >= first else "full_attention" for i in range(min(n_layers, 10_000))
-    ]
-    if set(types) == {"full_attention"}:
-        return None
-    if set(types) == {"sliding_attention"} and used:
-        return size
-    raise given.wrong(
-        "layer_types", "layers that all see a window or all the whole text; others are not built"
-    )
+    kinds = kinds_of(given, fields["n_layers"], lambda layer: used and layer >= first)
+    if WINDOW in kinds and not used:
+        raise given.wrong("layer_types", "layers that see all, without use_sliding_window")
+    if WHOLE not in kinds:
+        return {"attention": {"window": size}}
+    turns = {WHOLE: {}, WINDOW: {"attention": fields["attention"] | {"window": size}}}
+    return {"pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else []}
 
 
-def window_said(config: ModelConfig) -> dict[str, Any]:
-    """The way back of ``window``."""
-    size = found(config, "attention.window")
-    kinds = ["full_attention" if size is None else "sliding_attention"] * config.n_layers
-    return {
-        "use_sliding_window": size is not None,
-        "sliding_window": size,
-        "max_window_layers": 0,
-        "layer_types": kinds,
+def layers_said(config: ModelConfig) -> dict[str, Any]:
+    """The way back of ``layers``; older readers know windows from some layer on."""
+    windows = windows_said(config)
+    kinds = windows["layer_types"]
+    return windows | {
+        "use_sliding_window": WINDOW in kinds,
+        "max_window_layers": kinds.index(WINDOW) if WINDOW in kinds else len(kinds),
     }
 
 
-WINDOW = Key(
-    lambda given, fields: {"attention": {"window": window(given, fields["n_layers"])}},
-    window_said,
-)
+LAYERS = Key(layers, layers_said)
 KEYS_2 = (
     unsaid(max_position_embeddings=32768),
     only("use_mrope", False),
     *keys(kv_heads=32, head_dim=HEAD_DIM_UNSAID),
     fixed(attention={"bias": "qkv"}),
-    WINDOW,
+    LAYERS,
 )
 KEYS_3 = (
     unsaid(max_position_embeddings=32768, head_dim=128),
     *keys(kv_heads=32),
     flag("attention_bias", "attention.bias", False),
     query_norms(True),
-    WINDOW,
+    LAYERS,
 )
 QWEN2 = FAMILY.register("qwen2")(
     Family({"CausalLM": "Qwen2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED)

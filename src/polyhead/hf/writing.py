@@ -73,9 +73,9 @@ def published(
     """The model as the family has it, or the first family that can; else a UserError names the part in the way."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    name = fitting(model.config, family)
-    chosen: Family = FAMILY.get(name)
-    said, ids = described(model.config, name), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
+    family = fitting(model.config, family)
+    chosen: Family = FAMILY.get(family)
+    said, ids = described(model.config, family), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
     ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
     stops = {"eos_token_id": chat_ends(generation, tokenizer)} if generation.chat else {}
     if model.config.kind == "encoder-decoder":
@@ -83,7 +83,7 @@ def published(
     for key in said.keys() & ids.keys():
         if said[key] != ids[key]:
             raise UserError(
-                f"this model is none of the family {name!r}: its {key} is {show(ids[key])}, there {show(said[key])}"
+                f"this model is none of the family {family!r}: its {key} is {show(ids[key])}, there {show(said[key])}"
             )
     table = (*chosen.rows(type(model).__name__), *dense_rows(model.config))
     tensors = {**joined(table, weights(model), model.config), **chosen.computed(model.config)}
@@ -100,7 +100,7 @@ def published(
     # a language model is asked for vectors where it says how, most are not
     speaks = model.config.kind == "decoder" and of_vectors(generation) != of_vectors(GenerationConfig())
     return Published(
-        name,
+        family,
         said
         | rating_said(model.config, generation)
         | {"dtype": str(DTYPES[dtype]).removeprefix("torch.")}

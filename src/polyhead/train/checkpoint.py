@@ -157,7 +157,7 @@ def clean(root: Path) -> None:
             continue
         final, pid = root / match[1], int(match[3])
         lost = match[2] == "old" and not os.path.lexists(final)
-        if alive(pid, int(match[4] or 0)) and not (lost and pid == os.getpid()):
+        if pid != os.getpid() and alive(pid, int(match[4] or 0)):  # it may be at work; this one is not
             continue
         if lost:
             os.rename(entry, final)
@@ -188,6 +188,7 @@ def _save(
     if free < needed:
         raise SaveError(f"cannot save {final}: {needed} bytes are needed and {free} are free; "
                         "earlier checkpoints are as they were")  # fmt: skip
+    placed = False
     try:
         os.mkdir(temporary)
         _write(temporary, step, tensors, state, extra)
@@ -195,12 +196,13 @@ def _save(
             remove(old)
             os.rename(final, old)
         os.rename(temporary, final)
+        placed = True
+        sync(root)
+        replace_file(root / LATEST, f"{final.name}\n".encode())
     except BaseException:
-        _undo(final, temporary, old)
+        _undo(final, final if placed else temporary, old)
         raise
-    sync(root)
-    replace_file(root / LATEST, f"{final.name}\n".encode())
-    remove(old)
+    remove_quietly(old)  # all is saved; the next save tries again
     return final
 
 
@@ -238,8 +240,8 @@ def _manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _undo(final: Path, temporary: Path, old: Path) -> None:
-    remove_quietly(temporary)
+def _undo(final: Path, attempt: Path, old: Path) -> None:
+    remove_quietly(attempt)
     try:
         if old.exists() and not final.exists():
             os.rename(old, final)
