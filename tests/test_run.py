@@ -231,9 +231,12 @@ EVERY_MISTAKE: list[tuple[Callable[[Path], Any], str]] = [
     (written("config.json", " " * (1 << 21)), "{0}/config.json has 2097152 bytes; at most 1048576 are read"),
     (
         edited("config.json", model_type="mariam"),
-        "{0}/config.json: model_type is 'mariam'; only 'polyhead', ",
+        "{0}/config.json: unknown model_type 'mariam'; did you mean 'marian'? Known: ",
     ),
-    (written("config.json", "{}"), "{0}/config.json: has no model_type; only 'polyhead' can be loaded"),
+    (
+        written("config.json", "{}"),
+        "{0}/config.json: has no model_type; of a run it is 'polyhead', of a checkpoint",
+    ),
     (edited("config.json", d_model="wide"), "{0}/config.json: d_model: 'wide' is not a whole number"),
     (
         edited("config.json", position="ropes"),

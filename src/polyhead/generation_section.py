@@ -42,30 +42,30 @@ class GenerationConfig(Section):
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     max_new_tokens: int = Field(200, ge=1, description="language models: longest output, in tokens")
     temperature: float = Field(
-        1.0, ge=0, description="language models: below 1 safer, above 1 bolder, 0 the likeliest"
+        1.0, ge=0, description="what is drawn: below 1 safer, above 1 bolder, 0 the likeliest"
     )
-    top_k: int = Field(0, ge=0, description="language models: only the k likeliest tokens; 0: all")
+    top_k: int = Field(0, ge=0, description="what is drawn: only the k likeliest tokens; 0: all")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="language models: the likeliest tokens with this much probability"
+        1.0, gt=0, le=1, description="what is drawn: the likeliest tokens with this much probability"
     )
     min_p: float = Field(
-        0.0, ge=0, le=1, description="language models: tokens at least this share as likely as the likeliest"
+        0.0, ge=0, le=1, description="what is drawn: tokens at least this share as likely as the likeliest"
     )
     repetition_penalty: float = Field(
-        1.0, gt=0, description="language models: above 1 against saying things again"
+        1.0, gt=0, description="what is drawn: above 1 against saying things again"
     )
     frequency_penalty: float = Field(
         0.0,
         ge=-2,
         le=2,
-        description="language models: taken from a token's logit for every time that it was said",
+        description="what is drawn: taken from a token's logit for every time that it was said",
     )
     presence_penalty: float = Field(
-        0.0, ge=-2, le=2, description="language models: taken from a token's logit once it was said"
+        0.0, ge=-2, le=2, description="what is drawn: taken from a token's logit once it was said"
     )
     logit_bias: Biases = Field(
         default_factory=dict,
-        description="language models: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
+        description="what is drawn: added to logits, from -100 to 100 by token id, e.g. {7: -100}",
     )
     no_repeat_ngram_size: int = Field(
         0, ge=0, description="no n-gram of this length comes twice in a text; 0: no limit"

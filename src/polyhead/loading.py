@@ -70,7 +70,9 @@ def load(
             raise UserError(f"{directory} is a file; wanted the directory of a run")
         there = [one.name for one in directory.parent.glob("*") if one.is_dir()]
         before = str(directory).removesuffix(directory.name)
-        raise UserError(f"no run directory {str(directory)!r}{nearest(directory.name, there, before=before)}")
+        near = nearest(directory.name, there, before=before)
+        hub = "; one of the Hugging Face hub is named owner/name" if not before and not near else ""
+        raise UserError(f"no run directory {str(directory)!r}{near or hub}")
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = Run(*open_checkpoint(directory)) if published else _own(directory)
     # what packing takes over stays where the file has it until then: for a large model there may be no room beside it

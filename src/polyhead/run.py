@@ -215,6 +215,15 @@ class Run:
     ) -> list[PairScore]:
         """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
         self._need("encoder-decoder", "decoder", score=(sources, targets))
+        alone = self.config.kind == "decoder"
+        if alone and targets is not None:
+            raise UserError(
+                "this run is a language model: run.score(texts) is of texts alone, without targets"
+            )
+        if not alone and targets is None:
+            raise UserError(
+                "this run is an encoder-decoder: run.score(sources, targets) is of pairs, and there are no targets"
+            )
         if targets is None:
             return score_texts(self._need("decoder"), self.tokenizer, self._frame, sources, batch_tokens)
         return score_pairs(self._need("encoder-decoder"), self.tokenizer, sources, targets, batch_tokens)

@@ -42,7 +42,9 @@ def read_config(directory: Path) -> ModelConfig:
     kind = given.get("model_type")
     if kind != MODEL_TYPE:
         told = "has no model_type" if kind is None else f"model_type is {kind!r}"
-        raise UserError(f"{path}: {told}; only {MODEL_TYPE!r} can be loaded")
+        raise UserError(
+            f"{path}: {told}; of a run it is {MODEL_TYPE!r}, of a checkpoint the name of its family"
+        )
     try:
         return ModelConfig.model_validate(_known(given, ModelConfig, path))
     except ValidationError as error:

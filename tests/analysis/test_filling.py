@@ -185,7 +185,7 @@ def test_fill_mask_in_the_shell(place: Path, run: Run, capsys: pytest.CaptureFix
     assert main(["fill-mask", str(place), "no mask here"]) == 2
     assert (
         capsys.readouterr().err
-        == "polyhead: text 1 has no mask; put <mask> where a word is to be filled in\n"
+        == "polyhead: line 1 has no mask; put <mask> where a word is to be filled in\n"
     )
 
 

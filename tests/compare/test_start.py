@@ -118,10 +118,16 @@ def test_what_does_not_go_together_is_said(capsys: pytest.CaptureFixture[str]) -
     assert main(["compare", "tune.yaml", "--vary", "d_ff=16", "--match", "params"]) == 2
     assert "a design that begins with a run keeps the sizes of that run" in capsys.readouterr().err
     assert main(["compare", "tune.yaml", "start=nowhere", "--vary", "lr=1e-3"]) == 2
-    assert capsys.readouterr().err == "polyhead: start.run: no run directory 'nowhere'\n"
+    assert (
+        capsys.readouterr().err
+        == "polyhead: start.run: no run directory 'nowhere'; one of the Hugging Face hub is named owner/name\n"
+    )
     for vary, key in (("start=nowhere", "start.run"), ("distill={teacher: nowhere}", "distill.teacher")):
         assert main(["compare", "tune.yaml", "--vary", vary, "--plan"]) == 2
-        assert capsys.readouterr().err == f"polyhead: {key}: no run directory 'nowhere'\n"
+        assert (
+            capsys.readouterr().err
+            == f"polyhead: {key}: no run directory 'nowhere'; one of the Hugging Face hub is named owner/name\n"
+        )
     assert main(["compare", "tune.yaml", "data.train=nowhere.txt", "--vary", "lr=1e-3"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
     assert main(["compare", "tune.yaml", "train.freeze=[embeding]", "--vary", "lr=1e-3", "--plan"]) == 2

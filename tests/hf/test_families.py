@@ -502,10 +502,12 @@ def test_beams_find_the_texts_and_scores_of_the_reference(case: Case, beams: int
 def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path: Path) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     theirs = make(tmp_path / "a", case.config, dtype=name, **case.sizes)
-    family = theirs.config.model_type
-    assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-    arguments = ["--to", "hf", "--family", family, "--dtype", dtype]
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
+    if dtype == "fp32":  # the checkpoint itself, whose family it knows
+        assert main(["export", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    else:
+        assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
+        arguments = ["--to", "hf", "--family", theirs.config.model_type, "--dtype", dtype]
+        assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
     before, after = load_file(tmp_path / "a/model.safetensors"), load_file(tmp_path / "b/model.safetensors")
     assert before.keys() == after.keys()
     for key, tensor in before.items():

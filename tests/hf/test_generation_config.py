@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.hf.conftest import TEXTS, VOCABULARY
 from tests.hf.test_writing import config
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import polyhead as ph
 from polyhead import Choice, build
@@ -20,6 +20,7 @@ from polyhead.export.gguf import write
 from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 
 def decoding(directory: Path, **values: Any) -> None:
@@ -91,6 +92,36 @@ def test_biases_that_cannot_be_said_are_told(gpt2: Path, caplog: pytest.LogCaptu
     assert caplog.messages == [
         f"{gpt2 / 'generation_config.json'}: sequence_bias is [[[5, 6], 2.0], [[7], -1000.0]], and texts are continued without it"
     ]
+
+
+def test_a_longest_text_is_told_where_nothing_else_bounds_it(
+    gpt2: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoding(gpt2, max_length=10, max_new_tokens=5)
+    assert ph.load(gpt2).generation.max_new_tokens == 5
+    assert not caplog.messages
+    decoding(gpt2, max_new_tokens=None)
+    ph.load(gpt2)
+    assert caplog.messages == [
+        f"{gpt2 / 'generation_config.json'}: max_length is 10, and texts are continued without it"
+    ]
+
+
+def test_a_tokenizer_that_is_exported_fills_and_cuts_as_the_model_wants(tmp_path: Path) -> None:
+    run = speaker()
+    tokens = run.tokenizer
+    roles = {role: token for role, token in tokens._roles.items() if role != "pad_token"}
+    run.tokenizer = Tokenizer(tokens._inner, roles)
+    theirs = AutoTokenizer.from_pretrained(exported(run, tmp_path))
+    assert theirs.model_max_length == run.config.max_len
+    texts = ["the king", "the king " * 200]
+    found = theirs(texts, padding=True, truncation=True, return_tensors="pt")
+    assert found["input_ids"].shape == (2, run.config.max_len)
+    assert int(found["input_ids"][0, -1]) == run.tokenizer.eos_id
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model(**found).logits.isfinite().all()
+    assert model.get_input_embeddings().padding_idx is None  # which would take the end's gradient
+    assert "pad_token" not in ph.load(tmp_path / "out").tokenizer.ids
 
 
 @pytest.mark.parametrize("wrong", [3, "a", [3], [[5, 1.0]], [[[5], "a"]], [[[5]]], {"5": 1}, [[["a"], 1.0]]])

@@ -123,7 +123,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (edited("config.json", quantization_config={"quant_method": "awq", "bits": 4}), "{0}/config.json: quantization_config says "
      "that the weights are quantized (by 'awq'), and only fp32, bf16 and fp16 are read; take the checkpoint that this one"),
     (edited("config.json", layer_norm_epsilon=float("nan")), "{0}/config.json: layer_norm_epsilon is nan, wanted a number"),
-    (edited("config.json", model_type="gpt3"), "{0}/config.json: model_type is 'gpt3'; only 'polyhead', "),
+    (edited("config.json", model_type="gpt3"), "{0}/config.json: unknown model_type 'gpt3'; did you mean 'gptj'? Known: albert, "),
     (edited("config.json", vocab_size=299), "{0}: the weights do not fit config.json; of another shape: transformer.wte"),
     (edited("generation_config.json", eos_token_id=[900]), "{0}/generation_config.json: eos_token_id is 900, and the tokenizer"),
     (edited("generation_config.json", do_sample=True, top_p=7), "{0}/generation_config.json: top_p: 7 is out of range"),

@@ -117,3 +117,31 @@ def test_a_teacher_reads_as_far_as_it_can(place: Path, teachers: list[Path]) -> 
 def test_vectors_of_other_tokens_are_not_compared(place: Path, teachers: list[Path]) -> None:  # noqa: F811
     with pytest.raises(UserError, match=r"another tokenizer .* or leave distill\.hidden at 0"):
         run_training(student(place, teachers[1:], "none", hidden=1.0), report=Notes())
+
+
+def test_a_teacher_may_number_the_classes_otherwise(place: Path, teachers: list[Path]) -> None:  # noqa: F811
+    """It teaches and is measured by their names."""
+    turned = ph.load(teachers[1])
+    labels = turned.config.labels[::-1]
+    with torch.no_grad():
+        for tensor in turned.model.classifier.parameters():
+            tensor.copy_(tensor.flip(0))
+    turned.model.config = turned.config.model_copy(update={"labels": labels})
+    turned.save(place / "turned")
+    tokenizer, found = ph.load(teachers[0]).tokenizer, []
+    for name in (teachers[1], place / "turned"):
+        asked = student(place, [name])
+        task = TASK.get("classification").open(asked, tokenizer, Notes())
+        wrapped = distilled(task, asked, open_teachers(asked.distill), tokenizer)
+        torch.manual_seed(8)
+        batch = wrapped.batch(wrapped.plan(0)[0])
+        model = build(asked.model.with_vocabulary(tokenizer.vocab_size, task.labels), seed=5).eval()
+        ((run, read),) = wrapped.teachers
+        found.append((float(wrapped.loss(model, batch).total.detach()), read.evaluate(run.model)["accuracy"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    other = ph.load(teachers[1])
+    other.model.config = other.config.model_copy(update={"labels": ("x", *labels[1:])})
+    other.save(place / "other")
+    asked = student(place, [place / "other"])
+    with pytest.raises(UserError, match=r"distill\.teacher: the classes of .*other are x, "):
+        distilled(task, asked, open_teachers(asked.distill), tokenizer)

@@ -71,6 +71,53 @@ def test_what_does_not_converse_takes_no_chat_of_its_start(first: Path) -> None:
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
+def test_how_outputs_are_made_comes_with_the_start(first: Path) -> None:
+    """Where the recipe says nothing else; what has classes reads as much of a text as it learns from."""
+    origin = ph.load(first / "first")
+    origin.generation = GenerationConfig(
+        beam_size=3, length_penalty=2.0, forbidden=["<pad>"], temperature=0.5
+    )
+    bare = tuned(first, "bare")
+    said = bare.model_copy(update={"generation": GenerationConfig(length_penalty=0.5)})
+    wanted = GenerationConfig(beam_size=3, length_penalty=0.5, forbidden=["<pad>"], temperature=0.5)
+    assert resolved(said, origin).generation == wanted
+    assert resolved(bare, origin).generation == bare.generation  # which says all of it
+    clash = bare.model_copy(update={"generation": GenerationConfig(beam_size=1)})
+    origin.generation = GenerationConfig(n_best=3)
+    with pytest.raises(
+        UserError, match=r"generation, with that of start\.run: n_best \(3\) is more than beam_size"
+    ):
+        resolved(clash, origin)
+
+    vectors = {"pooling": "first", "normalize": True, "prompts": {"query": "q: "}, "prompt": "query"}
+    config = ph.ModelConfig(kind="encoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1)
+    there = GenerationConfig(**vectors, max_text_len=7)
+    encoder = Run(build(config, seed=1), train_tokenizer(["abcd"], ph.Choice("char"), 9), there)
+    for task, most in (("masked-lm", 7), ("classification", None)):
+        given = {"data": {"train": "a", "valid": "b"}, "train": {"steps": 1}, "start": "x", "task": task}
+        found = resolved(Recipe.model_validate(given), encoder).generation
+        assert found == GenerationConfig(**vectors, max_text_len=most)
+
+
+def test_classes_in_another_order_keep_what_tells_them() -> None:
+    def classifier(labels: tuple[str, ...], seed: int) -> Run:
+        sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 9, "head": False}
+        config = ph.ModelConfig(kind="encoder", labels=labels, **sizes)
+        return Run(
+            build(config, seed=seed), train_tokenizer(["abcd"], ph.Choice("char"), 9), GenerationConfig()
+        )
+
+    there, here = classifier(("b", "c", "a"), 1), classifier(("a", "b", "c"), 2)
+    said = begin(here.model, there)
+    assert "new" not in said and "not taken" not in said
+    for text in ("abca", "dd"):
+        [before], [after] = there.classify([text]), here.classify([text])
+        assert after.probabilities == pytest.approx(before.probabilities)
+        assert after.label == before.label
+    other = classifier(("a", "b", "d"), 3)
+    assert "new: classifier" in begin(other.model, there)
+
+
 def test_every_second_layer_makes_a_student(first: Path) -> None:
     origin = ph.load(first / "first")
     recipe = tuned(first, "half", {"run": str(first / "first"), "every": 2}, lr=1e-12, ema=None)

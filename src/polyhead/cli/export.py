@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,10 @@ def run(
     ] = "hf",
     family: Annotated[
         str | None,
-        typer.Option(help="hf: model_type to write, e.g. gpt2", show_default="the first that fits"),
+        typer.Option(
+            help="hf: model_type to write, e.g. gpt2",
+            show_default="that of a checkpoint, else the first that fits",
+        ),
     ] = None,
     dtype: Annotated[
         str,
@@ -58,8 +62,8 @@ def run(
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
-    of_hf = {"--family": family, "--shard-size": shard_size}
-    given = {name: value for name, value in of_hf.items() if value is not None}
+    typed = {"--family": family, "--shard-size": shard_size}
+    given = {name: value for name, value in typed.items() if value is not None}
     if to != "hf" and given:
         raise UserError(
             f"{' and '.join(given)} belong{'' if len(given) > 1 else 's'} to --to hf, not to {to}"
@@ -72,10 +76,23 @@ def run(
     made, left = load(directory, device="cpu"), ""
     if isinstance(made.model, Detector):
         made.model, left = made.model.bare(), "; its generator, and what tells replaced tokens, stay behind"
-    fill = FORMATS[to](made, dtype, **({"family": family, "shard_size": shard_size} if to == "hf" else {}))
+    of_hf = {"family": family or _own(directory, made), "shard_size": shard_size}
+    fill = FORMATS[to](made, dtype, **(of_hf if to == "hf" else {}))
     with whole_directory(out) as place:
         said = fill(place)
     print(f"{out}: {said}{left}")
+
+
+def _own(directory: Path, made: Run) -> str | None:
+    """The family of a published checkpoint, where it is still of it."""
+    from polyhead.hf.family import FAMILY
+    from polyhead.hf.reading import model_type
+    from polyhead.hf.writing import in_the_way
+
+    kind = model_type(directory)
+    with suppress(UserError):  # of a model that it has not
+        return kind if kind in FAMILY.names() and not in_the_way(made.model.config, kind) else None
+    return None
 
 
 def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:
@@ -98,7 +115,7 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
         for name, value in content.beside.items():
             (place / name).parent.mkdir(exist_ok=True)
             write_json(place / name, value)
-        save_tokenizer(made, place)
+        save_tokenizer(made, place, filled=made.config.kind == "decoder")
         for name, tensors in (parts | content.maps).items():
             with replacing(place / name) as out:
                 write(out, tensors, {"format": "pt"})

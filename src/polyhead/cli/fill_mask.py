@@ -45,7 +45,7 @@ def run(
     counter = Counter(prints=output is None)
     with answers(output, "fillings") as add:
         for texts in chunks(given, chunk_size(source, chunk)):
-            with counter.place(len(texts)):
+            with counter.place():
                 filled = loaded.fill_mask(texts, top)
             add(shown(filled), len(texts))
             counter.add(len(texts))

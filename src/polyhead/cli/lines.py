@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from polyhead.data import files
-from polyhead.errors import UserError, at, nearest
+from polyhead.errors import UserError, nearest
 from polyhead.text.control import spelled
 
 LONGEST_NAME = 255  # characters of a file's name
@@ -129,9 +130,14 @@ class Counter:
             speed = done / max(time.perf_counter() - self.start, 1e-9)
             print(f"\r{done:,} lines, {speed:,.1f}/s ", end="", file=sys.stderr, flush=True)
 
-    def place(self, lines: int) -> AbstractContextManager[None]:
-        """Where a mistake within a chunk of so many lines is counted from its beginning, these lines are named as well."""
-        return at(f"of lines {self.lines + 1:,} to {self.lines + lines:,}") if self.lines else nullcontext()
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A mistake that names a text or a pair of a chunk by its number in it names its line instead."""
+        try:
+            yield
+        except UserError as error:
+            line = re.sub(r"^(text|pair) (\d+)\b", lambda m: f"line {self.lines + int(m[2]):,}", str(error))
+            raise UserError(line) from None
 
     def add(self, lines: int) -> None:
         """A chunk is finished."""

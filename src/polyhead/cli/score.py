@@ -67,7 +67,7 @@ def run(
     with answers(output, "scores") as add:
         for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
             sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
-            with counter.place(len(chunk_of_texts)):
+            with counter.place():
                 scores = scorer.score(sides[0], None if alone else sides[1])
             add((f"{score.log_prob:.4f}\t{score.tokens}" for score in scores), len(scores))
             for score in scores:

@@ -26,11 +26,17 @@ def describe(run: Run, directory: Path) -> None:
     save_tokenizer(run, directory)
 
 
-def save_tokenizer(run: Run, directory: Path) -> None:
-    """The tokenizer as other tools read it: what stands around a text and how it converses are in its files."""
+def save_tokenizer(run: Run, directory: Path, filled: bool = False) -> None:
+    """The tokenizer as other tools read it: what stands around a text and how it converses are in its files.
+
+    ``filled``: the end of a text also fills rows where no token is for that.
+    """
     template = template_of(run.generation.chat) if run.generation.chat else ""
-    reach = run.generation.max_text_len or 0 if run.config.kind == "encoder" else 0
-    _ruled(run).save(directory, segments=run.config.segments > 1, template=template, reach=reach)
+    encoder = run.config.kind == "encoder"
+    reach = (run.generation.max_text_len if encoder else None) or run.config.max_len
+    _ruled(run).save(
+        directory, segments=run.config.segments > 1, template=template, reach=reach, filled=filled
+    )
 
 
 def _ruled(run: Run) -> Tokenizer:

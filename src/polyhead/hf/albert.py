@@ -55,6 +55,6 @@ TIED = {
     "predictions.decoder.bias": "predictions.bias",
 }
 SPECIALS = encoders.SPECIALS | {"unk_token": "<unk>", "pad_token": "<pad>"}
-ALBERT = FAMILY.register("albert")(
+FAMILY.register("albert")(
     Family(named("Albert"), KEYS, TABLE, "albert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
 )

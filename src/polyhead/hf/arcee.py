@@ -11,6 +11,4 @@ ACTIVATIONS = {"relu2": Choice("relu2"), **PLAIN}
 # what is not given is as in AFM-4.5B
 UNSAID = unsaid(hidden_size=2560, max_position_embeddings=4096, rms_norm_eps=1e-5)
 KEYS = (UNSAID, *keys(feed_forward=activation("hidden_act", "relu2", ACTIVATIONS)), DIVIDED, *BIASES)
-ARCEE = FAMILY.register("arcee")(
-    Family({"CausalLM": "ArceeForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("arcee")(Family({"CausalLM": "ArceeForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

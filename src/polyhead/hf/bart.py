@@ -101,7 +101,7 @@ TABLE = (
 )
 TIED = {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED}
 BUFFERS = r"model\.(en|de)coder\.version"  # of files before 2021
-BART = FAMILY.register("bart")(
+FAMILY.register("bart")(
     Family(
         {"Seq2Seq": "BartForConditionalGeneration"},
         KEYS,

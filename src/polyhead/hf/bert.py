@@ -104,7 +104,7 @@ TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-BERT = FAMILY.register("bert")(
+FAMILY.register("bert")(
     Family(
         named("Bert"),
         KEYS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, QKV, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import DECODER, Fields, Key, fixed, norm, number, only, passed, size, tied
 from polyhead.hf.table import both, head_by_head, one
@@ -43,7 +43,6 @@ KEYS = (
     tied(True),
 )
 BLOCK = "transformer.h.{n}"
-QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
 TABLE = (
     *one("transformer.word_embeddings.weight", EMBEDDING),
     *both("transformer.word_embeddings_layernorm", "embedding.norm"),
@@ -57,6 +56,4 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "transformer.word_embeddings.weight"}
-BLOOM = FAMILY.register("bloom")(
-    Family({"CausalLM": "BloomForCausalLM"}, KEYS, TABLE, "transformer.", tied=TIED)
-)
+FAMILY.register("bloom")(Family({"CausalLM": "BloomForCausalLM"}, KEYS, TABLE, "transformer.", tied=TIED))

@@ -8,10 +8,10 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import FAMILY, LAYER, Family
 from polyhead.hf.given import Given
 from polyhead.hf.granite import above_0
-from polyhead.hf.keys import Fields, Key, fixed, flag, norm, passed, unsaid
+from polyhead.hf.keys import ONE_NORM, Fields, Key, fixed, flag, norm, passed, unsaid
 from polyhead.hf.llama import BLOCK, BUFFERS, DIVIDED, TIED, keys, query_norms, rope_said
 from polyhead.hf.llama import TABLE as LLAMA
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, turn, window_of, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, rope_of, turned, window_of, windows_said
 from polyhead.hf.table import STACKED, one
 from polyhead.ranges import factor_of
 
@@ -31,18 +31,15 @@ def layers(given: Given, fields: Fields) -> Fields:
     """Three of four layers have a window, and the others no positions."""
     every = given.size("sliding_window_pattern", 4)
     kinds = kinds_of(given, fields["n_layers"], lambda layer: (layer + 1) % every > 0)
-    turns: dict[str, dict[str, Any]] = {WHOLE: {"position": "none"}}
+    turns: dict[str, Fields] = {WHOLE: {"position": "none"}}
     if WINDOW in kinds:
-        size = window_of(given)
-        turns[WINDOW] = {"attention": fields["attention"] | {"window": size}}
-    return {"pattern": [turns[kind] for kind in turn(kinds)]}
+        turns[WINDOW] = {"attention": fields["attention"] | {"window": window_of(given)}}
+    return {"pattern": turned(kinds, turns)}
 
 
 def layers_said(config: ModelConfig) -> dict[str, Any]:
     """The way back of ``layers``, and the rope of those that have it."""
-    layers = [part(config, "position", i) for i in range(config.n_layers)]
-    rope = next((position for position in layers if position.name != "none"), config.position)
-    return rope_said(rope.options) | windows_said(config, config.max_len)
+    return rope_said(rope_of(config)) | windows_said(config, config.max_len)
 
 
 BOTH = (
@@ -51,7 +48,7 @@ BOTH = (
     passed("rms_norm_eps", "model_max_length"),  # the reference reads others
     *keys(norms=norm("layer_norm_eps", "layernorm", 1e-5)),
     DIVIDED,
-    fixed(block={"name": "parallel", "one_norm": True}),
+    fixed(block=ONE_NORM),
     fixed(norm={"bias": False}, position={"layout": "interleaved"}),
     flag("attention_bias", "attention.bias", False),
     Key(scale, scale_said),
@@ -68,9 +65,5 @@ TABLE = (
     *one(f"{BLOCK}.self_attn.q_norm.weight", f"{LAYER}.attn.q_norm.heads.{{q}}", step=STACKED),
     *one(f"{BLOCK}.self_attn.k_norm.weight", f"{LAYER}.attn.k_norm.heads.{{k}}", step=STACKED),
 )
-COHERE = FAMILY.register("cohere")(
-    Family({"CausalLM": "CohereForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
-COHERE2 = FAMILY.register("cohere2")(
-    Family({"CausalLM": "Cohere2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("cohere")(Family({"CausalLM": "CohereForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
+FAMILY.register("cohere2")(Family({"CausalLM": "Cohere2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED))

@@ -167,6 +167,6 @@ RENAMED = {
     **{f"{NEW}.{name}.{end}": f"cls.predictions.transform.{name}.{end}" for name in ("dense", "LayerNorm") for end in ("weight", "bias")},
     f"{NEW}.bias": "cls.predictions.bias",
 }  # fmt: skip
-DEBERTA_V2 = FAMILY.register("deberta-v2")(
+FAMILY.register("deberta-v2")(
     Family(named("DebertaV2"), KEYS, TABLE, "deberta.", BUFFERS, TIED, renamed=RENAMED, specials=SPECIALS)
 )

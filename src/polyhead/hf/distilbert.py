@@ -49,7 +49,7 @@ TABLE = (
 )
 BUFFERS = r"distilbert\.embeddings\.position_ids"
 TIED = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
-DISTILBERT = FAMILY.register("distilbert")(
+FAMILY.register("distilbert")(
     Family(
         named("DistilBert"),
         KEYS,

@@ -32,6 +32,6 @@ TABLE = (
 OWN = {"Classifier": own("electra.")["Classifier"]}
 BUFFERS = r"electra\.embeddings\.(position|token_type)_ids|discriminator_predictions\..*"
 TIED = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
-ELECTRA = FAMILY.register("electra")(
+FAMILY.register("electra")(
     Family(named("Electra"), KEYS, TABLE, "electra.", BUFFERS, TIED, OWN, OLD, SPECIALS, word_pieces)
 )

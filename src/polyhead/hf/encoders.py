@@ -110,6 +110,8 @@ def labels(given: Given) -> list[str]:
     if not all(isinstance(name, str) for name in found):
         raise given.wrong("id2label", "names of classes")
     kind = "single_label_classification"
+    if given.values.get("problem_type") == "multi_label_classification":
+        raise given.wrong("problem_type", f"{kind}: texts that have several classes at once are not built")
     given.word("problem_type", kind, ["regression", kind] if len(found) == 1 else [kind])
     return found
 

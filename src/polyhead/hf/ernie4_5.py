@@ -14,6 +14,4 @@ KEYS = (
     fixed(position={"layout": "interleaved"}),
     flag("use_bias", "attention.bias feed_forward.bias", False),
 )
-ERNIE4_5 = FAMILY.register("ernie4_5")(
-    Family({"CausalLM": "Ernie4_5ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("ernie4_5")(Family({"CausalLM": "Ernie4_5ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

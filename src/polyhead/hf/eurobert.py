@@ -59,4 +59,4 @@ TABLE = (
     *both("dense", "pooler.proj"),
     *both("classifier", "classifier"),
 )  # fmt: skip
-EUROBERT = FAMILY.register("eurobert")(Family(named("EuroBert"), KEYS, TABLE, "model.", BUFFERS, TIED))
+FAMILY.register("eurobert")(Family(named("EuroBert"), KEYS, TABLE, "model.", BUFFERS, TIED))

@@ -12,7 +12,7 @@ from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, unsaid
 from polyhead.hf.llama import BUFFERS, TIED, query_norms, rope_said
 from polyhead.hf.olmo2 import TABLE
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, turn, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, rope_of, turned, windows_said
 
 
 def layers(given: Given, fields: Fields) -> Fields:
@@ -27,17 +27,15 @@ def layers(given: Given, fields: Fields) -> Fields:
         WHOLE: {} if size is None else {"position": "none"},
         WINDOW: {"attention": fields["attention"] | {"window": size}},
     }
-    found = [turns[kind] for kind in turn(kinds)]
-    return {"pattern": found if any(found) else []}
+    return {"pattern": turned(kinds, turns)}
 
 
 def layers_said(config: ModelConfig) -> dict[str, Any]:
     """The way back of ``layers``, and the rope of those that have it."""
-    layers = [part(config, "position", i) for i in range(config.n_layers)]
-    rope = next((position for position in layers if position.name != "none"), config.position)
     # where no layer has a window, a size of one says that none has positions
-    without = config.max_len if any(position.name == "none" for position in layers) else None
-    return rope_said(rope.options) | windows_said(config, without)
+    positions = [part(config, "position", i).name for i in range(config.n_layers)]
+    without = config.max_len if "none" in positions else None
+    return rope_said(rope_of(config)) | windows_said(config, without)
 
 
 KEYS = (
@@ -47,6 +45,4 @@ KEYS = (
     query_norms(True),
     Key(layers, layers_said),
 )
-EXAONE4 = FAMILY.register("exaone4")(
-    Family({"CausalLM": "Exaone4ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("exaone4")(Family({"CausalLM": "Exaone4ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family, activation
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, QKV, Family, activation
 from polyhead.hf.given import Given
 from polyhead.hf.keys import DECODER, Fields, Key, flag, norm, number, only, passed, size, tied
 from polyhead.hf.llama import rotary
@@ -67,7 +67,6 @@ KEYS = (
     tied(True),
 )
 BLOCK = "transformer.h.{n}"
-QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
 NORMS = {True: ("ln_attn", "ln_mlp"), False: ("input_layernorm", "post_attention_layernorm")}
 TABLE = (
     *one("transformer.word_embeddings.weight", EMBEDDING),
@@ -86,6 +85,6 @@ TABLE = (
 )
 BUFFERS = r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq"
 TIED = {"lm_head.weight": "transformer.word_embeddings.weight"}
-FALCON = FAMILY.register("falcon")(
+FAMILY.register("falcon")(
     Family({"CausalLM": "FalconForCausalLM"}, KEYS, TABLE, "transformer.", BUFFERS, TIED)
 )

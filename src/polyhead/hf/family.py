@@ -60,6 +60,7 @@ FAMILY: Registry[Any] = Registry("model_type", "polyhead.hf")
 
 EMBEDDING, HEAD = "embedding.token.weight", "head.weight"
 LAYER = "stack.layers.{n}"
+QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
 FINAL_NORM = "stack.final_norm"
 
 # activations by their published names; of those for one choice the first is written

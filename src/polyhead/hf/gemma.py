@@ -27,6 +27,4 @@ KEYS = (
     fixed(norm={"around_one": True}, scale_embedding=True),
     flag("attention_bias", "attention.bias", False),
 )
-GEMMA = FAMILY.register("gemma")(
-    Family({"CausalLM": "GemmaForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("gemma")(Family({"CausalLM": "GemmaForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

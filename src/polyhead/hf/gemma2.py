@@ -8,7 +8,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, GATED, HEAD, LAYER, Family, activation
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, flag, number, only, passed, unsaid
-from polyhead.hf.llama import BUFFERS, DIVIDED, TIED, keys, rotary
+from polyhead.hf.llama import BLOCK, BUFFERS, DIVIDED, TIED, keys, rotary
 from polyhead.hf.pattern import WINDOW, kinds_of, part, turn, windows_said
 from polyhead.hf.table import both, one
 
@@ -58,7 +58,6 @@ KEYS = (
     number("final_logit_softcapping", "logit_softcap", 30.0, optional=True),
     Key(layers, lambda config: windows_said(config, config.max_len)),
 )
-BLOCK = "model.layers.{n}"
 TABLE = (
     *one("model.embed_tokens.weight", EMBEDDING),
     *one(f"{BLOCK}.input_layernorm.weight", f"{LAYER}.attn_residual.norm.weight"),
@@ -77,6 +76,4 @@ TABLE = (
     *one("model.norm.weight", f"{FINAL_NORM}.weight"),
     *one("lm_head.weight", HEAD),
 )
-GEMMA2 = FAMILY.register("gemma2")(
-    Family({"CausalLM": "Gemma2ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("gemma2")(Family({"CausalLM": "Gemma2ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

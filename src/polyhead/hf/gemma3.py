@@ -13,7 +13,7 @@ from polyhead.hf.gemma2 import BOTH, TABLE
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, number, passed, unsaid
 from polyhead.hf.llama import BUFFERS, TIED, query_norms
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, window_of, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turned, window_of, windows_said
 from polyhead.hf.ropes import ropes, ropes_said
 
 THETAS = {WHOLE: ("rope_theta", 1_000_000.0), WINDOW: ("rope_local_base_freq", 10_000.0)}  # of older files
@@ -32,7 +32,7 @@ def layers(given: Given, fields: Fields) -> Fields:
     every, encoder = given.size("sliding_window_pattern", 6), given.flag("use_bidirectional_attention", False)
     positions = ropes(given, THETAS, fields["max_len"])
     kinds = kinds_of(given, fields["n_layers"], lambda layer: (layer + 1) % every > 0)
-    turns: dict[str, dict[str, Any]] = {WHOLE: {}}
+    turns: dict[str, Fields] = {WHOLE: {}}
     if WINDOW in kinds:
         size = window_of(given)
         window = size // 2 + 1 if encoder else size  # to one side, the token itself included
@@ -42,7 +42,7 @@ def layers(given: Given, fields: Fields) -> Fields:
     return {
         **({"kind": "encoder", "head": False} if encoder else {}),
         "position": positions[WHOLE],
-        "pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else [],
+        "pattern": turned(kinds, turns),
     }
 
 
@@ -70,6 +70,6 @@ KEYS = (
     number("final_logit_softcapping", "logit_softcap", optional=True),
     Key(layers, layers_said),
 )
-GEMMA3 = FAMILY.register("gemma3_text")(
+FAMILY.register("gemma3_text")(
     Family({"CausalLM": "Gemma3ForCausalLM", "Embedder": BARE}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )

@@ -23,7 +23,7 @@ UNHEARD = (
 )  # fmt: skip
 SEARCHED_THERE = (*UNHEARD, "do_sample", "repetition_penalty", "encoder_no_repeat_ngram_size")
 DRAWN_THERE = (
-    *UNHEARD, "num_beams", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
+    *UNHEARD, "num_beams", "max_length", "min_length", "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h",
     "forced_eos_token_id",
 )  # fmt: skip
 # settings that change what a language model says and that transformers has no words for
@@ -60,7 +60,8 @@ def searching(given: Mapping[str, Any], tokenizer: Tokenizer, where: Path) -> Ge
 def drawing(given: Mapping[str, Any], where: Path) -> GenerationConfig:
     """generation_config.json in our words: without do_sample the likeliest token is taken."""
     biases, unheard = _biases(given.get("sequence_bias"), where)
-    _unheard({**given, "sequence_bias": unheard}, DRAWN_THERE, where, "texts are continued")
+    longest = {} if given.get("max_new_tokens") is None else {"max_length": None}
+    _unheard({**given, **longest, "sequence_bias": unheard}, DRAWN_THERE, where, "texts are continued")
     keys = (
         "temperature",
         "top_k",

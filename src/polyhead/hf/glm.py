@@ -26,7 +26,5 @@ TABLE_4 = (
     *one(f"{BLOCK}.post_self_attn_layernorm.weight", f"{LAYER}.attn_residual.after.weight"),
     *one(f"{BLOCK}.post_mlp_layernorm.weight", f"{LAYER}.ffn_residual.after.weight"),
 )
-GLM = FAMILY.register("glm")(Family({"CausalLM": "GlmForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
-GLM4 = FAMILY.register("glm4")(
-    Family({"CausalLM": "Glm4ForCausalLM"}, KEYS_4, TABLE_4, "model.", BUFFERS, TIED)
-)
+FAMILY.register("glm")(Family({"CausalLM": "GlmForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
+FAMILY.register("glm4")(Family({"CausalLM": "Glm4ForCausalLM"}, KEYS_4, TABLE_4, "model.", BUFFERS, TIED))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family, activation
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, QKV, Family, activation
 from polyhead.hf.keys import DECODER, Key, fixed, found, norm, number, only, passed, size, tied
 from polyhead.hf.table import FUSED, FUSED_TRANSPOSED, TRANSPOSED, both, one
 from polyhead.hf.vocabularies import byte_level
@@ -36,7 +36,6 @@ KEYS = (
     tied(True),
 )
 BLOCK = "transformer.h.{n}"
-QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
 TABLE = (
     *one("transformer.wte.weight", EMBEDDING),
     *one("transformer.wpe.weight", "embedding.position.weight"),

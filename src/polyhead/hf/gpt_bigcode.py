@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyhead.hf import gpt2
-from polyhead.hf.family import FAMILY, Family
+from polyhead.hf.family import FAMILY, QKV, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, passed
 from polyhead.hf.table import SAME, head_by_head
@@ -26,10 +26,8 @@ KEYS = (
     ),
     Key(kv_heads, lambda config: {"multi_query": config.kv_heads == 1}),
 )
-TABLE = tuple(
-    row._replace(step=head_by_head if len(row.ours) == len(gpt2.QKV) else SAME) for row in gpt2.TABLE
-)
-GPT_BIGCODE = FAMILY.register("gpt_bigcode")(
+TABLE = tuple(row._replace(step=head_by_head if len(row.ours) == len(QKV) else SAME) for row in gpt2.TABLE)
+FAMILY.register("gpt_bigcode")(
     Family(
         {"CausalLM": "GPTBigCodeForCausalLM"},
         KEYS,

@@ -88,7 +88,7 @@ TABLE = (
 )
 BUFFERS = r"transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)"
 TIED = {"lm_head.weight": "transformer.wte.weight"}
-GPT_NEO = FAMILY.register("gpt_neo")(
+FAMILY.register("gpt_neo")(
     Family(
         {"CausalLM": "GPTNeoForCausalLM"},
         KEYS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family, activation
+from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, QKV, Family, activation
 from polyhead.hf.given import Given
 from polyhead.hf.keys import DECODER, Fields, Key, flag, norm, number, passed, size, tied, unsaid
 from polyhead.hf.llama import rope, rope_said
@@ -46,7 +46,6 @@ KEYS = (
     tied(False),
 )
 BLOCK = "gpt_neox.layers.{n}"
-QKV = (f"{LAYER}.attn.q_proj", f"{LAYER}.attn.k_proj", f"{LAYER}.attn.v_proj")
 TABLE = (
     *one("gpt_neox.embed_in.weight", EMBEDDING),
     *both(f"{BLOCK}.input_layernorm", f"{LAYER}.attn_residual.norm"),
@@ -60,6 +59,6 @@ TABLE = (
 )
 BUFFERS = r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
 TIED = {"embed_out.weight": "gpt_neox.embed_in.weight"}
-GPT_NEOX = FAMILY.register("gpt_neox")(
+FAMILY.register("gpt_neox")(
     Family({"CausalLM": "GPTNeoXForCausalLM"}, KEYS, TABLE, "gpt_neox.", BUFFERS, TIED)
 )

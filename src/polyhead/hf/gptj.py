@@ -9,7 +9,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family, activation
 from polyhead.hf.given import Given
 from polyhead.hf.gpt2 import SUMMARY
-from polyhead.hf.keys import DECODER, Fields, Key, fixed, norm, number, only, passed, size, tied
+from polyhead.hf.keys import DECODER, ONE_NORM, Fields, Key, fixed, norm, number, only, passed, size, tied
 from polyhead.hf.table import both, one
 from polyhead.hf.vocabularies import byte_level
 
@@ -41,7 +41,7 @@ KEYS = (
     size("n_head", "n_heads", 16),
     size("n_inner", "d_ff", optional=True),
     size("n_positions", "max_len", 2048),
-    fixed(block={"name": "parallel", "one_norm": True}, attention={"bias": False}, head_bias=True),
+    fixed(block=ONE_NORM, attention={"bias": False}, head_bias=True),
     fixed(position={"name": "rope", "layout": "interleaved"}),
     Key(turning, turning_said),
     activation("activation_function", "gelu_new"),
@@ -65,7 +65,7 @@ TABLE = (
 )
 BUFFERS = r"transformer\.h\.\d+\.attn\.(bias|masked_bias)"
 TIED = {"lm_head.weight": "transformer.wte.weight"}
-GPTJ = FAMILY.register("gptj")(
+FAMILY.register("gptj")(
     Family(
         {"CausalLM": "GPTJForCausalLM"},
         KEYS,

@@ -67,9 +67,7 @@ MIXTURE = (
     *one(f"{FFN}.input_linear.weight", *INSIDE, step=expert_by_expert),
     *one(f"{FFN}.output_linear.weight", f"{EXPERT}.down_proj.weight", step=expert_by_expert),
 )
-GRANITE = FAMILY.register("granite")(
-    Family({"CausalLM": "GraniteForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
-GRANITE_MOE = FAMILY.register("granitemoe")(
+FAMILY.register("granite")(Family({"CausalLM": "GraniteForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
+FAMILY.register("granitemoe")(
     Family({"CausalLM": "GraniteMoeForCausalLM"}, KEYS_MIXTURE, MIXTURE, "model.", BUFFERS, TIED)
 )

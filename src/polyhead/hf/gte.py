@@ -60,4 +60,4 @@ TABLE = (
 # a pooler that no head reads, and what gives tokens weights of their own beside the vectors of gte-multilingual-base
 BUFFERS = r"gte\.pooler\.dense\..*|classifier\.(weight|bias)"
 TIED = {"lm_head.decoder.weight": "gte.embeddings.word_embeddings.weight"}
-GTE = FAMILY.register("gte")(Family(named("Gte"), KEYS, TABLE, "gte.", BUFFERS, TIED, older="new."))
+FAMILY.register("gte")(Family(named("Gte"), KEYS, TABLE, "gte.", BUFFERS, TIED, older="new."))

@@ -25,6 +25,4 @@ KEYS = (
     flag("attention_bias", "attention.bias", False, yes="qkv"),
     flag("mlp_bias", "feed_forward.bias", False),
 )
-HELIUM = FAMILY.register("helium")(
-    Family({"CausalLM": "HeliumForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("helium")(Family({"CausalLM": "HeliumForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

@@ -15,6 +15,11 @@ from polyhead.hf.pattern import part
 
 Fields = dict[str, Any]
 
+ONE_NORM = {
+    "name": "parallel",
+    "one_norm": True,
+}  # a block whose sub-layers stand side by side behind one norm
+
 
 class Key(NamedTuple):
     """A row: a key, or some that say one thing together. Most are made by the functions below; what is more than a value

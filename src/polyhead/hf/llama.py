@@ -197,6 +197,4 @@ TABLE = (
 )
 BUFFERS = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # of files before 2023
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
-LLAMA = FAMILY.register("llama")(
-    Family({"CausalLM": "LlamaForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("llama")(Family({"CausalLM": "LlamaForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

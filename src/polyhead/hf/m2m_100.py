@@ -73,7 +73,7 @@ def vocabulary(directory: Path) -> Made:
 
 
 OLD = BUFFERS + r"|model\.(en|de)coder\.embed_positions\.weights"  # sinusoids of older files
-M2M100 = FAMILY.register("m2m_100")(
+FAMILY.register("m2m_100")(
     Family(
         {"Seq2Seq": "M2M100ForConditionalGeneration"},
         KEYS,

@@ -60,7 +60,7 @@ def vocabulary(directory: Path) -> Made:
 
 
 BUFFERS = r"model\.(en|de)coder\.embed_positions\.weight"  # sinusoids of older files
-MARIAN = FAMILY.register("marian")(
+FAMILY.register("marian")(
     Family(
         {"Seq2Seq": "MarianMTModel"},
         KEYS,

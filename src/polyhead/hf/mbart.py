@@ -34,7 +34,7 @@ def vocabulary(directory: Path) -> Made:
     return fairseq(directory, known.split(), **around)
 
 
-MBART = FAMILY.register("mbart")(
+FAMILY.register("mbart")(
     Family(
         {"Seq2Seq": "MBartForConditionalGeneration"},
         (*keys(pre=True, embedding_norm=True, static=False), LEARNED),

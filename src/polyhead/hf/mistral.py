@@ -12,6 +12,4 @@ KEYS = (
     fixed(attention={"bias": False}),
     size("sliding_window", "attention.window", 4096, optional=True),
 )
-MISTRAL = FAMILY.register("mistral")(
-    Family({"CausalLM": "MistralForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("mistral")(Family({"CausalLM": "MistralForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

@@ -84,7 +84,7 @@ KEYS_QWEN = (
     experts("num_experts"),
     flag("norm_topk_prob", "feed_forward.normalize", False),
 )
-MIXTRAL = FAMILY.register("mixtral")(
+FAMILY.register("mixtral")(
     Family(
         {"CausalLM": "MixtralForCausalLM"},
         KEYS_MIXTRAL,
@@ -94,7 +94,7 @@ MIXTRAL = FAMILY.register("mixtral")(
         TIED,
     )
 )
-QWEN3_MOE = FAMILY.register("qwen3_moe")(
+FAMILY.register("qwen3_moe")(
     Family(
         {"CausalLM": "Qwen3MoeForCausalLM"},
         KEYS_QWEN,

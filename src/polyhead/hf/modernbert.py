@@ -9,7 +9,7 @@ from polyhead.hf.encoders import EMBEDDING, LAYER, model_of, named, top, top_sai
 from polyhead.hf.family import FAMILY, GATED, Family, activation
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, flag, norm, number, passed, size
-from polyhead.hf.pattern import MOST, WHOLE, WINDOW, part, turn, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, part, turned, windows_said
 from polyhead.hf.table import FUSED, both, one
 from polyhead.nn.pooling import biased
 
@@ -39,21 +39,12 @@ def model_said(config: ModelConfig) -> dict[str, Any]:
 
 def layers(given: Given, fields: Fields) -> Fields:
     """Which layers see a window: layer_types, or in older files each but every third."""
-    n_layers, every = fields["n_layers"], given.size("global_attn_every_n_layers", 3)
-    kinds = given.names("layer_types") or [WINDOW if i % every else WHOLE for i in range(min(n_layers, MOST))]
-    if n_layers > MOST or len(kinds) != n_layers or not set(kinds) <= {WINDOW, WHOLE}:
-        raise given.wrong(
-            "layer_types",
-            f"{WINDOW} or {WHOLE} for each of at most {MOST} layers; num_hidden_layers is {n_layers}",
-        )
+    every = given.size("global_attn_every_n_layers", 3)
+    kinds = kinds_of(given, fields["n_layers"], lambda layer: layer % every > 0)
     size = given.size("local_attention", 128) // 2 + 1  # to one side, the token itself included
     rope = {kind: {"name": "rope", "theta": theta} for kind, theta in thetas(given).items()}
     window = {"attention": fields["attention"] | {"window": size}, "position": rope[WINDOW]}
-    turns = {WHOLE: {}, WINDOW: window}
-    return {
-        "position": rope[WHOLE],
-        "pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else [],
-    }
+    return {"position": rope[WHOLE], "pattern": turned(kinds, {WHOLE: {}, WINDOW: window})}
 
 
 def thetas(given: Given) -> dict[str, float]:
@@ -144,4 +135,4 @@ TABLE = (
     *both("classifier", "classifier"),
 )
 TIED = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
-MODERNBERT = FAMILY.register("modernbert")(Family(named("ModernBert"), KEYS, TABLE, "model.", tied=TIED))
+FAMILY.register("modernbert")(Family(named("ModernBert"), KEYS, TABLE, "model.", tied=TIED))

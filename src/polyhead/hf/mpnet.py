@@ -52,6 +52,6 @@ TABLE = (
 )
 BUFFERS = r"mpnet\.embeddings\.position_ids|mpnet\.pooler\.dense\..*"
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "[UNK]"}
-MPNET = FAMILY.register("mpnet")(
+FAMILY.register("mpnet")(
     Family(named("MPNet"), KEYS, TABLE, "mpnet.", BUFFERS, tied("mpnet."), own("mpnet."), OLD, SPECIALS)
 )

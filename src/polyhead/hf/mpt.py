@@ -83,4 +83,4 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "transformer.wte.weight"}
-MPT = FAMILY.register("mpt")(Family({"CausalLM": "MptForCausalLM"}, KEYS, TABLE, "transformer.", tied=TIED))
+FAMILY.register("mpt")(Family({"CausalLM": "MptForCausalLM"}, KEYS, TABLE, "transformer.", tied=TIED))

@@ -40,6 +40,4 @@ TABLE = (
     *both(f"{BLOCK}.mlp.fc1", f"{LAYER}.ffn.up_proj"),
     *both(f"{BLOCK}.mlp.fc2", f"{LAYER}.ffn.down_proj"),
 )
-NANOCHAT = FAMILY.register("nanochat")(
-    Family({"CausalLM": "NanoChatForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("nanochat")(Family({"CausalLM": "NanoChatForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

@@ -97,6 +97,6 @@ TIED = {
     "cls.predictions.decoder.weight": "nomic_bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-NOMIC_BERT = FAMILY.register("nomic_bert")(
+FAMILY.register("nomic_bert")(
     Family(named("NomicBert"), KEYS, TABLE, "nomic_bert.", BUFFERS, TIED, specials=SPECIALS)
 )

@@ -27,6 +27,4 @@ TABLE = (
     *one(f"{BLOCK}.post_attention_layernorm.weight", f"{LAYER}.attn_residual.after.weight"),
     *one(f"{BLOCK}.post_feedforward_layernorm.weight", f"{LAYER}.ffn_residual.after.weight"),
 )
-OLMO2 = FAMILY.register("olmo2")(
-    Family({"CausalLM": "Olmo2ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("olmo2")(Family({"CausalLM": "Olmo2ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

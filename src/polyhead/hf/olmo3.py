@@ -10,7 +10,7 @@ from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, passed
 from polyhead.hf.llama import BUFFERS, TIED
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, window_of, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turned, window_of, windows_said
 from polyhead.hf.ropes import ropes, ropes_said
 
 # the reference gives a theta of older files to the layers that see all
@@ -21,13 +21,13 @@ def layers(given: Given, fields: Fields) -> Fields:
     """Without a word on the layers all but every fourth have a window."""
     positions = ropes(given, THETAS, fields["max_len"])
     kinds = kinds_of(given, fields["n_layers"], lambda layer: (layer + 1) % 4 > 0)
-    turns: dict[str, dict[str, Any]] = {WHOLE: {}}
+    turns: dict[str, Fields] = {WHOLE: {}}
     if WINDOW in kinds:
         size = window_of(given)
         turns[WINDOW] = {"attention": fields["attention"] | {"window": size}, "position": positions[WINDOW]}
     return {
         "position": positions[WHOLE],
-        "pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else [],
+        "pattern": turned(kinds, turns),
     }
 
 
@@ -38,6 +38,4 @@ def layers_said(config: ModelConfig) -> dict[str, Any]:
 
 
 KEYS = (passed("sliding_window"), *olmo2.keys(Key()), Key(layers, layers_said))
-OLMO3 = FAMILY.register("olmo3")(
-    Family({"CausalLM": "Olmo3ForCausalLM"}, KEYS, olmo2.TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("olmo3")(Family({"CausalLM": "Olmo3ForCausalLM"}, KEYS, olmo2.TABLE, "model.", BUFFERS, TIED))

@@ -46,6 +46,6 @@ TABLE = (
     *one("lm_head.weight", HEAD),
 )
 TIED = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
-OPT = FAMILY.register("opt")(
+FAMILY.register("opt")(
     Family({"CausalLM": "OPTForCausalLM"}, KEYS, TABLE, "model.", tied=TIED, vocabulary=byte_level)
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from polyhead.config import ModelConfig
@@ -33,10 +33,22 @@ def turn(layers: Sequence[T]) -> list[T]:
     )
 
 
+def turned(kinds: Sequence[str], turns: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The pattern of layers of these kinds; empty where all have the parts that the model says."""
+    found = [turns[kind] for kind in turn(kinds)]
+    return found if any(found) else []
+
+
 def part(config: ModelConfig, field: str, layer: int) -> Choice:
     """The attention or position of a layer: of its turn in the pattern, or the one that all have."""
     choice: Choice = getattr(config.turn(layer), field) or getattr(config, field)
     return choice
+
+
+def rope_of(config: ModelConfig) -> dict[str, Any]:
+    """The options of the rope of those layers that have positions, or of what the model says of them."""
+    layers = (part(config, "position", i) for i in range(config.n_layers))
+    return next((position for position in layers if position.name != "none"), config.position).options
 
 
 def window_of(given: Given) -> int:

@@ -24,7 +24,7 @@ def computed(config: ModelConfig) -> dict[str, Tensor]:
     return {name: sinusoids(config.max_len, config.d_model, layout="halves") for name in names}
 
 
-PEGASUS = FAMILY.register("pegasus")(
+FAMILY.register("pegasus")(
     Family(
         {"Seq2Seq": "PegasusForConditionalGeneration"},
         KEYS,

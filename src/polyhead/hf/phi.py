@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyhead.hf.family import FAMILY, FINAL_NORM, LAYER, Family, activation
-from polyhead.hf.keys import fixed, norm, number, passed, unsaid
+from polyhead.hf.keys import ONE_NORM, fixed, norm, number, passed, unsaid
 from polyhead.hf.llama import BLOCK, TIED, keys, query_norms, rotary
 from polyhead.hf.llama import TABLE as LLAMA
 from polyhead.hf.table import both, one
@@ -18,7 +18,7 @@ KEYS = (
     ),
     passed("rms_norm_eps"),
     passed("embd_pdrop", places="dropout"),
-    fixed(block={"name": "parallel", "one_norm": True}, attention={"bias": True}, head_bias=True),
+    fixed(block=ONE_NORM, attention={"bias": True}, head_bias=True),
     query_norms("layer", "qk_layernorm"),
     number("resid_pdrop", "dropout", 0.0),
 )
@@ -33,4 +33,4 @@ TABLE = (
     *both("model.final_layernorm", FINAL_NORM),
     *one("lm_head.bias", "head.bias"),
 )
-PHI = FAMILY.register("phi")(Family({"CausalLM": "PhiForCausalLM"}, KEYS, TABLE, "model.", tied=TIED))
+FAMILY.register("phi")(Family({"CausalLM": "PhiForCausalLM"}, KEYS, TABLE, "model.", tied=TIED))

@@ -8,7 +8,7 @@ from polyhead.config import ModelConfig
 from polyhead.hf.family import EMBEDDING, FAMILY, FINAL_NORM, HEAD, LAYER, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, number, only, passed, size, unsaid
-from polyhead.hf.llama import BUFFERS, TIED, keys, rotary
+from polyhead.hf.llama import BLOCK, BUFFERS, TIED, keys, rotary
 from polyhead.hf.table import FUSED, one
 
 
@@ -40,7 +40,6 @@ KEYS = (
     size("sliding_window", "attention.window", optional=True),
     number("resid_pdrop", "dropout", 0.0),
 )
-BLOCK = "model.layers.{n}"
 QKV = (f"{LAYER}.attn.q_proj.weight", f"{LAYER}.attn.k_proj.weight", f"{LAYER}.attn.v_proj.weight")
 GATE_UP = (f"{LAYER}.ffn.gate_proj.weight", f"{LAYER}.ffn.up_proj.weight")
 TABLE = (
@@ -54,4 +53,4 @@ TABLE = (
     *one("model.norm.weight", f"{FINAL_NORM}.weight"),
     *one("lm_head.weight", HEAD),
 )
-PHI3 = FAMILY.register("phi3")(Family({"CausalLM": "Phi3ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))
+FAMILY.register("phi3")(Family({"CausalLM": "Phi3ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

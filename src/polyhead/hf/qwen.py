@@ -9,7 +9,7 @@ from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, flag, only, unsaid
 from polyhead.hf.llama import BUFFERS, HEAD_DIM_UNSAID, TABLE, TIED, keys, query_norms
-from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turn, windows_said
+from polyhead.hf.pattern import WHOLE, WINDOW, kinds_of, turned, windows_said
 
 
 def layers(given: Given, fields: Fields) -> Fields:
@@ -22,7 +22,7 @@ def layers(given: Given, fields: Fields) -> Fields:
     if WHOLE not in kinds:
         return {"attention": {"window": size}}
     turns = {WHOLE: {}, WINDOW: {"attention": fields["attention"] | {"window": size}}}
-    return {"pattern": [turns[kind] for kind in turn(kinds)] if WINDOW in kinds else []}
+    return {"pattern": turned(kinds, turns)}
 
 
 def layers_said(config: ModelConfig) -> dict[str, Any]:
@@ -50,9 +50,5 @@ KEYS_3 = (
     query_norms(True),
     LAYERS,
 )
-QWEN2 = FAMILY.register("qwen2")(
-    Family({"CausalLM": "Qwen2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED)
-)
-QWEN3 = FAMILY.register("qwen3")(
-    Family({"CausalLM": "Qwen3ForCausalLM"}, KEYS_3, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("qwen2")(Family({"CausalLM": "Qwen2ForCausalLM"}, KEYS_2, TABLE, "model.", BUFFERS, TIED))
+FAMILY.register("qwen3")(Family({"CausalLM": "Qwen3ForCausalLM"}, KEYS_3, TABLE, "model.", BUFFERS, TIED))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from polyhead.config import ModelConfig
-from polyhead.errors import UserError, explain, show
+from polyhead.errors import UserError, at, explain, show, unknown
 from polyhead.generation_section import GenerationConfig
 from polyhead.hf.adapted import Stored, adapted, with_classes
 from polyhead.hf.adapters import Adapter, is_adapter, open_adapter
@@ -101,9 +101,10 @@ def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
     where = directory / "config.json"
     kind = given.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILY.names():
-        known = ", ".join(map(repr, FAMILY.names()))
-        near = f". {SEEING[kind]}" if isinstance(kind, str) and kind in SEEING else ""
-        raise UserError(f"{where}: model_type is {kind!r}; only 'polyhead', {known} can be loaded{near}")
+        if isinstance(kind, str) and kind in SEEING:
+            raise UserError(f"{where}: model_type is {kind!r}, which is not built. {SEEING[kind]}")
+        with at(str(where)):
+            raise unknown("model_type", kind, FAMILY.names())
     family: Family = FAMILY.get(kind)
     stored = _named(family, entries(directory))
     whole = _named(family, adapter.whole) if adapter else {}

@@ -79,6 +79,6 @@ def family(stem: str, vocabulary: Callable[[Path], Made] | None) -> Family:
     )
 
 
-ROBERTA = FAMILY.register("roberta")(family("Roberta", framed_bytes))
-XLM_ROBERTA = FAMILY.register("xlm-roberta")(family("XLMRoberta", fairseq))
-CAMEMBERT = FAMILY.register("camembert")(family("Camembert", None))
+FAMILY.register("roberta")(family("Roberta", framed_bytes))
+FAMILY.register("xlm-roberta")(family("XLMRoberta", fairseq))
+FAMILY.register("camembert")(family("Camembert", None))

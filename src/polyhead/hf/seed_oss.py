@@ -42,6 +42,4 @@ KEYS = (
     flag("mlp_bias", "feed_forward.bias", False),
     number("residual_dropout", "dropout", 0.1),
 )
-SEED_OSS = FAMILY.register("seed_oss")(
-    Family({"CausalLM": "SeedOssForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("seed_oss")(Family({"CausalLM": "SeedOssForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

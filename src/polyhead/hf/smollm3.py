@@ -9,7 +9,7 @@ from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, passed, unsaid
 from polyhead.hf.llama import BIASES, BUFFERS, TABLE, TIED, keys, rope_said
-from polyhead.hf.pattern import MOST, WINDOW, kinds_of, part, turn, windows_said
+from polyhead.hf.pattern import MOST, WINDOW, kinds_of, part, rope_of, turn, windows_said
 
 
 def layers(given: Given, fields: Fields) -> Fields:
@@ -43,11 +43,10 @@ def turning(given: Given, n_layers: int) -> list[bool]:
 
 def layers_said(config: ModelConfig) -> dict[str, Any]:
     """The way back of ``layers``, and the rope of those that have it."""
-    layers = [part(config, "position", i) for i in range(config.n_layers)]
-    rope = next((position for position in layers if position.name != "none"), config.position)
     windows = windows_said(config)
-    return rope_said(rope.options) | windows | {
-        "no_rope_layers": [int(position.name != "none") for position in layers],
+    positions = [part(config, "position", i).name for i in range(config.n_layers)]
+    return rope_said(rope_of(config)) | windows | {
+        "no_rope_layers": [int(name != "none") for name in positions],
         "use_sliding_window": windows["sliding_window"] is not None,
     }  # fmt: skip
 
@@ -60,6 +59,4 @@ KEYS = (
     *BIASES,
     Key(layers, layers_said),
 )
-SMOLLM3 = FAMILY.register("smollm3")(
-    Family({"CausalLM": "SmolLM3ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("smollm3")(Family({"CausalLM": "SmolLM3ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

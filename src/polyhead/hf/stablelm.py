@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from polyhead.hf.family import FAMILY, FINAL_NORM, LAYER, Family
-from polyhead.hf.keys import Key, flag, found, norm, number, passed, unsaid
+from polyhead.hf.keys import ONE_NORM, Key, flag, found, norm, number, passed, unsaid
 from polyhead.hf.llama import BLOCK, BUFFERS, DIVIDED, HEAD_DIM_UNSAID, TIED, keys, query_norms, rotary
 from polyhead.hf.llama import TABLE as LLAMA
 from polyhead.hf.table import both, one
 
-BESIDE = {"name": "parallel", "one_norm": True}
 # what is not given is as in StableLM 3B
 KEYS = (
     unsaid(hidden_size=2560, intermediate_size=6912, vocab_size=50304, max_position_embeddings=4096),
@@ -24,7 +23,7 @@ KEYS = (
     flag("use_qkv_bias", "attention.bias", False, yes="qkv"),
     query_norms("each", "qk_layernorm"),
     Key(
-        lambda given, fields: {"block": BESIDE} if given.flag("use_parallel_residual", False) else {},
+        lambda given, fields: {"block": ONE_NORM} if given.flag("use_parallel_residual", False) else {},
         lambda config: {"use_parallel_residual": found(config, "block.name") == "parallel"},
     ),
     number("hidden_dropout", "dropout", 0.0),
@@ -37,6 +36,4 @@ TABLE = (
     *one(f"{BLOCK}.self_attn.q_layernorm.norms.{{q}}.weight", f"{LAYER}.attn.q_norm.heads.{{q}}"),
     *one(f"{BLOCK}.self_attn.k_layernorm.norms.{{k}}.weight", f"{LAYER}.attn.k_norm.heads.{{k}}"),
 )
-STABLELM = FAMILY.register("stablelm")(
-    Family({"CausalLM": "StableLmForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
-)
+FAMILY.register("stablelm")(Family({"CausalLM": "StableLmForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED))

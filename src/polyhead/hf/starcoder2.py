@@ -33,6 +33,6 @@ TABLE = (
     *both(f"{BLOCK}.mlp.c_proj", f"{LAYER}.ffn.down_proj"),
     *both("model.norm", FINAL_NORM),
 )
-STARCODER2 = FAMILY.register("starcoder2")(
+FAMILY.register("starcoder2")(
     Family({"CausalLM": "Starcoder2ForCausalLM"}, KEYS, TABLE, "model.", BUFFERS, TIED)
 )

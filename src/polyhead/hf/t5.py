@@ -121,6 +121,4 @@ TIED = dict.fromkeys(
     ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
 )
 T5 = FAMILY.register("t5")(Family({"Seq2Seq": "T5ForConditionalGeneration"}, KEYS, TABLE, "", BUFFERS, TIED))
-MT5 = FAMILY.register("mt5")(
-    Family({"Seq2Seq": "MT5ForConditionalGeneration"}, KEYS_MT5, TABLE, "", BUFFERS, TIED)
-)
+FAMILY.register("mt5")(Family({"Seq2Seq": "MT5ForConditionalGeneration"}, KEYS_MT5, TABLE, "", BUFFERS, TIED))

@@ -134,7 +134,7 @@ def _language(name: str, languages: dict[int, str]) -> int:
             if found
             else "no token of this model names it"
         )
-        raise UserError(f"language {name!r}: {what}{nearest(name, names.values())}")
+        raise UserError(f"language {name!r}: {what}{nearest(name, names.values(), 0.7)}")
     return found[0]
 
 

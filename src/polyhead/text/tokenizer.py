@@ -233,18 +233,25 @@ class Tokenizer:
         return {name: written(one._inner) for name, one in both.items()}
 
     def save(
-        self, directory: str | os.PathLike[str], segments: bool = False, template: str = "", reach: int = 0
+        self,
+        directory: str | os.PathLike[str],
+        segments: bool = False,
+        template: str = "",
+        reach: int = 0,
+        filled: bool = False,
     ) -> None:
         """Write tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them.
 
         ``segments`` tells them that the model wants to know which text a token is of, ``template`` how it converses,
-        ``reach`` how many tokens of a text it reads, 0 for all.
+        ``reach`` how many tokens of a text it reads, 0 for all; ``filled`` makes the end of a text what fills rows where nothing
+        else does.
         What cuts translations in another way is target_tokenizer.json, beside them.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
+            **({"pad_token": self._roles["eos_token"]} if filled and "eos_token" in self._roles else {}),
             **self._roles,
             "clean_up_tokenization_spaces": False,
             "model_max_length": reach or 10**30,

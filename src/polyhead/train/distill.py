@@ -15,11 +15,13 @@ from polyhead.errors import UserError, at
 from polyhead.loading import load
 from polyhead.models.ensemble import log_mean
 from polyhead.nn.loss import Loss, classification
+from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.sections import DistillSection
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
+from polyhead.train.start import with_classes
 from polyhead.train.tasks.base import OfWholeTexts, RunTask, Scores, Teachable
 
 BETTER = ("accuracy", "f1", "mcc", "bleu", "chrf")  # measures of which more is better
@@ -113,7 +115,7 @@ class Distilled:
         faster = statistics.median(sum(theirs) / ours for ours, *theirs in seconds)
         how = "faster" if faster >= 1 else "slower"
         report = {
-            "parameters": f"{own:,}, the {whose} {sum(others):,}: {1 - own / sum(others):.0%} smaller",
+            "parameters": f"{own:,}, the {whose} {sum(others):,}: {_beside(own, sum(others))}",
             "speed": f"{faster:.2f} times the {whose} on the validation text ({abs(faster - 1):.0%} {how})",
         }
         for name in measured[0]:
@@ -123,6 +125,11 @@ class Distilled:
             figures = ", ".join(f"{one:.4f}" for one in theirs)
             report[f"valid {name} beside the {whose}"] = f"{value:.4f} and {figures}{kept}"
         return report | self.task.facts(run, each)
+
+
+def _beside(own: int, theirs: int) -> str:
+    """How much smaller or larger."""
+    return f"{abs(1 - own / theirs):.0%} {'smaller' if own <= theirs else 'larger'}"
 
 
 def plain(task: RunTask) -> RunTask:
@@ -175,9 +182,10 @@ def _read_by(teacher: Run, name: str, task: Teachable, recipe: Recipe, tokenizer
         raise UserError(
             f"distill.teacher: {name} is of kind {config.kind!r}, and task {recipe.task.name!r} trains {wanted!r}"
         )
-    if config.labels != task.labels:
+    if sorted(config.labels) != sorted(task.labels):
         own, asked = (", ".join(labels) or "none" for labels in (config.labels, task.labels))
         raise UserError(f"distill.teacher: the classes of {name} are {own}, not {asked}")
+    _number(teacher, task.labels)
     if not (config.labels or config.head):
         raise UserError(f"distill.teacher: {name} gives vectors alone, no probabilities to learn from")
     if teacher.tokenizer.sha256 == tokenizer.sha256:
@@ -192,6 +200,16 @@ def _read_by(teacher: Run, name: str, task: Teachable, recipe: Recipe, tokenizer
     raise UserError(
         f"distill.teacher: {name} has another tokenizer than the student; begin with it (start: ...), {way_out}"
     )
+
+
+@torch.no_grad()
+def _number(teacher: Run, labels: tuple[str, ...]) -> None:
+    """Give the classes of a teacher the numbers that they have in the task."""
+    own = weights(teacher.model)
+    for name, tensor in with_classes(own, teacher.config.labels, labels).items():
+        if tensor is not own[name]:
+            own[name].copy_(tensor)
+    teacher.model.config = teacher.config.model_copy(update={"labels": labels})
 
 
 def check_widths(task: Distilled, d_model: int) -> None:

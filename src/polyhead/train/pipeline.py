@@ -6,12 +6,13 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.files import replace_file
@@ -19,7 +20,7 @@ from polyhead.models import build
 from polyhead.nn.adapter import merge
 from polyhead.nn.place import device_of
 from polyhead.nn.weights import weights
-from polyhead.recipe import Recipe
+from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.run_files import read_config
@@ -91,18 +92,11 @@ def run_training(
                 tokenizer = origin.tokenizer
             elif tokenizer is None or resume:
                 tokenizer = from_first(ranks, lambda: _tokenizer(recipe, part, resume, told))
-            task = ranks.in_turn(lambda: part.open(recipe, tokenizer, told))
             known = ranks.tell(
                 lambda: read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
             )
-            # published rows may be more
-            config = recipe.model.with_vocabulary(max(known, tokenizer.vocab_size), task.labels)
-            if recipe.distill:
-                untaught = task
-                task = ranks.in_turn(lambda: distilled(untaught, recipe, teachers, tokenizer))
-                check_widths(task, config.d_model)
-            model = build(config, recipe.train.seed).to(device)
-            run = Run(model, tokenizer, recipe.generation, recipe)
+            task, config = ranks.in_turn(lambda: _opened(recipe, tokenizer, known, teachers, told))
+            run = Run(build(config, recipe.train.seed).to(device), tokenizer, recipe.generation, recipe)
             if recipe.start and not saved:
                 # of the checkpoints none was whole, if it was not opened before
                 start = origin or ranks.in_turn(lambda: open_start(recipe))
@@ -115,19 +109,15 @@ def run_training(
             if saved:
                 if before:
                     check_same(saved, extra, before, recipe)
-                    check_rates(
-                        recipe.train, config.d_model, saved.step, total_steps(task, before.train), steps
-                    )
+                    planned = total_steps(task, before.train)
+                    check_rates(recipe.train, config.d_model, saved.step, planned, steps)
                 training.restore(saved)
                 told.say(f"resumed at step {saved.step} of {steps}")
             if first:
                 run.save_description(out)
             together = f" on {ranks.world} processes" if ranks.world > 1 else ""
             told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
-            if said := late(recipe.train.schedule, steps):
-                told.say(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
-            if said := faint(recipe.train.schedule, recipe.train.lr):
-                told.say(said)
+            _warn(recipe.train, steps, told)
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
                 if outcome.how != "interrupted":
@@ -158,6 +148,27 @@ def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -
     )
     report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
     return tokenizer
+
+
+def _opened(
+    recipe: Recipe, tokenizer: Tokenizer, known: int, teachers: Sequence[Run], report: Reporter
+) -> tuple[RunTask, ModelConfig]:
+    """The task with its text and its teachers, and the model that it wants: of published weights more tokens may be ``known``."""
+    part: TaskPart = TASK.get(recipe.task.name)
+    task = part.open(recipe, tokenizer, report)
+    config = recipe.model.with_vocabulary(max(known, tokenizer.vocab_size), task.labels)
+    if recipe.distill:
+        task = distilled(task, recipe, teachers, tokenizer)
+        check_widths(task, config.d_model)
+    return task, config
+
+
+def _warn(train: TrainConfig, steps: int, report: Reporter) -> None:
+    """Say what hardly lets the model learn."""
+    if said := late(train.schedule, steps):
+        report.say(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
+    if said := faint(train.schedule, train.lr):
+        report.say(said)
 
 
 def _finish(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from polyhead.analysis.sizes import hollow
 from polyhead.config import ModelConfig, ModelSection
 from polyhead.errors import UserError, at, explain
+from polyhead.generation_section import USED, GenerationConfig
 from polyhead.loading import load
 from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe
@@ -20,6 +23,8 @@ from polyhead.run import Run
 from polyhead.sections import AdaptSection
 from polyhead.train.learned import must_learn, prepare, scale_rates, widest
 from polyhead.train.tasks.base import OfClasses
+
+Weights = Mapping[str, Tensor]
 
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)")
 LAYERS = ("n_layers", "n_decoder_layers")
@@ -40,10 +45,9 @@ def open_start(recipe: Recipe, begun: bool = False) -> Run | None:
 
 
 def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
-    """The recipe with the model of ``origin`` and its way to converse, where it says nothing else itself."""
-    recipe = _conversing(recipe, origin)
+    """The recipe with the model of ``origin`` and how that is used, where it says nothing else itself."""
     if origin is None or recipe.start is None or _complete(recipe):
-        return recipe
+        return _conversing(recipe)
     own, every = origin.config, recipe.start.every
     if own.kind != recipe.model.kind:
         raise UserError(
@@ -63,9 +67,26 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
     fields |= _thinned(own, every)
     fields |= {name: getattr(recipe.model, name) for name in recipe.model.model_fields_set}
     try:
-        return recipe.model_copy(update={"model": ModelSection.model_validate(fields)})
+        model = ModelSection.model_validate(fields)
     except ValidationError as error:
         raise explain(error, ModelSection, "model, with that of start.run") from None
+    generation = _used(recipe, origin.generation)
+    return _conversing(recipe.model_copy(update={"model": model, "generation": generation}))
+
+
+def _used(recipe: Recipe, there: GenerationConfig) -> GenerationConfig:
+    """How outputs are made: as the recipe says, else as ``there``. What has classes reads as much of a text as it learns from."""
+    said, of_classes = recipe.generation, isinstance(TASK.get(recipe.task.name), OfClasses)
+    names = USED[recipe.model.kind][1] - ({"max_text_len"} if of_classes else set())
+    taken = {name: getattr(there, name) for name in names - said.model_fields_set}
+    try:
+        return GenerationConfig.model_validate(
+            taken | {name: getattr(said, name) for name in said.model_fields_set}
+        )
+    except UserError as error:
+        raise UserError(f"generation, with that of start.run: {error}") from None
+    except ValidationError as error:
+        raise explain(error, GenerationConfig, "generation, with that of start.run") from None
 
 
 def check_parts(recipe: Recipe, origin: Run | None) -> None:
@@ -95,9 +116,7 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     classes is. What is new must learn, so a model that is ``adapted`` must name it.
     """
     there, wanted = weights(origin.model), weights(model)
-    given = there
-    if model.config.labels != origin.config.labels:
-        given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
+    given = with_classes(there, origin.config.labels, model.config.labels)
     source = {name: LAYER.sub(lambda m: f"{m[1]}{int(m[2]) * every}{m[3]}", name) for name in wanted}
     wrong = [f"{source[name]} {list(given[source[name]].shape)}, wanted {list(tensor.shape)}"
              for name, tensor in wanted.items() if source[name] in given and given[source[name]].shape != tensor.shape]  # fmt: skip
@@ -121,6 +140,16 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     return said + (f"; not taken: {', '.join(widest(left, there))}" if left else "")
 
 
+def with_classes(there: Weights, known: Sequence[str], wanted: Sequence[str]) -> Weights:
+    """What tells classes in the order that is wanted, and without it where these are others."""
+    own = {name: tensor for name, tensor in there.items() if name.startswith("classifier.")}
+    rest = {name: tensor for name, tensor in there.items() if name not in own}
+    if sorted(known) != sorted(wanted):
+        return rest
+    rows = [known.index(label) for label in wanted]
+    return {**rest, **{name: tensor[rows] for name, tensor in own.items()}}
+
+
 def _differing(model: Any, origin: Run, every: int) -> str:
     """The keys of the recipe that make the model another one than that of the run."""
     found, thinned = [], _thinned(origin.config, every)
@@ -141,12 +170,11 @@ def _thinned(config: ModelConfig, every: int) -> dict[str, Any]:
     return {name: -(-getattr(config, name) // every) for name in LAYERS} | {"pattern": pattern}
 
 
-def _conversing(recipe: Recipe, origin: Run | None) -> Recipe:
-    """Of a language model, with the chat format of ``origin``, else that of its task, if it names none."""
+def _conversing(recipe: Recipe) -> Recipe:
+    """Of a language model, with the chat format of its task, if it has none."""
     if recipe.model.kind != "decoder":
         return recipe
-    given = origin.generation.chat if origin else None
-    chat = recipe.generation.chat or given or getattr(TASK.get(recipe.task.name), "chat", None)
+    chat = recipe.generation.chat or getattr(TASK.get(recipe.task.name), "chat", None)
     return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"chat": chat})})
 
 
