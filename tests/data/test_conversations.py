@@ -55,13 +55,16 @@ def test_what_is_asked_for_is_every_answer_and_the_end_of_its_turn(tmp_path, tok
     path = lines(tmp_path, {"messages": [ASK, TELL, MORE, END]}, {"messages": [ASK, TELL]})
     made = store(path, tokenizer, name)
     batch, part = made.batch(np.array([0, 1]), tokenizer.pad_id), CHAT.build(Choice(name))
-    assert batch.pos is None and batch.tokens.shape == batch.labels.shape
+    assert batch.tokens.shape == batch.labels.shape and batch.pos is not None and not batch.documents
+    assert made.batch(np.array([1]), tokenizer.pad_id).pos is None
     for row, answers in enumerate([[TELL, END], [TELL]]):
         talk = [Message(**one) for one in ([ASK, TELL, MORE, END] if row == 0 else [ASK, TELL])]
         whole = written(part, tokenizer, talk).ids
         asked = (batch.labels[row] != -100).nonzero()[:, 0].tolist()
         assert batch.tokens[row, : len(whole) - 1].tolist() == whole[:-1]
         assert set(batch.tokens[row, len(whole) - 1 :].tolist()) <= {tokenizer.pad_id, whole[-1]}
+        places = [*range(len(whole) - 1), *[-1] * (batch.tokens.size(1) + 1 - len(whole))]
+        assert batch.pos[row].tolist() == places
         assert all(int(batch.labels[row, i]) == whole[i + 1] for i in asked)
         found: list[list[int]] = [[]]
         for i in asked:
