@@ -193,12 +193,13 @@ class Denoising:
 
     def _lengths(self, pieces: Pieces) -> tuple[Ints, Ints]:
         """What each text takes in a batch on either side, at most."""
+        of_source, of_target = self.tokenizer.sides.added
         if self.noise == "infilling":  # there are never more masks than tokens hidden
-            return pieces.lengths + 1, pieces.lengths + 1
+            return pieces.lengths + of_source, pieces.lengths + of_target
         known = {n: span_counts(n, self.share, self.span) for n in np.unique(pieces.lengths).tolist()}
         counts = np.array([known[n] for n in pieces.lengths.tolist()], dtype=np.int64).reshape(-1, 2)
         covered, spans = counts[:, 0], counts[:, 1]
-        return pieces.lengths - covered + spans + 1, covered + spans + 2
+        return pieces.lengths - covered + spans + of_source, covered + spans + 1 + of_target
 
     def _planned(self, pieces: Pieces, epoch: int, seed: int) -> list[Texts]:
         plan = plan_epoch(*self._lengths(pieces), max_tokens=self.config.max_tokens, seed=seed, epoch=epoch)
