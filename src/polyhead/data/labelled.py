@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file
 from polyhead.data.reading import blank, count, of_share, placed, skipped
-from polyhead.errors import UserError, nearest, show
+from polyhead.errors import MOST, UserError, nearest, show
 
 FEW = 20  # texts; of more than so many, not every second one may have a label of its own
 
@@ -151,11 +152,9 @@ def read_labelled(
 ) -> tuple[list[Example], LabelledReport]:
     """The usable texts and what was skipped; for sets small enough to hold, such as validation and test."""
     report, found = LabelledReport(labelled.where), []
-    for example in labelled.examples(report, labels):
+    for example in islice(labelled.examples(report, labels), None if limit is None else min(limit, MOST)):
         found.append(example)
         report.rows.append(report.read)
-        if len(found) == limit:
-            break
     return found, report
 
 
