@@ -145,14 +145,16 @@ def test_the_words_of_others_are_understood():
     assert parsed(answer % b', "content": "no"') == "broken"
 
 
-@pytest.mark.parametrize(("weight", "learned"), [(1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("weight", "learned"), [(1, True), (1.0, True), (None, True), (0, False), (0.5, False), ("1", False)]
+)
 def test_an_answer_that_shall_not_be_learned_is_not(tmp_path, tokenizer, weight, learned):
-    path = lines(
-        tmp_path, {"messages": [ASK, TELL]}, {"messages": [ASK, TELL | {"weight": weight}, MORE, END]}
-    )
+    """The weight of anything else says nothing: only answers are learned."""
+    told = [SYSTEM | {"weight": 0}, ASK | {"weight": 0}, TELL | {"weight": weight}, MORE | {"weight": 7}, END]
+    path = lines(tmp_path, {"messages": [ASK, TELL]}, {"messages": told})
     report = ConversationReport(path.name)
     kept = [len(found.messages) for found in open_conversations([path]).read(report)]
-    assert (kept, report.unfit) == (([2, 4], 0) if learned else ([2], 1))
+    assert (kept, report.unfit) == (([2, 5], 0) if learned else ([2], 1))
 
 
 def test_a_share_is_held_out_evenly(tmp_path, tokenizer):
