@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from polyhead.data import comma, parquet
 from polyhead.errors import UserError, nearest
@@ -133,16 +133,17 @@ def is_text(line: bytes) -> bool:
 def opened(path: Path) -> BinaryIO:
     """The file for reading: unpacked if its first bytes say gzip, whatever its name says; CSV and Parquet as lines of JSON."""
     try:
-        file = path.open("rb")
+        file: BinaryIO = path.open("rb")
         first = file.read(len(parquet.MARK))
         file.seek(0)
+        if first[:2] == b"\x1f\x8b":  # by its name, for gzip closes no file that it is given
+            file.close()
+            file = cast(BinaryIO, gzip.GzipFile(path, "rb"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if first == parquet.MARK:
         file.close()
         return parquet.opened(path)
-    if first[:2] == b"\x1f\x8b":
-        file = cast(Any, gzip.GzipFile(fileobj=file, mode="rb"))
     return comma.opened(path, file, partial(refuse_packed, path)) if comma.is_csv(path) else file
 
 
