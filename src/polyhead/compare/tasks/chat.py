@@ -28,4 +28,4 @@ def chats() -> Recovering:
 
 def numbered(task: Chat, store: ConversationStore) -> Iterator[tuple[Ints, Rows]]:
     """Conversations by their numbers."""
-    return ((rows, store.batch(rows, task.pad_id)) for rows in task.batches(store))
+    return ((rows, store.batch(rows, task.pad_id)) for rows in task.by_length(store).plan())

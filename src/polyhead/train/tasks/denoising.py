@@ -11,7 +11,7 @@ from torch import nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.arrays import Ints
-from polyhead.data.batches import costliest, described, plan_epoch
+from polyhead.data.batches import ByLength
 from polyhead.data.collate import Batch, collate_pairs
 from polyhead.data.denoising import (
     even_spans,
@@ -146,8 +146,7 @@ class Denoising:
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
             task._whole(stores[split])  # a text that is larger than a batch is told now
-        lengths = task._lengths(task._pieces(0))
-        report.say(described([batch.rows for batch in task.plan(0)], *lengths))
+        report.say(task._by_length(task._pieces(0), recipe.train.seed).described())
         return task
 
     def plan(self, epoch: int) -> Sequence[Texts]:
@@ -156,8 +155,9 @@ class Denoising:
 
     def hardest(self) -> Texts:
         """The batch that needs the most memory."""
-        plan, lengths = self.plan(0), self._lengths(self._pieces(0))
-        return plan[costliest([batch.rows for batch in plan], *lengths)]
+        pieces = self._pieces(0)
+        rows = self._by_length(pieces, self.config.seed).hardest()
+        return Texts(0, rows, pieces.of(rows))
 
     def deal(self, chosen: Texts, n: int) -> list[Texts]:
         """The rows of a batch in n parts, or fewer, for as many processes."""
@@ -201,8 +201,11 @@ class Denoising:
         covered, spans = counts[:, 0], counts[:, 1]
         return pieces.lengths - covered + spans + of_source, covered + spans + 1 + of_target
 
+    def _by_length(self, pieces: Pieces, seed: int) -> ByLength:
+        return ByLength(*self._lengths(pieces), self.config.max_tokens, seed)
+
     def _planned(self, pieces: Pieces, epoch: int, seed: int) -> list[Texts]:
-        plan = plan_epoch(*self._lengths(pieces), max_tokens=self.config.max_tokens, seed=seed, epoch=epoch)
+        plan = self._by_length(pieces, seed).plan(epoch)
         return [Texts(epoch, rows, pieces.of(rows)) for rows in plan]
 
     def _damaged(self, store: TokenStore, chosen: Texts, key: list[int]) -> Batch:
