@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from tests.train.conftest import Notes
 
 import polyhead as ph
+from polyhead import document
 from polyhead.cli import main
 from polyhead.data.rows import Rows
 from polyhead.errors import UserError
@@ -158,6 +160,20 @@ def test_it_is_measured_from_the_shell(learned, place, capsys):
     rows = {line.split()[0]: float(line.split()[1]) for line in capsys.readouterr().out.splitlines()}
     total, count = by_hand([learned[0], second])
     assert rows["loss"] == pytest.approx(total / count, abs=1e-3) and rows["loss"] > 0.02
+
+
+def test_a_file_is_measured_also_where_the_recipe_holds_out_a_share(learned, place, capsys):
+    other = place / "other.jsonl"
+    other.write_text(json.dumps({"messages": messages([("user", "hello"), ("assistant", "bonjour")])}))
+    shutil.copytree(place / "run", place / "sharing")
+    tree = document.parse((place / "run" / "recipe.yaml").read_text())
+    tree["data"] |= {"valid": None, "valid_share": 0.4}
+    (place / "sharing" / "recipe.yaml").write_text(json.dumps(tree))
+    tables = []
+    for run in ("run", "sharing"):
+        assert main(["eval", str(place / run), str(other)]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and float(tables[0].split()[1]) > 1
 
 
 def test_it_learns_on_from_a_run_in_its_format(learned, place):

@@ -132,10 +132,7 @@ class Chat:
 
 def conversations_of(recipe: Recipe, split: str) -> Conversations:
     """The files of a split; validation may be a share of the training conversations."""
-    data = recipe.data
-    share = data.valid_share if split != "test" else 0.0
-    files = data.paths("train" if share else split)
-    return open_conversations(files, share, held=split == "valid")
+    return open_conversations(*recipe.data.part(split))
 
 
 def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> ConversationStore:

@@ -236,11 +236,8 @@ def _scores(model: nn.Module, given: FramedBatch) -> Tensor:
 def labelled_of(recipe: Recipe, split: str) -> Labelled:
     """The files of a split as the recipe says they are read; validation may be a share of the training text."""
     data = recipe.data
-    share = data.valid_share if split != "test" else 0.0
-    files = data.paths("train" if share else split)
-    return open_labelled(
-        files, format=data.format, text=data.text, label=data.label, share=share, held=split == "valid"
-    )
+    files, share, held = data.part(split)
+    return open_labelled(files, format=data.format, text=data.text, label=data.label, share=share, held=held)
 
 
 def store_of(recipe: Recipe, split: str, labels: Sequence[str], tokenizer: Tokenizer) -> LabelledStore:

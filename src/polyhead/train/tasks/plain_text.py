@@ -25,11 +25,10 @@ def text_of(recipe: Recipe, split: str) -> Text:
 
     Of TSV and JSONL files the column ``data.text`` is read.
     """
-    data, share = recipe.data, (0.0, 1.0)
-    if split != "test" and not data.valid:
-        kept = 1.0 - data.valid_share
-        split, share = "train", (0.0, kept) if split == "train" else (kept, 1.0)
-    return open_text(data.paths(split), data.documents, share, data.text, data.format)
+    data = recipe.data
+    files, share, held = data.part(split)
+    kept = (1.0 - share, 1.0) if share and held else (0.0, 1.0 - share)
+    return open_text(files, data.documents, kept, data.text, data.format)
 
 
 def text_in(files: Sequence[Path], recipe: Recipe | None, columns: Sequence[Column] = ()) -> Text:

@@ -175,10 +175,9 @@ class Translation:
 def corpus_of(recipe: Recipe, split: str) -> Corpus:
     """The files of a split as the recipe says they are read; validation may be a share of the training text."""
     data = recipe.data
-    share = data.valid_share if split != "test" else 0.0
-    files = data.paths("train" if share else split)
+    files, share, held = data.part(split)
     return open_corpus(
-        files, format=data.format, source=data.source, target=data.target, share=share, held=split == "valid"
+        files, format=data.format, source=data.source, target=data.target, share=share, held=held
     )
 
 
