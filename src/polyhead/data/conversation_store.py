@@ -14,7 +14,7 @@ from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.conversations import ConversationReport, Conversations
 from polyhead.data.files import fingerprint
-from polyhead.data.reading import count
+from polyhead.data.reading import check_usable, count
 from polyhead.data.rows import Rows
 from polyhead.errors import UserError
 from polyhead.nn.loss import IGNORED
@@ -98,10 +98,7 @@ def _write(
             out["ids"].append(row.ids)
             out["learned"].append(row.learned)
             out["offsets"].append([out["ids"].count])
-    if not report.kept:
-        raise UserError(f"no usable conversation in {report}")
-    if 2 * report.broken > report.read:
-        raise UserError(f"most lines are broken: {report}")
+    check_usable(report, "conversation")
     return report
 
 

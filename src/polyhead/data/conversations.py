@@ -8,15 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.data.columns import read_json
+from polyhead.data.columns import SAMPLE_LINES, read_json
 from polyhead.data.files import check_file, is_text, lines
-from polyhead.data.reading import blank, count, of_share, placed, skipped
+from polyhead.data.reading import blank, count, names, of_share, placed, skipped
 from polyhead.errors import UserError
 from polyhead.text.chat.base import Message
 
 KEYS = ("messages", "conversations")
 NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # of roles, as others write them
-SAMPLE_LINES = 100  # looked at to tell whether a file holds conversations at all
 
 
 class Conversation(NamedTuple):
@@ -64,7 +63,7 @@ class Conversations:
 
     @property
     def where(self) -> str:
-        return " + ".join(path.name for path in self.files)
+        return names(self.files)
 
     def read(self, report: ConversationReport) -> Iterator[Conversation]:
         """The usable ones; who writes them counts those that are kept."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file
-from polyhead.data.reading import blank, count, of_share, placed, skipped
+from polyhead.data.reading import blank, check_usable, count, names, of_share, placed, skipped
 from polyhead.errors import MOST, UserError, nearest, show
 
 FEW = 20  # texts; of more than so many, not every second one may have a label of its own
@@ -68,7 +68,7 @@ class Labelled:
 
     @property
     def where(self) -> str:
-        return " + ".join(path.name for path in self.files)
+        return names(self.files)
 
     @property
     def wanted(self) -> dict[str, Column]:
@@ -91,11 +91,8 @@ class Labelled:
             else:
                 report.kept += 1
                 yield found
-        if not report.kept:
-            among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
-            raise UserError(f"no usable text in {report}{among}")
-        if 2 * report.broken > report.read:
-            raise UserError(f"most lines are broken: {report}")
+        among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
+        check_usable(report, "text", among)
 
 
 def open_labelled(

@@ -13,7 +13,7 @@ from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
-from polyhead.data.reading import chunks, count
+from polyhead.data.reading import check_usable, chunks, count
 from polyhead.errors import UserError
 from polyhead.text.sides import Sides
 from polyhead.text.tokenizer import Tokenizer
@@ -104,8 +104,7 @@ def _write(corpus: Corpus, tokenizer: Tokenizer, max_len: int, directory: Path) 
                 out[f"{side}_offsets"].append([*accumulate(map(len, ids), initial=out[side].count)][1:])
                 out[side].append([i for row in ids for i in row])
             out["lines"].append([pair.line for pair, _, _ in rows])
-        if not report.kept:
-            raise UserError(f"no usable pair in {report} (max_len is {max_len} tokens)")
+        check_usable(report, "pair", f" (max_len is {max_len} tokens)")
     return report
 
 
