@@ -40,7 +40,7 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
+from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, text_of
 
 PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
 SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
@@ -185,8 +185,7 @@ class Denoising:
 
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        accuracy = self._measured(run.model, self.valid, each)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured, each)
+        return accuracy_facts(run, self.valid, self._measured, each)
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))

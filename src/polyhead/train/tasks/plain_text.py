@@ -90,6 +90,14 @@ def test_facts(
     return {f"test {name}": f"{value:.4f}" for name, value in found.items()}
 
 
+def accuracy_facts(
+    run: Run, valid: TokenStore, measured: Callable[[nn.Module, Any, Each], dict[str, float]], each: Each
+) -> dict[str, str]:
+    """The accuracy of the validation text, whose loss is told already, and all that is measured of the test text."""
+    accuracy = measured(run.model, valid, each)["accuracy"]
+    return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, measured, each)
+
+
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[str, TokenStore]:
     """The text of every split as tokens, made or found; also the test text, in which there may be mistakes."""
     check_rows(recipe)
