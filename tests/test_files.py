@@ -1,6 +1,7 @@
 """A file is there whole or not at all, and what is in the way is said with its name."""
 
 import errno
+import gzip
 import os
 import resource
 import subprocess
@@ -13,8 +14,9 @@ import torch
 
 from polyhead.analysis.page import write
 from polyhead.cache.low_rank import fit_low_rank
+from polyhead.cli.guard import said
 from polyhead.config import ModelConfig
-from polyhead.files import replace_file, whole_directory
+from polyhead.files import replace_file, replacing, whole_directory
 from polyhead.models import build
 from polyhead.places import write_lines
 from polyhead.registry import Choice
@@ -50,6 +52,13 @@ def test_a_disk_that_takes_no_more_leaves_the_old_file_and_is_named(tmp_path: Pa
     assert (full.value.errno, full.value.filename) == (errno.EFBIG, str(tmp_path / name))
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "old"
+
+
+def test_what_an_error_without_a_number_says_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Not a gzipped file") as told, replacing(tmp_path / "out"):
+        raise gzip.BadGzipFile("Not a gzipped file (b'xx')")
+    assert said(told.value)[0] == f"{tmp_path / 'out'}: Not a gzipped file (b'xx')"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_page_is_written_through_a_link(tmp_path: Path) -> None:

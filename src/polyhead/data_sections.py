@@ -73,6 +73,11 @@ class DataConfig(Section):
         with at(f"data.{split}"):
             return [path for name in names for path in self.files(name)]
 
+    def part(self, split: str) -> tuple[list[Path], float, bool]:
+        """The files of a split, the share of them that is held out, and whether the split is that share or the rest."""
+        share = self.valid_share if split != "test" and not self.valid else 0.0
+        return self.paths("train" if share else split), share, split == "valid"
+
     def files(self, name: str) -> list[Path]:
         """The files of one name; a UserError where there are none."""
         if name.startswith(hub.PREFIX):

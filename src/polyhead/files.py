@@ -82,7 +82,8 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        # those that the system does not raise, as of what is no gzip, have a message alone
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polyhead.data.batches import costliest, deal, fill_rate, plan_epoch, plan_reading
+from polyhead.data.batches import ByLength, costliest, deal, fill_rate, plan_epoch, plan_reading
 from polyhead.errors import UserError
 from polyhead.train.progress import Progress
 
@@ -163,6 +163,20 @@ def test_the_costliest_batch_is_the_one_of_most_cells() -> None:
     source, target = np.array([5, 5, 5, 9, 9, 2]), np.array([4, 5, 6, 7, 8, 20])
     batches = [np.array([0, 1, 2]), np.array([3, 4]), np.array([5])]
     assert costliest(batches, source, target) == 2  # 18, 18 and 20 cells
+
+
+def test_batches_by_length_are_those_of_the_plan() -> None:
+    source, target = sentences(400)
+    found = ByLength(source, target, 300, 5)
+    for epoch in range(2):
+        plan = plan_epoch(source, target, max_tokens=300, seed=5, epoch=epoch)
+        assert [rows.tolist() for rows in found.plan(epoch)] == [rows.tolist() for rows in plan]
+    costs = [cost(rows, source, target) for rows in found.plan()]
+    assert cost(found.hardest(), source, target) == max(costs)
+    used, cells = int(source.sum() + target.sum()), 0
+    for rows in found.plan():
+        cells += len(rows) * int(source[rows].max() + target[rows].max())
+    assert found.described() == f"{len(costs)} batches an epoch, {used / cells:.1%} of their tokens are text"
 
 
 def test_the_fill_rate_is_tokens_over_cells() -> None:

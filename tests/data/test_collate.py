@@ -21,6 +21,8 @@ from polyhead.text.tokenizer import Tokenizer
 Write = Callable[[str, bytes | str], Path]
 Rows = list[list[int]]
 BYTE = train_tokenizer(["a"], Choice("byte"), 261)
+TWO = BYTE.framed([BYTE.mask_id], [BYTE.eos_id])  # on either side, as mBART and NLLB have a language there
+TWO_AND_ONE = BYTE.framed([], [BYTE.eos_id, BYTE.eos_id])
 
 
 def padded(rows: Rows, padding: int) -> Rows:
@@ -72,16 +74,19 @@ def test_rows_of_a_store_come_in_any_order(write: Write, tmp_path: Path) -> None
         check(collate(store, list(rows), BYTE), [ids[i] for i in rows], [ids[4 - i] for i in rows], BYTE)
 
 
-def test_the_planned_cost_is_the_shape_of_the_batch(write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokenizer", [BYTE, TWO, TWO_AND_ONE], ids=["one", "two", "two and one"])
+def test_the_planned_cost_is_the_shape_of_the_batch(
+    write: Write, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     corpus = open_corpus(
         [
             write("a.en", "".join("x" * n + "\n" for n in range(1, 60))),
             write("a.de", "".join("y" * (60 - n) + "\n" for n in range(1, 60))),
         ]
     )
-    store = PairStore.open_or_build(corpus, BYTE, tmp_path / "cache", max_len=64)
+    store = PairStore.open_or_build(corpus, tokenizer, tmp_path / "cache", max_len=64)
     for rows in plan_epoch(store.source_lengths, store.target_lengths, max_tokens=300, seed=1, epoch=0):
-        batch = collate(store, rows, BYTE)
+        batch = collate(store, rows, tokenizer)
         assert max(batch.source.numel(), batch.target.numel()) <= 300
         assert batch.source.shape[1] == store.source_lengths[rows].max()
         assert batch.target.shape[1] == store.target_lengths[rows].max()

@@ -55,13 +55,16 @@ def test_what_is_asked_for_is_every_answer_and_the_end_of_its_turn(tmp_path, tok
     path = lines(tmp_path, {"messages": [ASK, TELL, MORE, END]}, {"messages": [ASK, TELL]})
     made = store(path, tokenizer, name)
     batch, part = made.batch(np.array([0, 1]), tokenizer.pad_id), CHAT.build(Choice(name))
-    assert batch.pos is None and batch.tokens.shape == batch.labels.shape
+    assert batch.tokens.shape == batch.labels.shape and batch.pos is not None and not batch.documents
+    assert made.batch(np.array([1]), tokenizer.pad_id).pos is None
     for row, answers in enumerate([[TELL, END], [TELL]]):
         talk = [Message(**one) for one in ([ASK, TELL, MORE, END] if row == 0 else [ASK, TELL])]
         whole = written(part, tokenizer, talk).ids
         asked = (batch.labels[row] != -100).nonzero()[:, 0].tolist()
         assert batch.tokens[row, : len(whole) - 1].tolist() == whole[:-1]
         assert set(batch.tokens[row, len(whole) - 1 :].tolist()) <= {tokenizer.pad_id, whole[-1]}
+        places = [*range(len(whole) - 1), *[-1] * (batch.tokens.size(1) + 1 - len(whole))]
+        assert batch.pos[row].tolist() == places
         assert all(int(batch.labels[row, i]) == whole[i + 1] for i in asked)
         found: list[list[int]] = [[]]
         for i in asked:
@@ -142,14 +145,16 @@ def test_the_words_of_others_are_understood():
     assert parsed(answer % b', "content": "no"') == "broken"
 
 
-@pytest.mark.parametrize(("weight", "learned"), [(1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("weight", "learned"), [(1, True), (1.0, True), (None, True), (0, False), (0.5, False), ("1", False)]
+)
 def test_an_answer_that_shall_not_be_learned_is_not(tmp_path, tokenizer, weight, learned):
-    path = lines(
-        tmp_path, {"messages": [ASK, TELL]}, {"messages": [ASK, TELL | {"weight": weight}, MORE, END]}
-    )
+    """The weight of anything else says nothing: only answers are learned."""
+    told = [SYSTEM | {"weight": 0}, ASK | {"weight": 0}, TELL | {"weight": weight}, MORE | {"weight": 7}, END]
+    path = lines(tmp_path, {"messages": [ASK, TELL]}, {"messages": told})
     report = ConversationReport(path.name)
     kept = [len(found.messages) for found in open_conversations([path]).read(report)]
-    assert (kept, report.unfit) == (([2, 4], 0) if learned else ([2], 1))
+    assert (kept, report.unfit) == (([2, 5], 0) if learned else ([2], 1))
 
 
 def test_a_share_is_held_out_evenly(tmp_path, tokenizer):

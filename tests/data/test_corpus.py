@@ -1,17 +1,22 @@
 """Pairs are read whole or counted as skipped; what cannot be mended is told in one line."""
 
 import bz2
+import gc
 import gzip
 import hashlib
+import io
 import json
 import lzma
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
 from polyhead.data.corpus import Column, Corpus, CorpusReport, Format, open_corpus, read_pairs, texts
-from polyhead.data.files import MAX_LINE, fingerprint
+from polyhead.data.files import MAX_LINE, check_file, fingerprint, lines
 from polyhead.errors import UserError
 
 Write = Callable[[str, bytes | str], Path]
@@ -87,6 +92,21 @@ def test_gzip_is_known_by_its_content(write: Write) -> None:
     )
     assert read(corpus)[:2] == (["one", "two"], ["eins", "zwei"])
     assert fingerprint(corpus.files[0]) == hashlib.sha256(b"one\ntwo\n").hexdigest()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.csv", "a.csv.gz", "a.parquet"])
+def test_every_file_that_is_read_is_closed(name: str, write: Write) -> None:
+    content = b"text\none\n"
+    if name.endswith(".parquet"):
+        write_table(pyarrow.table({"text": ["one"]}), packed := io.BytesIO())
+        content = packed.getvalue()
+    path = write(name, gzip.compress(content) if name.endswith(".gz") else content)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert check_file(path) == path and len(fingerprint(path)) == 64
+        assert next(lines(path)) in list(lines(path))
+        gc.collect()
+    assert [str(one.message) for one in told] == []
 
 
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0), (0, 2)])

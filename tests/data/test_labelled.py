@@ -94,6 +94,13 @@ def test_a_share_is_spread_evenly_and_the_rest_is_the_rest(write: Write) -> None
     assert sorted(both[0] + both[1]) == list(range(1, 101))
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3, 4, 10**30, None])
+def test_a_limit_stops_reading(write: Write, limit: int | None) -> None:
+    given = open_labelled([write("a.tsv", TSV)], text=["sentence"])
+    examples, report = read_labelled(given, limit=limit)
+    assert examples == wanted(2)[:limit] and report.read == len(examples)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 49, 100, 125, 128, 999, 1000])
 def test_a_share_of_no_text_says_what_would_do(write: Write, n: int) -> None:
     path = write("a.tsv", "".join(f"x\ttext {i}\n" for i in range(n)))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyhead.data import files, text
+from polyhead.data.built import home
 from polyhead.data.rows import collate_rows, plan_rows
 from polyhead.data.text import Text, TextReport, open_text, texts
 from polyhead.data.token_store import TokenStore
@@ -271,6 +272,21 @@ def test_columns_of_tables_are_documents(write: Write, tokenizer: Tokenizer, tmp
         UserError, match=r"unknown column of labelled.tsv 'sentense'; did you mean 'sentence'"
     ):
         open_text([tsv], "line", columns=["sentense"])
+
+
+def test_a_file_that_is_read_as_another_table_is_another_store(
+    write: Write, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path, cache = write("t.txt", '["a"]\n["b"]\n'), tmp_path / "cache"
+    found = {}
+    for format, columns in (("tsv", [0]), ("jsonl", [0]), ("auto", [])):
+        text = open_text([path], "line", columns=columns, format=format)
+        store = TokenStore.open_or_build(text, tokenizer, cache)
+        found[format] = tokenizer.decode([store.ids[store.ids != tokenizer.eos_id].tolist()])[0]
+    assert found == {"tsv": '["a"]["b"]', "jsonl": "ab", "auto": '["a"]["b"]'}
+    # what older versions have made of plain text is still found
+    settings = [2, [files.fingerprint(path)], tokenizer.sha256, "line", (0.0, 1.0)]
+    assert store.directory == home(cache, "text", settings) and len(list(cache.iterdir())) == 3
 
 
 def test_values_of_a_table_are_documents_with_their_line_ends(

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.train.conftest import Notes
 
 import polyhead as ph
+from polyhead import document
 from polyhead.cli import main
+from polyhead.data.rows import Rows
 from polyhead.errors import UserError
+from polyhead.models import build
+from polyhead.nn.feed_forward.mixture import PUSH
+from polyhead.nn.norm import BatchNorm
 from polyhead.recipe import Recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.text.chat.base import Message
 from polyhead.text.chat.tokens import written
 from polyhead.train.pipeline import run_training
+from polyhead.train.tasks.next_token import features
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unsynced")]
 
@@ -153,6 +162,20 @@ def test_it_is_measured_from_the_shell(learned, place, capsys):
     assert rows["loss"] == pytest.approx(total / count, abs=1e-3) and rows["loss"] > 0.02
 
 
+def test_a_file_is_measured_also_where_the_recipe_holds_out_a_share(learned, place, capsys):
+    other = place / "other.jsonl"
+    other.write_text(json.dumps({"messages": messages([("user", "hello"), ("assistant", "bonjour")])}))
+    shutil.copytree(place / "run", place / "sharing")
+    tree = document.parse((place / "run" / "recipe.yaml").read_text())
+    tree["data"] |= {"valid": None, "valid_share": 0.4}
+    (place / "sharing" / "recipe.yaml").write_text(json.dumps(tree))
+    tables = []
+    for run in ("run", "sharing"):
+        assert main(["eval", str(place / run), str(other)]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and float(tables[0].split()[1]) > 1
+
+
 def test_it_learns_on_from_a_run_in_its_format(learned, place):
     """What begins with a run that converses keeps its way to; a format of one's own is kept too, and what fits none is told."""
     notes = Notes()
@@ -183,3 +206,50 @@ def test_recipes_that_cannot_be_are_refused(place):
         )
     with pytest.raises(UserError, match="max_tokens is 8, but row"):
         run_training(recipe(place, "small", train={"max_tokens": 8}))
+
+
+@pytest.mark.parametrize("part", ["experts", "batchnorm"])
+def test_parts_that_count_tokens_count_no_padding(place, learned, part):
+    """Beside conversations that are read one at a time, without any padding."""
+    changes: dict[str, Any] = {
+        "experts": {"feed_forward": {"name": "experts", "n_experts": 4, "top_k": 2}},
+        "batchnorm": {"norm": "batchnorm"},
+    }[part]
+    asked = recipe(place, "x", model={"n_layers": 1} | changes, train={"max_tokens": 4096})
+    tokenizer = learned[0].tokenizer
+    task = TASK.get("chat").open(asked, tokenizer, Notes())
+    [rows] = task.plan(0)
+    batch = task.batch(rows)
+    assert len(rows) == 3 and int((batch.pos < 0).sum()) > 9
+    model = build(asked.model.with_vocabulary(tokenizer.vocab_size), seed=1).train()
+    layer = model.stack.layers[0]
+    counts = layer.ffn if part == "experts" else next(m for m in model.modules() if isinstance(m, BatchNorm))
+    seen = []
+    hook = counts.register_forward_pre_hook(lambda module, given: seen.append(given[0][0].detach()))
+    for row in rows:
+        model.features(task.batch(np.array([row])).tokens)
+    hook.remove()
+    alone = torch.cat(seen).double()
+    assert len(alone) == int((batch.pos >= 0).sum())
+    fresh = build(asked.model.with_vocabulary(tokenizer.vocab_size), seed=1).train()
+    task.loss(fresh, batch).total.backward()
+    if part == "experts":
+        scores = (alone @ counts.router.weight.detach().double().T).softmax(-1)
+        picked = scores.topk(2, -1).indices.flatten().tolist()
+        loads = [picked.count(i) / len(alone) - 2 / 4 for i in range(4)]
+        wanted = PUSH * torch.tensor(loads)
+        torch.testing.assert_close(fresh.stack.layers[0].ffn.balance.grad, wanted, rtol=1e-4, atol=1e-8)
+    else:
+        norm = next(m for m in fresh.modules() if isinstance(m, BatchNorm))
+        torch.testing.assert_close(norm.running_mean.double(), 0.1 * alone.mean(0), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(norm.running_var.double(), 0.9 + 0.1 * alone.var(0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("documents", "counts", "told"), [(False, False, False), (False, True, True), (True, False, True)]
+)
+def test_only_what_must_know_is_told_of_positions(documents, counts, told):
+    """Documents are always kept apart; padding that nothing sees is told to what counts tokens."""
+    pos = torch.tensor([[0, 1, -1]])
+    model = SimpleNamespace(counts_tokens=counts, features=lambda tokens, pos: pos)
+    assert (features(model, Rows(pos, pos, pos, documents)) is not None) == told

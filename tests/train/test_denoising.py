@@ -48,11 +48,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def opened(made: Recipe) -> tuple[Denoising, Tokenizer]:
+def opened(made: Recipe, *, language: bool = False) -> tuple[Denoising, Tokenizer]:
+    """The task and its tokenizer, with a token that stands for a language before every text, as mBART has one."""
     part = TASK.get(made.task.name)
     part.check(made)
     config = made.tokenizer
     tokenizer = train_tokenizer(part.texts(made), config.kind, config.vocab_size, config.sentinels)
+    if language:
+        tokenizer = tokenizer.framed([tokenizer.mask_id], [tokenizer.eos_id])
     return part.open(made, tokenizer, Notes()), tokenizer
 
 
@@ -117,10 +120,11 @@ def test_spans_are_written_after_their_sentinels(place: Path) -> None:
     assert sorted("".join(t.decode(texts))) == sorted(whole)
 
 
+@pytest.mark.parametrize("language", [False, True])
 @pytest.mark.parametrize("task", [{"name": "denoising"}, SPANS])
-def test_plans_promise_what_batches_hold(place: Path, task: dict[str, Any]) -> None:
+def test_plans_promise_what_batches_hold(place: Path, task: dict[str, Any], language: bool) -> None:
     """No batch is larger than the plan that was cut by its lengths; for spans the lengths are exact."""
-    found, t = opened(recipe(place, "x", task=task, train={"max_tokens": 100}))
+    found, t = opened(recipe(place, "x", task=task, train={"max_tokens": 100}), language=language)
     sources, targets = found._lengths(found._pieces(0))
     for chosen in found.plan(0):
         batch = found.batch(chosen)

@@ -8,6 +8,9 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -406,6 +409,24 @@ def test_machines_need_not_see_the_same_files(place: Path, tmp_path: Path) -> No
     assert "model.safetensors" in ends[0].said
     assert ends[2].said == ends[3].said == ["data"]
     assert_close(whole["final"], load_file(tmp_path / "machine-0" / "run" / "model.safetensors"))
+
+
+def test_a_tokenizer_reaches_other_machines_whatever_their_locale() -> None:
+    script = textwrap.dedent(r"""
+        import sys
+        from types import SimpleNamespace
+        from polyhead.registry import Choice
+        from polyhead.text.learn import train_tokenizer
+        from polyhead.train.shared import from_first
+        made, told = train_tokenizer(["ein H\u00fcnd bellt \u72d7"], Choice("char"), 60), []
+        from_first(SimpleNamespace(world=2, tell=lambda files: told.append(files())), lambda: made)
+        other = from_first(SimpleNamespace(world=2, tell=lambda files: told[0]), lambda: None)
+        assert other.sha256 == made.sha256 and "\u72d7" in told[0]["tokenizer.json"]
+        print(sys.getfilesystemencoding())
+    """)
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=plain)
+    assert done.stdout == "ascii\n", done.stderr[-500:]
 
 
 # what is dealt out

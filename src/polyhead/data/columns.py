@@ -22,7 +22,7 @@ Wanted = Mapping[str, Column]
 # the values of the columns, or the kind of trouble: "blank", "broken", "overlong"
 Row = tuple[Any, ...] | str
 TABLES = {comma.SUFFIX: "CSV", parquet.SUFFIX: "Parquet"}
-SAMPLE_LINES = 100  # looked at to check columns and keys
+SAMPLE_LINES = 100  # looked at to tell what a file holds, before it is read
 ENDINGS: dict[str, Literal["tsv", "jsonl"]] = {
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json", *TABLES), "jsonl"),  # tables are read as lines of JSON

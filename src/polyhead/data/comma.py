@@ -37,19 +37,20 @@ def _lines(path: Path, file: BinaryIO, check: Callable[[bytes], None]) -> Iterat
     check(file.read(BEGIN))
     file.seek(0)
     # bytes that are no UTF-8 come out as they went in, so that the line is counted as what it is
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    first = text.readline()
-    rows = csv.reader(chain([first], text), delimiter=max(PARTS, key=first.count), strict=True)
-    try:
-        names = next(rows, [])
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise UserError(
-                f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: it is not clear which is meant; rename one"
-            )
-        for row in rows:
-            # a row of more or fewer columns is broken, and an empty one stays an empty line
-            said = dict(zip(names, row, strict=True)) if len(row) == len(names) else None
-            line = json.dumps(said, ensure_ascii=False) if row else ""
-            yield f"{line}\n".encode(errors="surrogateescape")
-    except csv.Error as error:
-        raise OSError(f"line {rows.line_num} of the file is no CSV: {error}") from None
+    with io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        first = text.readline()
+        rows = csv.reader(chain([first], text), delimiter=max(PARTS, key=first.count), strict=True)
+        try:
+            names = next(rows, [])
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise UserError(
+                    f"{path} has {names.count(twice[0])} columns named {twice[0]!r}: it is not clear which is meant; "
+                    "rename one"
+                )
+            for row in rows:
+                # a row of more or fewer columns is broken, and an empty one stays an empty line
+                said = dict(zip(names, row, strict=True)) if len(row) == len(names) else None
+                line = json.dumps(said, ensure_ascii=False) if row else ""
+                yield f"{line}\n".encode(errors="surrogateescape")
+        except csv.Error as error:
+            raise OSError(f"line {rows.line_num} of the file is no CSV: {error}") from None

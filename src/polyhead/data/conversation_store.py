@@ -14,7 +14,7 @@ from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.conversations import ConversationReport, Conversations
 from polyhead.data.files import fingerprint
-from polyhead.data.reading import count
+from polyhead.data.reading import check_usable, count
 from polyhead.data.rows import Rows
 from polyhead.errors import UserError
 from polyhead.nn.loss import IGNORED
@@ -41,19 +41,19 @@ class ConversationStore:
         return len(self.lengths)
 
     def batch(self, rows: Ints, pad_id: int) -> Rows:
-        """Some conversations, padded on the right: what the assistant says is asked for, of the rest nothing.
-
-        Padding comes after all that sees only what is before it, so positions need not tell of it.
-        """
-        width = int(self.lengths[rows].max(initial=0))
-        cells = np.full((len(rows), width + 1), pad_id, dtype=np.int64)
+        """Some conversations, padded on the right: what the assistant says is asked for, of the rest nothing."""
+        lengths = self.lengths[rows]
+        columns = np.arange(int(lengths.max(initial=0)))
+        padded = columns >= lengths[:, None]
+        cells = np.full((len(rows), len(columns) + 1), pad_id, dtype=np.int64)
         asked = np.zeros(cells.shape, dtype=bool)
         for i, row in enumerate(rows):
             of = slice(self.offsets[row], self.offsets[row + 1])
             cells[i, : of.stop - of.start] = self.ids[of]
             asked[i, : of.stop - of.start] = self.learned[of]
         labels = np.where(asked[:, 1:], cells[:, 1:], IGNORED)
-        return Rows(torch.from_numpy(cells[:, :-1]), None, torch.from_numpy(labels))
+        pos = torch.from_numpy(np.where(padded, -1, columns)) if padded.any() else None
+        return Rows(torch.from_numpy(cells[:, :-1]), pos, torch.from_numpy(labels))
 
     @classmethod
     def open_or_build(
@@ -98,10 +98,7 @@ def _write(
             out["ids"].append(row.ids)
             out["learned"].append(row.learned)
             out["offsets"].append([out["ids"].count])
-    if not report.kept:
-        raise UserError(f"no usable conversation in {report}")
-    if 2 * report.broken > report.read:
-        raise UserError(f"most lines are broken: {report}")
+    check_usable(report, "conversation")
     return report
 
 

@@ -8,15 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyhead.data.columns import read_json
+from polyhead.data.columns import SAMPLE_LINES, read_json
 from polyhead.data.files import check_file, is_text, lines
-from polyhead.data.reading import blank, count, of_share, placed, skipped
+from polyhead.data.reading import blank, count, names, of_share, placed, skipped
 from polyhead.errors import UserError
 from polyhead.text.chat.base import Message
 
 KEYS = ("messages", "conversations")
 NAMES = {"human": "user", "gpt": "assistant", "developer": "system"}  # of roles, as others write them
-SAMPLE_LINES = 100  # looked at to tell whether a file holds conversations at all
 
 
 class Conversation(NamedTuple):
@@ -31,8 +30,9 @@ class ConversationReport:
     """What became of conversations: read = kept + blank + overlong + broken + unfit.
 
     Unfit is an order of roles that the format cannot write, one without an answer, or with an answer that shall not be
-    learned (``weight`` 0). Of a conversation with more tokens
-    than fit the end is left out, and it is counted as ``cut``; overlong is one whose first answer does not fit.
+    learned as it is (``weight`` is there and not 1); nothing else is learned anyway, so its weight says nothing. Of a
+    conversation with more tokens than fit the end is left out, and it is counted as ``cut``; overlong is one whose
+    first answer does not fit.
     """
 
     where: str
@@ -63,7 +63,7 @@ class Conversations:
 
     @property
     def where(self) -> str:
-        return " + ".join(path.name for path in self.files)
+        return names(self.files)
 
     def read(self, report: ConversationReport) -> Iterator[Conversation]:
         """The usable ones; who writes them counts those that are kept."""
@@ -103,11 +103,13 @@ def parsed(raw: bytes | None) -> list[Message] | str:
     except (ValueError, RecursionError):
         return "broken"
     told = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else None
-    found = [_message(one) for one in told] if isinstance(told, list) else [None]
-    messages = [one for one in found if one is not None]
-    if len(messages) < len(found):
+    if not isinstance(told, list):
         return "broken"
-    if isinstance(told, list) and any(one.get("weight", 1) != 1 for one in told):
+    messages = [one for one in map(_message, told) if one is not None]
+    if len(messages) < len(told):
+        return "broken"
+    answers = [one for one, message in zip(told, messages, strict=True) if message.role == "assistant"]
+    if any(one.get("weight") not in (None, 1) for one in answers):
         return "unfit"
     while messages and (messages[-1].role != "assistant" or blank(messages[-1].content)):
         messages.pop()

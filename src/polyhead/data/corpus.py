@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_table, is_text, lines
-from polyhead.data.reading import blank, count, placed, skipped
+from polyhead.data.reading import blank, check_usable, count, names, placed, skipped
 from polyhead.errors import MOST, UserError, unknown
 
 Format = Literal["auto", "parallel", "tsv", "jsonl"]
@@ -64,7 +64,7 @@ class Corpus:
 
     @property
     def where(self) -> str:
-        return " + ".join(path.name for path in self.files)
+        return names(self.files)
 
     @property
     def wanted(self) -> dict[str, Column]:
@@ -97,10 +97,7 @@ class Corpus:
                 f"data.valid_share is {self.share:g}: of the {others:,} pairs in {self.where} that is "
                 f"{'none' if self.held else 'all'}; give another one, or name files in data.valid"
             )
-        if not report.kept:
-            raise UserError(f"no usable pair in {report}")
-        if 2 * report.broken > report.read:
-            raise UserError(f"most lines are broken: {report}")
+        check_usable(report, "pair")
 
 
 def open_corpus(

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from polyhead.data import comma, parquet
 from polyhead.errors import UserError, nearest
@@ -17,6 +17,7 @@ from polyhead.errors import UserError, nearest
 MAX_LINE = 1024 * 1024  # bytes; a longer line is skipped whole without being held in memory
 SAMPLE = 64 * 1024  # bytes looked at to tell text from anything else
 BOM = b"\xef\xbb\xbf"
+UNREADABLE = (EOFError, zlib.error, OSError)  # what a damaged or vanished file raises while it is read
 PACKED = {
     b"\x1f\x8b": "packed by gzip; unpack it: gunzip",  # what is no file that could be read from its beginning again
     parquet.MARK: "Parquet, a table; wanted text: write one of its columns to a file",
@@ -76,7 +77,7 @@ def lines(path: Path, longest: int = MAX_LINE) -> Iterator[bytes | None]:
                 else:
                     yield line.removesuffix(b"\n").removesuffix(b"\r")
                 done += 1
-        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        except UNREADABLE as error:
             raise UserError(f"{path}: damaged or unreadable after line {done}: {error}") from None
 
 
@@ -103,7 +104,7 @@ def spans(path: Path, size: int = MAX_LINE) -> Iterator[bytes]:
                     yield text
             if rest:
                 yield rest
-        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        except UNREADABLE as error:
             raise UserError(f"{path}: damaged or unreadable after byte {done:,}: {error}") from None
 
 
@@ -114,7 +115,7 @@ def fingerprint(path: Path) -> str:
         try:
             while block := file.read(1 << 20):
                 digest.update(block)
-        except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+        except UNREADABLE as error:
             raise UserError(f"{path}: damaged or unreadable: {error}") from None
     return digest.hexdigest()
 
@@ -133,16 +134,17 @@ def is_text(line: bytes) -> bool:
 def opened(path: Path) -> BinaryIO:
     """The file for reading: unpacked if its first bytes say gzip, whatever its name says; CSV and Parquet as lines of JSON."""
     try:
-        file = path.open("rb")
+        file: BinaryIO = path.open("rb")
         first = file.read(len(parquet.MARK))
         file.seek(0)
+        if first[:2] == b"\x1f\x8b":  # by its name, for gzip closes no file that it is given
+            file.close()
+            file = cast(BinaryIO, gzip.GzipFile(path, "rb"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if first == parquet.MARK:
         file.close()
         return parquet.opened(path)
-    if first[:2] == b"\x1f\x8b":
-        file = cast(Any, gzip.GzipFile(fileobj=file, mode="rb"))
     return comma.opened(path, file, partial(refuse_packed, path)) if comma.is_csv(path) else file
 
 
@@ -172,7 +174,7 @@ def refuse_packed(name: object, begin: bytes) -> None:
 def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
     try:
         sample = file.read(SAMPLE)
-    except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
+    except UNREADABLE as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not sample:
         raise UserError(f"{path} is empty")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file
-from polyhead.data.reading import blank, count, of_share, placed, skipped
-from polyhead.errors import UserError, nearest, show
+from polyhead.data.reading import blank, check_usable, count, names, of_share, placed, skipped
+from polyhead.errors import MOST, UserError, nearest, show
 
 FEW = 20  # texts; of more than so many, not every second one may have a label of its own
 
@@ -67,7 +68,7 @@ class Labelled:
 
     @property
     def where(self) -> str:
-        return " + ".join(path.name for path in self.files)
+        return names(self.files)
 
     @property
     def wanted(self) -> dict[str, Column]:
@@ -90,11 +91,8 @@ class Labelled:
             else:
                 report.kept += 1
                 yield found
-        if not report.kept:
-            among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
-            raise UserError(f"no usable text in {report}{among}")
-        if 2 * report.broken > report.read:
-            raise UserError(f"most lines are broken: {report}")
+        among = f"; the labels are {', '.join(sorted(known)[:20])}" if known and report.unknown else ""
+        check_usable(report, "text", among)
 
 
 def open_labelled(
@@ -151,11 +149,9 @@ def read_labelled(
 ) -> tuple[list[Example], LabelledReport]:
     """The usable texts and what was skipped; for sets small enough to hold, such as validation and test."""
     report, found = LabelledReport(labelled.where), []
-    for example in labelled.examples(report, labels):
+    for example in islice(labelled.examples(report, labels), None if limit is None else min(limit, MOST)):
         found.append(example)
         report.rows.append(report.read)
-        if len(found) == limit:
-            break
     return found, report
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.data.arrays import Ints
+from polyhead.nn.loss import IGNORED
 from polyhead.text.words import Words
 
 Bools = NDArray[np.bool_]
@@ -71,7 +72,7 @@ def mask_row(
         asked = choose_tokens(askable, share, bits)
     else:
         asked = choose_words(askable, words.starts(ids), share, bits)
-    labels = np.full(len(ids), -100, dtype=np.int64)
+    labels = np.full(len(ids), IGNORED, dtype=np.int64)
     labels[asked] = ids[asked]
     return corrupt(ids, asked, mask_id, np.flatnonzero(~special), bits), labels
 

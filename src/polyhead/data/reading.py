@@ -18,6 +18,9 @@ INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 class Report(Protocol):
     """Counts by kind, and the places of the first ones."""
 
+    read: int
+    kept: int
+    broken: int
     examples: dict[str, list[str]]
 
 
@@ -37,6 +40,19 @@ def skipped(report: Report, *kinds: str, **called: str) -> str:
         if getattr(report, kind)
     ]
     return f"; skipped {', '.join(found)}" if found else ""
+
+
+def check_usable(report: Report, what: str, more: str = "") -> None:
+    """A text of which nothing is kept, or of which most lines are broken, is a UserError."""
+    if not report.kept:
+        raise UserError(f"no usable {what} in {report}{more}")
+    if 2 * report.broken > report.read:
+        raise UserError(f"most lines are broken: {report}")
+
+
+def names(files: Sequence[Path]) -> str:
+    """Files that are read one after another, or side by side, as people are told of them."""
+    return " + ".join(path.name for path in files)
 
 
 def blank(text: str) -> bool:

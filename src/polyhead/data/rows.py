@@ -18,8 +18,10 @@ class Rows(NamedTuple):
     """A batch of text: each token is asked for the next."""
 
     tokens: Tensor  # (B, T) int64
-    pos: Tensor | None  # (B, T) int64: from 0 in each document; None if the text is one
-    labels: Tensor  # (B, T) int64: the token after
+    # (B, T) int64: from 0 in each document, -1 at padding; None if the text is one and no row is padded
+    pos: Tensor | None
+    labels: Tensor  # (B, T) int64: the token after, -100 where none is asked for
+    documents: bool = False  # whether a row may hold several; else all that positions tell of is padding
 
 
 def plan_rows(length: int, width: int, rows: int, *, seed: int, epoch: int) -> list[Ints]:
@@ -45,7 +47,7 @@ def collate_rows(store: TokenStore, starts: Ints, width: int, *, documents: bool
     cells = torch.from_numpy(store.ids[np.minimum(at, len(store) - 1)].astype(np.int64))
     labels = cells[:, 1:].masked_fill(torch.from_numpy(at[:, 1:] >= len(store)), IGNORED)
     pos = _positions(store.begins, at[:, :-1]) if documents else None
-    return Rows(cells[:, :-1], pos, labels)
+    return Rows(cells[:, :-1], pos, labels, documents)
 
 
 def _positions(begins: Ints, at: Ints) -> Tensor:

@@ -13,8 +13,9 @@ from polyhead.data.arrays import Ints, flat_files, open_flat
 from polyhead.data.built import home, whole
 from polyhead.data.corpus import Corpus, CorpusReport, Pair
 from polyhead.data.files import fingerprint
-from polyhead.data.reading import chunks, count
+from polyhead.data.reading import check_usable, chunks, count
 from polyhead.errors import UserError
+from polyhead.text.sides import Sides
 from polyhead.text.tokenizer import Tokenizer
 
 LAYOUT = 1  # of the files of a cache; another number makes another cache
@@ -31,18 +32,19 @@ DTYPES: dict[str, type[np.generic]] = {
 class PairStore:
     """Token ids of all pairs of a corpus that fit, without special tokens, in the order of the corpus.
 
-    ``source_lengths`` and ``target_lengths`` are what a row takes in a batch: its tokens and the one special
-    token every side has there (end of the source; start of the decoder input, end of the labels).
+    ``source_lengths`` and ``target_lengths`` are what a row takes in a batch: its tokens and the special ones that stand
+    around them there, mostly one a side (end of the source; start of the decoder input, end of the labels).
     """
 
-    def __init__(self, directory: Path, report: CorpusReport, max_len: int) -> None:
+    def __init__(self, directory: Path, report: CorpusReport, max_len: int, sides: Sides) -> None:
         self.directory, self.report, self.max_len = directory, report, max_len
         flat = {name: open_flat(directory / f"{name}.npy") for name in DTYPES}
         self.source_ids, self.source_offsets = flat["source"], flat["source_offsets"]
         self.target_ids, self.target_offsets = flat["target"], flat["target_offsets"]
         self.lines = flat["lines"]  # of the corpus, from 1
-        self.source_lengths: Ints = np.diff(self.source_offsets) + 1
-        self.target_lengths: Ints = np.diff(self.target_offsets) + 1
+        of_source, of_target = sides.added
+        self.source_lengths: Ints = np.diff(self.source_offsets) + of_source
+        self.target_lengths: Ints = np.diff(self.target_offsets) + of_target
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -82,7 +84,7 @@ class PairStore:
         }
         directory = home(cache, "pairs", settings)
         write = partial(_write, corpus, tokenizer, max_len)
-        return cls(directory, whole(directory, DTYPES, CorpusReport, write), max_len)
+        return cls(directory, whole(directory, DTYPES, CorpusReport, write), max_len, tokenizer.sides)
 
 
 def _write(corpus: Corpus, tokenizer: Tokenizer, max_len: int, directory: Path) -> CorpusReport:
@@ -102,8 +104,7 @@ def _write(corpus: Corpus, tokenizer: Tokenizer, max_len: int, directory: Path) 
                 out[f"{side}_offsets"].append([*accumulate(map(len, ids), initial=out[side].count)][1:])
                 out[side].append([i for row in ids for i in row])
             out["lines"].append([pair.line for pair, _, _ in rows])
-        if not report.kept:
-            raise UserError(f"no usable pair in {report} (max_len is {max_len} tokens)")
+        check_usable(report, "pair", f" (max_len is {max_len} tokens)")
     return report
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, cast
 
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_text, spans
-from polyhead.data.reading import blank
+from polyhead.data.reading import blank, names
 from polyhead.errors import UserError
 from polyhead.text.learn import MAX_TRAINING_CHARACTERS
 
@@ -72,7 +72,7 @@ class Text:
 
     @property
     def where(self) -> str:
-        return " + ".join(path.name for path in self.files)
+        return names(self.files)
 
     @property
     def marked(self) -> bool:

@@ -43,7 +43,7 @@ class TokenStore:
             tokenizer.sha256,
             text.documents,
             text.share,
-            *([text.columns, "as written"] if text.columns else []),
+            *([text.table, text.columns, "as written"] if text.table else []),
         ]
         directory = home(cache, "text", settings)
         write = partial(_write, text, tokenizer)

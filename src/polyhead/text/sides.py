@@ -49,9 +49,14 @@ class Sides(NamedTuple):
         return list(ids[n:] if tuple(ids[:n]) == self.opening else ids)
 
     @property
+    def added(self) -> tuple[int, int]:
+        """How many tokens a source and a target have in a batch besides their own."""
+        return len(self.before) + len(self.after), 1 + len(self.opening)
+
+    @property
     def most(self) -> int:
-        """How many tokens a text has in addition, on the longer side."""
-        return max(len(self.before) + len(self.after), 1 + len(self.opening))
+        """The same, on the longer side."""
+        return max(self.added)
 
 
 def between(tokenizer: Tokenizer, source: str | None = None, target: str | None = None) -> Sides:

@@ -62,14 +62,14 @@ def from_first(ranks: Ranks, make: Callable[[], Tokenizer]) -> Tokenizer:
         made.append(make())
         with TemporaryDirectory() as place:
             made[0].save(place)
-            return {path.name: path.read_text() for path in Path(place).iterdir()}
+            return {path.name: path.read_text(encoding="utf-8") for path in Path(place).iterdir()}
 
     content = ranks.tell(files)
     if made:
         return made[0]
     with TemporaryDirectory() as place:
         for name, text in content.items():
-            (Path(place) / name).write_text(text)
+            (Path(place) / name).write_text(text, encoding="utf-8")
         return Tokenizer.load(place)
 
 

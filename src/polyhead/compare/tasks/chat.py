@@ -11,6 +11,7 @@ from polyhead.data.arrays import Ints
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.rows import Rows
 from polyhead.train.tasks.chat import Chat, store_of
+from polyhead.train.tasks.next_token import features
 
 
 @COMPARED.register("chat")
@@ -19,7 +20,7 @@ def chats() -> Recovering:
     return Recovering(
         words=Words("conversations", "of a forward pass, for each token that the assistant says", given=True),
         numbered=numbered,
-        features=lambda model, batch: model.features(batch.tokens, batch.pos),
+        features=features,
         piece=piece,
         store_of=store_of,
     )
@@ -27,4 +28,4 @@ def chats() -> Recovering:
 
 def numbered(task: Chat, store: ConversationStore) -> Iterator[tuple[Ints, Rows]]:
     """Conversations by their numbers."""
-    return ((rows, store.batch(rows, task.pad_id)) for rows in task.batches(store))
+    return ((rows, store.batch(rows, task.pad_id)) for rows in task.by_length(store).plan())

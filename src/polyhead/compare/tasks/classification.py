@@ -111,7 +111,7 @@ def piece(task: Classification, rows: np.ndarray) -> Piece:
 def judged(model: Classifier, task: Classification, store: LabelledStore) -> Judged:
     """Every text of a store by a model."""
     found: dict[int, tuple[float, int, int]] = {}
-    for rows in task.batches(store):
+    for rows in task.by_length(store).plan():
         given, labels = beside(model, store.batch(rows, task.tokenizer.pad_id))
         log_p = model.eval()(*given.called(model.config.segments)).double().log_softmax(-1)
         nll = -log_p.gather(1, labels[:, None]).flatten()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from polyhead.analysis.perplexity import Perplexity
 from polyhead.compare.measure import by_row, loss_and_ppl
@@ -24,6 +23,7 @@ from polyhead.nn.place import beside
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.tasks.language import LanguageModel
+from polyhead.train.tasks.next_token import features
 from polyhead.train.tasks.plain_text import store_of
 
 # texts that go on side by side while speed is measured, and tokens of each at most
@@ -123,12 +123,7 @@ class LanguageModels:
 def piece(batch: Rows) -> Piece:
     """A batch as it is measured."""
     real = batch.labels != IGNORED
-
-    def features(model: CausalLM) -> Tensor:
-        here = beside(model, batch)
-        return model.features(here.tokens, here.pos)
-
-    return Piece(features, int(real.sum()), {"stack": real})
+    return Piece(lambda model: features(model, beside(model, batch)), int(real.sum()), {"stack": real})
 
 
 def batches(task: LanguageModel, store: TokenStore) -> Iterator[Rows]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from polyhead.analysis.recovered import Recovered
 from polyhead.data.arrays import Ints
-from polyhead.data.batches import costliest, deal, described, plan_epoch
+from polyhead.data.batches import ByLength, deal
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
 from polyhead.data.rows import Rows
@@ -77,18 +77,17 @@ class Chat:
             warn_of_few(store.report, recipe, report)
         task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
         for split in recipe.data.splits[1:]:
-            task.batches(stores[split])  # a row that is larger than a batch is told now
-        report.say(described(task.plan(0), task.train.lengths, task.train.lengths))
+            task.by_length(stores[split]).plan()  # a row that is larger than a batch is told now
+        report.say(task.by_length(task.train).described())
         return task
 
     def plan(self, epoch: int) -> Sequence[Ints]:
         """The conversations of every batch of an epoch, in order."""
-        return self.batches(self.train, epoch)
+        return self.by_length(self.train).plan(epoch)
 
     def hardest(self) -> Ints:
         """The batch that needs the most memory; no epoch has a larger one."""
-        batches = self.plan(0)
-        return batches[costliest(batches, self.train.lengths, self.train.lengths)]
+        return self.by_length(self.train).hardest()
 
     def deal(self, rows: Ints, n: int) -> list[Ints]:
         """The conversations of a batch in n parts, or fewer, for as many processes."""
@@ -118,26 +117,22 @@ class Chat:
         """The same of the test text, if there is one."""
         return test_facts(run, store_of, self._measured, each)
 
-    def batches(self, store: ConversationStore, epoch: int = 0) -> Sequence[Ints]:
-        """The conversations of a text in batches of equal length."""
-        tokens, seed = self.config.max_tokens, self.config.seed
-        return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
+    def by_length(self, store: ConversationStore) -> ByLength:
+        """The conversations of a text in batches."""
+        return ByLength(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
 
     @torch.no_grad()
     def _measured(self, model: nn.Module, store: ConversationStore, each: Each) -> dict[str, float]:
         def read(rows: Ints) -> Recovered:
             return next_token.measured(model, store.batch(rows, self.pad_id))
 
-        measures = Recovered.of(each(read, self.batches(store))).measures()
+        measures = Recovered.of(each(read, self.by_length(store).plan())).measures()
         return {name: measures[name] for name in ("loss", "ppl")}
 
 
 def conversations_of(recipe: Recipe, split: str) -> Conversations:
     """The files of a split; validation may be a share of the training conversations."""
-    data = recipe.data
-    share = data.valid_share if split != "test" else 0.0
-    files = data.paths("train" if share else split)
-    return open_conversations(files, share, held=split == "valid")
+    return open_conversations(*recipe.data.part(split))
 
 
 def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> ConversationStore:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.analysis.class_metrics import class_measures
-from polyhead.data.batches import costliest, deal, described, plan_epoch
+from polyhead.data.batches import ByLength, deal
 from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
 from polyhead.data.labelled_store import LabelledStore
@@ -71,7 +71,7 @@ class Classification:
         self.train, self.valid, self.labels = train, valid, tuple(labels)
         self.tokenizer, self.config, self.token_dropout = tokenizer, config, token_dropout
         self.identity = {"train": train.directory.name, "valid": valid.directory.name}
-        self.valid_batches = self.batches(valid)
+        self.valid_batches = self.by_length(valid).plan()
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -115,8 +115,8 @@ class Classification:
         if recipe.data.valid_share:
             task.warn_of_missing(counts, report)
         if "test" in stores:
-            task.batches(stores["test"])  # a row that is larger than a batch is told now
-        report.say(described(task.plan(0), train.lengths, train.lengths))
+            task.by_length(stores["test"]).plan()  # a row that is larger than a batch is told now
+        report.say(task.by_length(train).described())
         return task
 
     def warn_of_missing(self, counts: Sequence[int], report: Reporter) -> None:
@@ -150,12 +150,11 @@ class Classification:
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
-        return self.batches(self.train, epoch)
+        return self.by_length(self.train).plan(epoch)
 
     def hardest(self) -> np.ndarray:
         """The rows of the batch that needs the most memory; no epoch has a larger one."""
-        batches = self.plan(0)
-        return batches[costliest(batches, self.train.lengths, self.train.lengths)]
+        return self.by_length(self.train).hardest()
 
     def deal(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
         """The rows of a batch in n parts, or fewer, for as many processes."""
@@ -198,14 +197,13 @@ class Classification:
         for split, store in splits.items():
             if split == "test" and store.report.kept < store.report.read:
                 facts["test texts"] = str(store.report)
-            measured = self._measured(run.model, store, self.batches(store), each)
+            measured = self._measured(run.model, store, self.by_length(store).plan(), each)
             facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
         return facts
 
-    def batches(self, store: LabelledStore, epoch: int = 0) -> Sequence[np.ndarray]:
-        """The rows of some texts in batches of equal length."""
-        tokens, seed = self.config.max_tokens, self.config.seed
-        return plan_epoch(store.lengths, store.lengths, max_tokens=tokens, seed=seed, epoch=epoch)
+    def by_length(self, store: LabelledStore) -> ByLength:
+        """Some texts in batches."""
+        return ByLength(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
 
     def _hide(self, tokens: Tensor) -> Tensor:
         """(B, T) with a share of the tokens of the texts replaced by the mask, drawn from torch's generator."""
@@ -238,11 +236,8 @@ def _scores(model: nn.Module, given: FramedBatch) -> Tensor:
 def labelled_of(recipe: Recipe, split: str) -> Labelled:
     """The files of a split as the recipe says they are read; validation may be a share of the training text."""
     data = recipe.data
-    share = data.valid_share if split != "test" else 0.0
-    files = data.paths("train" if share else split)
-    return open_labelled(
-        files, format=data.format, text=data.text, label=data.label, share=share, held=split == "valid"
-    )
+    files, share, held = data.part(split)
+    return open_labelled(files, format=data.format, text=data.text, label=data.label, share=share, held=held)
 
 
 def store_of(recipe: Recipe, split: str, labels: Sequence[str], tokenizer: Tokenizer) -> LabelledStore:

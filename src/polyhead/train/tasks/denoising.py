@@ -11,7 +11,7 @@ from torch import nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.arrays import Ints
-from polyhead.data.batches import costliest, described, plan_epoch
+from polyhead.data.batches import ByLength
 from polyhead.data.collate import Batch, collate_pairs
 from polyhead.data.denoising import (
     even_spans,
@@ -40,7 +40,7 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, store_of, test_facts, text_of
+from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, text_of
 
 PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
 SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
@@ -146,8 +146,7 @@ class Denoising:
         task = cls(train, valid, tokenizer, recipe.data, recipe.train, **recipe.task.options)
         for split in recipe.data.splits[1:]:
             task._whole(stores[split])  # a text that is larger than a batch is told now
-        lengths = task._lengths(task._pieces(0))
-        report.say(described([batch.rows for batch in task.plan(0)], *lengths))
+        report.say(task._by_length(task._pieces(0), recipe.train.seed).described())
         return task
 
     def plan(self, epoch: int) -> Sequence[Texts]:
@@ -156,8 +155,9 @@ class Denoising:
 
     def hardest(self) -> Texts:
         """The batch that needs the most memory."""
-        plan, lengths = self.plan(0), self._lengths(self._pieces(0))
-        return plan[costliest([batch.rows for batch in plan], *lengths)]
+        pieces = self._pieces(0)
+        rows = self._by_length(pieces, self.config.seed).hardest()
+        return Texts(0, rows, pieces.of(rows))
 
     def deal(self, chosen: Texts, n: int) -> list[Texts]:
         """The rows of a batch in n parts, or fewer, for as many processes."""
@@ -185,23 +185,26 @@ class Denoising:
 
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        accuracy = self._measured(run.model, self.valid, each)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured, each)
+        return accuracy_facts(run, self.valid, self._measured, each)
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))
 
     def _lengths(self, pieces: Pieces) -> tuple[Ints, Ints]:
         """What each text takes in a batch on either side, at most."""
+        of_source, of_target = self.tokenizer.sides.added
         if self.noise == "infilling":  # there are never more masks than tokens hidden
-            return pieces.lengths + 1, pieces.lengths + 1
+            return pieces.lengths + of_source, pieces.lengths + of_target
         known = {n: span_counts(n, self.share, self.span) for n in np.unique(pieces.lengths).tolist()}
         counts = np.array([known[n] for n in pieces.lengths.tolist()], dtype=np.int64).reshape(-1, 2)
         covered, spans = counts[:, 0], counts[:, 1]
-        return pieces.lengths - covered + spans + 1, covered + spans + 2
+        return pieces.lengths - covered + spans + of_source, covered + spans + 1 + of_target
+
+    def _by_length(self, pieces: Pieces, seed: int) -> ByLength:
+        return ByLength(*self._lengths(pieces), self.config.max_tokens, seed)
 
     def _planned(self, pieces: Pieces, epoch: int, seed: int) -> list[Texts]:
-        plan = plan_epoch(*self._lengths(pieces), max_tokens=self.config.max_tokens, seed=seed, epoch=epoch)
+        plan = self._by_length(pieces, seed).plan(epoch)
         return [Texts(epoch, rows, pieces.of(rows)) for rows in plan]
 
     def _damaged(self, store: TokenStore, chosen: Texts, key: list[int]) -> Batch:

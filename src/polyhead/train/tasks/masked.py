@@ -28,7 +28,7 @@ from polyhead.text.words import words_of
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_text, open_stores, rows_of, store_of, test_facts, text_of
+from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, rows_of, text_of
 
 PLAN, MASKS, MEASURED = 1, 2, 3  # what is drawn, first in the key of a generator
 
@@ -156,8 +156,7 @@ class MaskedLanguage:
 
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
-        accuracy = self._measured(run.model, self.valid, each)["accuracy"]
-        return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, self._measured, each)
+        return accuracy_facts(run, self.valid, self._measured, each)
 
     def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
         tokens, pos = collate_packs(store, packed, self.tokenizer)

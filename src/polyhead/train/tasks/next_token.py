@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.rows import Rows
@@ -34,18 +34,25 @@ def count(batch: Rows) -> int:
     return int((batch.labels >= 0).sum())
 
 
+def features(model: CausalLM | Ensemble, batch: Rows) -> Tensor:
+    """What the head reads: (B, T, C)."""
+    # padding on the right is after all that a causal decoder sees, so most need not be told of it
+    told = batch.documents or model.counts_tokens
+    return model.features(batch.tokens, batch.pos if told else None)
+
+
 def loss(model: nn.Module, batch: Rows, smoothing: float = 0.0) -> Loss:
     """Cross-entropy as sums."""
     assert isinstance(model, CausalLM)
     batch = beside(model, batch)
-    return cross_entropy(model.features(batch.tokens, batch.pos), model.head, batch.labels, smoothing)
+    return cross_entropy(features(model, batch), model.head, batch.labels, smoothing)
 
 
 def measured(model: nn.Module, batch: Rows) -> Recovered:
     """The same without smoothing, of one model or of several together."""
     assert isinstance(model, CausalLM | Ensemble)
     batch = beside(model, batch)
-    return recovered(model.features(batch.tokens, batch.pos), model.head, batch.labels)
+    return recovered(features(model, batch), model.head, batch.labels)
 
 
 def scores(model: nn.Module, batch: Rows) -> Scores:
@@ -53,5 +60,5 @@ def scores(model: nn.Module, batch: Rows) -> Scores:
     assert isinstance(model, CausalLM)
     batch = beside(model, batch)
     asked = batch.labels != IGNORED
-    hidden = model.features(batch.tokens, batch.pos)[asked]
+    hidden = features(model, batch)[asked]
     return Scores(model.head(hidden), batch.labels[asked], hidden)

@@ -25,11 +25,10 @@ def text_of(recipe: Recipe, split: str) -> Text:
 
     Of TSV and JSONL files the column ``data.text`` is read.
     """
-    data, share = recipe.data, (0.0, 1.0)
-    if split != "test" and not data.valid:
-        kept = 1.0 - data.valid_share
-        split, share = "train", (0.0, kept) if split == "train" else (kept, 1.0)
-    return open_text(data.paths(split), data.documents, share, data.text, data.format)
+    data = recipe.data
+    files, share, held = data.part(split)
+    kept = (1.0 - share, 1.0) if share and held else (0.0, 1.0 - share)
+    return open_text(files, data.documents, kept, data.text, data.format)
 
 
 def text_in(files: Sequence[Path], recipe: Recipe | None, columns: Sequence[Column] = ()) -> Text:
@@ -89,6 +88,14 @@ def test_facts(
         return {}
     found = measured(run.model, store_of(recipe, "test", run.tokenizer), each)
     return {f"test {name}": f"{value:.4f}" for name, value in found.items()}
+
+
+def accuracy_facts(
+    run: Run, valid: TokenStore, measured: Callable[[nn.Module, Any, Each], dict[str, float]], each: Each
+) -> dict[str, str]:
+    """The accuracy of the validation text, whose loss is told already, and all that is measured of the test text."""
+    accuracy = measured(run.model, valid, each)["accuracy"]
+    return {"valid accuracy": f"{accuracy:.4f}"} | test_facts(run, store_of, measured, each)
 
 
 def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[str, TokenStore]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.analysis.recovered import recovered
+from polyhead.analysis.recovered import perplexity_of, recovered
 from polyhead.data.masking import drawn
 from polyhead.data.packing import Pack
 from polyhead.data.token_store import TokenStore
@@ -54,7 +53,7 @@ class Told(NamedTuple):
         nll = self.nll / max(self.asked, 1)
         loss = nll + weight * self.missed / max(self.tokens, 1)
         f1 = 2 * self.found / max(self.suspected + self.replaced, 1)
-        return {"loss": loss, "ppl": math.exp(min(nll, 700.0)), "f1": f1}
+        return {"loss": loss, "ppl": perplexity_of(nll), "f1": f1}
 
 
 @TASK.register("replaced-tokens")

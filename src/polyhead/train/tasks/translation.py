@@ -10,7 +10,7 @@ from torch import nn
 
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.analysis.recovered import perplexity_of
-from polyhead.data.batches import costliest, deal, described, plan_epoch
+from polyhead.data.batches import ByLength, deal
 from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
@@ -71,7 +71,7 @@ class Translation:
         self.halves = _halves(tokenizer, token_split)
         self.title, self.identity = title, {"train": train.directory.name, "valid": valid.directory.name}
         # made now, so that a pair that fits no batch is told at the start
-        self.valid_batches = self._plan(valid, 0)
+        self.valid_batches = self.by_length(valid).plan()
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
@@ -109,17 +109,16 @@ class Translation:
         title = f"A translator, {' to '.join(named) or 'source to target'}"
         measures = _measures(recipe, tokenizer)
         task = cls(train, valid, tokenizer, recipe.train, measures, title, **recipe.task.options)
-        report.say(described(task.plan(0), train.source_lengths, train.target_lengths))
+        report.say(task.by_length(train).described())
         return task
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """The rows of every batch of an epoch, in order."""
-        return self._plan(self.train, epoch)
+        return self.by_length(self.train).plan(epoch)
 
     def hardest(self) -> np.ndarray:
         """The rows of the batch that needs the most memory; no epoch has a larger one."""
-        batches = self.plan(0)
-        return batches[costliest(batches, self.train.source_lengths, self.train.target_lengths)]
+        return self.by_length(self.train).hardest()
 
     def deal(self, rows: np.ndarray, n: int) -> list[np.ndarray]:
         """The rows of a batch in n parts, or fewer, for as many processes."""
@@ -157,14 +156,9 @@ class Translation:
             measured |= measure(model, each)
         return measured
 
-    def _plan(self, store: PairStore, epoch: int) -> Sequence[np.ndarray]:
-        return plan_epoch(
-            store.source_lengths,
-            store.target_lengths,
-            max_tokens=self.config.max_tokens,
-            seed=self.config.seed,
-            epoch=epoch,
-        )
+    def by_length(self, store: PairStore) -> ByLength:
+        """Some pairs in batches."""
+        return ByLength(store.source_lengths, store.target_lengths, self.config.max_tokens, self.config.seed)
 
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """BLEU and chrF on the validation text and, where there is one, the test text, decoded as the recipe says."""
@@ -181,10 +175,9 @@ class Translation:
 def corpus_of(recipe: Recipe, split: str) -> Corpus:
     """The files of a split as the recipe says they are read; validation may be a share of the training text."""
     data = recipe.data
-    share = data.valid_share if split != "test" else 0.0
-    files = data.paths("train" if share else split)
+    files, share, held = data.part(split)
     return open_corpus(
-        files, format=data.format, source=data.source, target=data.target, share=share, held=split == "valid"
+        files, format=data.format, source=data.source, target=data.target, share=share, held=held
     )
 
 
