@@ -16,6 +16,7 @@ from polyhead.data.rows import collate_rows, plan_rows
 from polyhead.data.text import Text, TextReport, open_text, texts
 from polyhead.data.token_store import TokenStore
 from polyhead.errors import UserError
+from polyhead.nn.loss import IGNORED
 from polyhead.registry import Choice
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
@@ -170,6 +171,25 @@ def test_one_file_that_is_one_document_has_no_mark(write, tokenizer, tmp_path) -
     store = build(tmp_path, tokenizer, [write("play", PLAY)], "file")
     assert store.ids.tolist() == tokenizer.encode([PLAY])[0]
     assert store.begins.tolist() == [0]
+
+
+def test_documents_that_begin_with_tokens_of_their_own_stand_apart(write, tokenizer, tmp_path) -> None:
+    """No end of one is asked for how the next begins."""
+    text, end = open_text([write("play", PLAY)], "blank"), tokenizer.eos_id
+    begin = [tokenizer.bos_id]
+    assert begin != [end]
+    store = TokenStore.open_or_build(text, tokenizer, tmp_path / "cache", begin)
+    read = tokenizer.encode(["ROMEO:\nBut soft!", "JULIET:\nAy me.", "ROMEO:\nShe speaks."])
+    assert store.ids.tolist() == [token for ids in read for token in (*begin, *ids, end)]
+    assert store.begins.tolist() == [0, len(read[0]) + 2, len(read[0]) + len(read[1]) + 4]
+    rows = collate_rows(store, np.array([0]), len(store), documents=True)
+    wanted = [token for ids in read for token in (*ids, end, IGNORED)]
+    assert rows.labels[0].tolist() == wanted
+    assert rows.pos[0].tolist() == [i for ids in read for i in range(len(ids) + 2)]
+    plain = TokenStore.open_or_build(text, tokenizer, tmp_path / "cache")
+    assert plain.directory != store.directory
+    same = TokenStore.open_or_build(text, tokenizer, tmp_path / "cache", [end])
+    assert (same.directory, same.apart) == (plain.directory, False)
 
 
 @settings(max_examples=100, deadline=None)

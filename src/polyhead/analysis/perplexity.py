@@ -59,7 +59,7 @@ def of_text(model: CausalLM, tokenizer: Tokenizer, text: Text, width: int, batch
             f"wanted a text that polyhead.data.text.open_text opens, got {show(text)}; run.perplexity([...]) is of texts as they are"
         )
     with TemporaryDirectory() as place:
-        store = TokenStore.open_or_build(text, tokenizer, place)
+        store = TokenStore.open_or_build(text, tokenizer, place, tokenizer.begin)
         return perplexity(model, store, width, max(1, batch_tokens // width))
 
 

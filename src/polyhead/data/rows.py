@@ -45,7 +45,10 @@ def collate_rows(store: TokenStore, starts: Ints, width: int, *, documents: bool
     """The rows that begin at those places; with ``documents`` positions begin again at 0 with each of them."""
     at = np.asarray(starts)[:, None] + np.arange(width + 1)
     cells = torch.from_numpy(store.ids[np.minimum(at, len(store) - 1)].astype(np.int64))
-    labels = cells[:, 1:].masked_fill(torch.from_numpy(at[:, 1:] >= len(store)), IGNORED)
+    unasked = at[:, 1:] >= len(store)
+    if store.apart:
+        unasked |= _positions(store.begins, at)[:, 1:].numpy() == 0
+    labels = cells[:, 1:].masked_fill(torch.from_numpy(unasked), IGNORED)
     pos = _positions(store.begins, at[:, :-1]) if documents else None
     return Rows(cells[:, :-1], pos, labels, documents)
 

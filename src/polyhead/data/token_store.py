@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,10 +24,11 @@ class TokenStore:
 
     Where there may be several (``Text.marked``), each begins with the end-of-sentence token, and so the end of one is
     the beginning of the next; one more ends the last. So a model learns how documents begin from that token alone.
+    Those that stand ``apart`` begin with tokens of their own, such as the <s> of Llama, which no end predicts.
     """
 
-    def __init__(self, directory: Path, report: TextReport) -> None:
-        self.directory, self.report = directory, report
+    def __init__(self, directory: Path, report: TextReport, apart: bool = False) -> None:
+        self.directory, self.report, self.apart = directory, report, apart
         self.ids: Ints = open_flat(directory / "ids.npy")
         self.begins: Ints = open_flat(directory / "begins.npy")
 
@@ -34,8 +36,14 @@ class TokenStore:
         return len(self.ids)
 
     @classmethod
-    def open_or_build(cls, text: Text, tokenizer: Tokenizer, cache: str | os.PathLike[str]) -> TokenStore:
-        """The store of a text under the directory ``cache``; made if it is not there or not whole."""
+    def open_or_build(
+        cls, text: Text, tokenizer: Tokenizer, cache: str | os.PathLike[str], begin: Sequence[int] = ()
+    ) -> TokenStore:
+        """The store of a text under the directory ``cache``; made if it is not there or not whole.
+
+        ``begin``: what a document begins with, if not with the end of the one before.
+        """
+        apart = bool(begin) and list(begin) != [tokenizer.eos_id]
         prints = [fingerprint(path) for path in text.files]
         settings = [
             LAYOUT,
@@ -44,21 +52,24 @@ class TokenStore:
             text.documents,
             text.share,
             *([text.table, text.columns, "as written"] if text.table else []),
+            *([list(begin)] if apart else []),
         ]
         directory = home(cache, "text", settings)
-        write = partial(_write, text, tokenizer)
-        return cls(directory, whole(directory, DTYPES, TextReport, write))
+        write = partial(_write, text, tokenizer, begin if apart else ())
+        return cls(directory, whole(directory, DTYPES, TextReport, write), apart)
 
 
-def _write(text: Text, tokenizer: Tokenizer, directory: Path) -> TextReport:
+def _write(text: Text, tokenizer: Tokenizer, begin: Sequence[int], directory: Path) -> TextReport:
     report = TextReport(text.where)
     with flat_files(directory, DTYPES) as out:
         mark = [tokenizer.eos_id] if text.marked else []
         begins = True
         for piece in text.pieces(report):
             if begins:
+                if begin and out["ids"].count:
+                    out["ids"].append(mark)
                 out["begins"].append([out["ids"].count])
-                out["ids"].append(mark)
+                out["ids"].append(begin or mark)
             out["ids"].append(tokenizer.encode([piece.text])[0])
             begins = piece.last
         out["ids"].append(mark)

@@ -24,17 +24,19 @@ class Frame(NamedTuple):
 
 
 def frame(recipe: Recipe | None, tokenizer: Tokenizer) -> Frame:
-    """Lines, paragraphs and the values of a table begin and end with the mark of a document.
+    """What the tokenizer's rules put before a text stands there, as a published checkpoint and what began with one know it.
 
-    In whole files, where documents are long and marks rare, a text begins after the end of a line. A published
-    checkpoint, which has no recipe, says in its tokenizer's rules what stands before a text; where they say nothing,
-    it has learned from marked documents, but goes on from the middle of one, as GPT-2.
+    Where they put nothing, lines, paragraphs and the values of a table begin and end with the mark of a document; in whole
+    files, where documents are long and marks rare, a text begins after the end of a line. A published checkpoint without
+    such rules has learned from marked documents, but goes on from the middle of one, as GPT-2.
     """
-    mark = [tokenizer.eos_id]
+    begin, mark = tokenizer.begin, [tokenizer.eos_id]
     if recipe is None:
-        return Frame(tokenizer.begin or mark, [], bool(tokenizer.begin))
+        return Frame(begin or mark, [], bool(begin))
     if recipe.data.documents != "file" or _of_tables(recipe):
-        return Frame(mark, mark, True)
+        return Frame(begin or mark, mark, True)
+    if begin:
+        return Frame(begin, [], True)
     (line,) = tokenizer.encode(["\n"])
     known = line and tokenizer.decode([line]) == ["\n"]
     return Frame(line if known else mark, [], False)

@@ -42,7 +42,8 @@ def text_in(files: Sequence[Path], recipe: Recipe | None, columns: Sequence[Colu
 
 def store_of(recipe: Recipe, split: str, tokenizer: Tokenizer) -> TokenStore:
     """The text of a split as tokens, made or found."""
-    return TokenStore.open_or_build(text_of(recipe, split), tokenizer, recipe.stores)
+    begin = tokenizer.begin if recipe.model.kind == "decoder" else ()
+    return TokenStore.open_or_build(text_of(recipe, split), tokenizer, recipe.stores, begin)
 
 
 def check_text(recipe: Recipe, least: int) -> None:
