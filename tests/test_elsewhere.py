@@ -10,15 +10,15 @@ import pytest
 
 import polyhead as ph
 from polyhead.compare.axes import read_axis
-from polyhead.config import PARTS
-from polyhead.elsewhere import ELSEWHERE, NOTES
+from polyhead.config import PARTS, ModelSection
+from polyhead.elsewhere import ELSEWHERE, NAMES as NAMED, NOTES
 from polyhead.errors import UserError, nearest, section
 from polyhead.generate.settings import changed
-from polyhead.generation_section import GenerationConfig
+from polyhead.generation_section import GenerationConfig, Pooling
 from polyhead.recipe import Recipe, TrainConfig, load_recipe
-from polyhead.registry import OPTIMIZER, SCHEDULE, Choice
+from polyhead.registry import ALL, CACHE, OPTIMIZER, SCHEDULE, TOKENIZER, Choice
 
-REGISTRIES = {**PARTS, "optimizer": OPTIMIZER, "schedule": SCHEDULE}
+REGISTRIES = {**PARTS, "optimizer": OPTIMIZER, "schedule": SCHEDULE, "kind": TOKENIZER, "cache": CACHE}
 NAMES = [(name, key) for key, names in ELSEWHERE.items() for name in names.split()]
 
 
@@ -36,7 +36,8 @@ def test_what_is_meant_is_a_key_of_a_recipe(key: str) -> None:
             return
         root = section(annotation)
     assert last in root.model_fields
-    assert not value or value in get_args(root.model_fields[last].annotation)
+    names = REGISTRIES[last].names() if last in PARTS else get_args(root.model_fields[last].annotation)
+    assert not value or value in names
 
 
 @pytest.mark.parametrize(("name", "key"), NAMES)
@@ -49,6 +50,61 @@ def test_a_name_from_elsewhere_is_not_one_of_ours_at_the_same_place(name: str, k
 def test_no_name_is_told_twice_and_notes_are_of_keys() -> None:
     assert len(set(NAMES)) == len(NAMES)
     assert set(NOTES) <= set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_names_of_parts_from_elsewhere_are_of_parts_that_are_there(kind: str) -> None:
+    known = {registry.kind: registry.names() for registry in ALL} | {
+        "kind": get_args(ModelSection.model_fields["kind"].annotation),
+        "pooling": get_args(Pooling),
+    }
+    there = [name for names in NAMED[kind].values() for name in names.split()]
+    assert set(NAMED[kind]) <= set(known[kind])
+    assert len(set(there)) == len(there) and not set(there) & set(known[kind])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("model.position=RoPE", "'rope'"),
+        ("model.norm=RMSNorm", "'rmsnorm'"),
+        ("model.feed_forward=SwiGLU", "'swiglu'"),
+        ("tokenizer.kind=BPE", "'bpe'"),
+        ("model.position=nope", "'none'"),
+        ("model.position=rotary", "'rope'"),
+        ("model.attention=multihead", "'softmax'"),
+        ("model.feed_forward=moe", "'experts'"),
+        ("tokenizer.kind=sentencepiece", "'unigram'"),
+        ("task=lm", "'language-model'"),
+        ("model.kind=gpt", "'decoder'"),
+        ("generation.pooling=cls", "'first'"),
+        ("tokenizer.lowercase=true", "'kind.lowercase'"),
+        ("model.window=64", "'attention.window'"),
+        ("model.qk_norm=true", "'attention.qk_norm'"),
+        ("model.theta=1e4", "'position.theta'"),
+        ("model.n_experts=4", "'feed_forward=experts'"),
+        ("model.bias=false", "'attention.bias'"),
+        ("train.eps=1e-6", "'optimizer.eps'"),
+        ("train.cooldown=0.2", "'schedule.cooldown'"),
+        ("generation.bits=4", "'cache.bits'"),
+        ("model.position=rope.theta=5", "'rope'"),
+    ],
+)
+def test_what_is_typed_elsewhere_is_answered_with_our_name(typed: str, meant: str, recipe: Path) -> None:
+    with pytest.raises(UserError) as error:
+        load_recipe(recipe, [typed])
+    said = str(error.value)
+    assert f"did you mean {meant}" in said.replace("'model.", "'").replace("'train.", "'").replace(
+        "'tokenizer.", "'"
+    ).replace("'generation.", "'"), said
+    assert "of yours" not in said
+
+
+def test_a_misspelt_section_is_told_alone(recipe: Path) -> None:
+    recipe.write_text(recipe.read_text().replace("train: {", "trian: {"))
+    with pytest.raises(UserError) as error:
+        load_recipe(recipe)
+    assert str(error.value) == "trian: unknown key; did you mean 'train'?"
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_part_of_the_current_directory_has_options_like_any_other(package: Pat
     assert NORM.build(choice, 4)(torch.ones(4)).tolist() == [3.0] * 4
     assert sys.path == searched
     with pytest.raises(
-        UserError, match=r"unknown option of norm 'my_parts.mine:Twice' 'facto'; did you mean 'factor'\?"
+        UserError, match=r"norm 'my_parts.mine:Twice' has no option 'facto'; did you mean 'factor'\?"
     ):
         NORM.check(Choice("my_parts.mine:Twice", facto=3))
 

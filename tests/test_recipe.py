@@ -254,7 +254,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("model.position=ropee", "model.position: unknown position 'ropee'; did you mean 'rope'? Known: "),
         (
             "model.position.thta=3",
-            "model.position: unknown option of position 'sinusoidal' 'thta'; known: base, endpoint, layout, offset",
+            "model.position: position 'sinusoidal' has no option 'thta'; known: base, endpoint, layout, offset",
         ),
         ("model.preset=[base]", "model: unknown preset ['base']; did you mean 'base'? Known: "),
         ("train.freeze=encoder", "train.freeze: 'encoder' is not a list"),

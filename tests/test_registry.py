@@ -66,9 +66,9 @@ def test_options_are_converted_to_their_types(parts: Registry[Any]) -> None:
         (Choice("zzz"), "unknown part 'zzz'; known: plain, spin"),
         (
             Choice("spin", teta=1),
-            "unknown option of part 'spin' 'teta'; did you mean 'theta'? Known: flip, steps, theta",
+            "part 'spin' has no option 'teta'; did you mean 'theta'? Known: flip, steps, theta",
         ),
-        (Choice("plain", theta=1), "unknown option of part 'plain' 'theta'; known: none"),
+        (Choice("plain", theta=1), "part 'plain' has no option 'theta'; known: none"),
         (Choice("spin", theta="soon"), "theta of part 'spin': 'soon' is not a number"),
         (Choice("spin", steps=1.5), "steps of part 'spin': 1.5 is not a whole number"),
     ],

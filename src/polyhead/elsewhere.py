@@ -12,6 +12,7 @@ ELSEWHERE = {
     "data.source_lang": "src_lang source_language",
     "data.target_lang": "tgt_lang target_language",
     "tokenizer.vocab_size": "vocab n_vocab vocabulary_size",
+    "tokenizer.kind.lowercase": "lowercase lower do_lower_case do_lower",
     "model.d_model": "hidden_size n_embd embed_dim embedding_dim dim hidden_dim",
     "model.n_layers": "num_hidden_layers num_layers n_layer layers depth encoder_layers num_encoder_layers",
     "model.n_decoder_layers": "decoder_layers num_decoder_layers",
@@ -22,9 +23,13 @@ ELSEWHERE = {
     "model.feed_forward": "activation hidden_act activation_function",
     "model.dropout": "hidden_dropout_prob dropout_rate dropout_prob resid_pdrop",
     "model.attention.dropout": "attention_dropout attention_probs_dropout_prob attn_pdrop",
-    "model.attention.window": "sliding_window",
-    "model.norm.eps": "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_eps",
-    "model.position.theta": "rope_theta",
+    "model.attention.window": "sliding_window window window_size",
+    "model.attention.qk_norm": "qk_norm use_qk_norm qk_layernorm",
+    "model.attention.bias": "bias attention_bias qkv_bias use_bias",
+    "model.feed_forward=experts": "n_experts num_experts num_local_experts moe",
+    "model.norm.eps": "layer_norm_eps layer_norm_epsilon rms_norm_eps norm_eps eps",
+    "model.position=rope": "rotary use_rope",
+    "model.position.theta": "rope_theta theta rope_base rotary_base",
     "model.tie_embeddings": "tie_word_embeddings tie_weights",
     "model.norm_first": "pre_norm normalize_before",
     "train.lr": "learning_rate",
@@ -37,9 +42,10 @@ ELSEWHERE = {
     "train.optimizer.weight_decay": "weight_decay",
     "train.optimizer.beta1": "betas adam_beta1 beta1",
     "train.optimizer.beta2": "adam_beta2 beta2",
-    "train.optimizer.eps": "adam_epsilon adam_eps",
+    "train.optimizer.eps": "adam_epsilon adam_eps eps",
     "train.schedule": "lr_scheduler_type lr_scheduler scheduler lr_schedule",
     "train.schedule.warmup": "warmup_steps warmup num_warmup_steps warmup_iters warmup_updates warmup_ratio",
+    "train.schedule.cooldown": "cooldown cooldown_steps",
     "train.label_smoothing": "label_smoothing_factor",
     "train.save_every": "save_steps save_interval",
     "train.eval_every": "eval_steps eval_interval",
@@ -61,8 +67,21 @@ ELSEWHERE = {
     "generation.min_new_tokens": "min_tokens min_length",
     "generation.length_penalty": "lenpen length_alpha",
     "generation.batch_tokens": "batch_size eval_batch_size",
+    "generation.cache.window": "window sliding_window",
+    "generation.cache.bits": "bits cache_bits",
     "out": "output_dir out_dir save_dir",
 }
+# of each kind of part, and of other keys whose values are names: what they are called elsewhere
+NAMES = {
+    "task": {"language-model": "lm clm causal_lm", "masked-lm": "mlm", "translation": "mt nmt seq2seq"},
+    "kind": {"decoder": "gpt decoder_only causal", "encoder": "bert encoder_only", "encoder-decoder": "seq2seq t5"},
+    "attention": {"softmax": "mha multihead multi_head gqa mqa sdpa full self"},
+    "position": {"rope": "rotary rotary_embedding", "none": "nope null", "sinusoidal": "sin sincos absolute", "t5": "relative"},
+    "norm": {"layernorm": "ln layer", "rmsnorm": "rms"},
+    "feed_forward": {"experts": "moe mixture", "gelu": "mlp ffn", "swiglu": "silu_glu llama"},
+    "tokenizer": {"unigram": "sentencepiece spm", "bpe": "bbpe byte_level"},
+    "pooling": {"first": "cls [cls]", "mean": "average avg"},
+}  # fmt: skip
 NOTES = {
     "train.max_tokens": "in tokens, not in rows",
     "generation.batch_tokens": "in tokens, not in rows",
@@ -76,6 +95,12 @@ def keys_of(name: object) -> list[str]:
     """The keys of a recipe that are called so elsewhere, the likeliest first."""
     plain = str(name).replace("-", "_").lower()
     return [key for key, names in ELSEWHERE.items() if plain in names.split()]
+
+
+def name_of(kind: str, name: object) -> str:
+    """Our name of what is called so elsewhere, of one kind of part; empty where it is called otherwise."""
+    plain = str(name).replace("-", "_").lower()
+    return next((ours for ours, names in NAMES.get(kind, {}).items() if plain in names.split()), "")
 
 
 def told(words: Mapping[str, str]) -> str:

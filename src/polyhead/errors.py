@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from polyhead.elsewhere import keys_of, told
+from polyhead.elsewhere import keys_of, name_of, told
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -56,25 +56,32 @@ def check_whole(name: str, value: object, least: int | None = None) -> None:
         raise UserError(f"{name} is {show(value)}; wanted a whole number{more}")
 
 
-def nearest(name: object, allowed: Iterable[str], cutoff: float = 0.5, before: str = "") -> str:
+def nearest(
+    name: object, allowed: Iterable[str], cutoff: float = 0.5, before: str = "", kind: str = ""
+) -> str:
     """``; did you mean 'rope'?`` if one of the allowed names is close, else nothing; ``before`` is put before it.
 
     Close are names that have half of their letters in common, in order; of three letters more, for two of them any word may have.
-    Four letters with which a single name begins stand for it.
+    Four letters with which a single name begins stand for it. What one of a ``kind`` is called elsewhere is nearest of all.
     """
-    word, known = str(name), list(allowed)
+    word, known = str(name).lower(), {str(one).lower(): str(one) for one in allowed}
     cutoff = max(cutoff, 0.55) if len(word) <= 3 else cutoff
-    begun = {one for one in known if str(one).startswith(word)} if len(word) > 3 and cutoff <= 0.6 else set()
-    near = list(begun) if len(begun) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return f"; did you mean {before + near[0]!r}?" if near else ""
+    near = [ours] if (ours := name_of(kind, name)) in known else []
+    near = near or ([one for one in known if one.startswith(word)] if len(word) > 3 and cutoff <= 0.6 else [])
+    near = near if len(near) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return f"; did you mean {before + known[near[0]]!r}?" if near else ""
 
 
 def unknown(what: str, name: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that is not among those allowed, with the nearest one that is."""
+    return UserError(f"unknown {what} {show(name)}{among(name, allowed, what)}")
+
+
+def among(name: object, allowed: Iterable[str], kind: str = "") -> str:
+    """``; known: ...``, all that a name could be, behind the nearest of them if one is near."""
     allowed = sorted(allowed)
-    hint, known = nearest(name, allowed), ", ".join(allowed) or "none"
-    return UserError(f"unknown {what} {show(name)}{hint} Known: {known}" if hint else
-                     f"unknown {what} {show(name)}; known: {known}")  # fmt: skip
+    hint, known = nearest(name, allowed, kind=kind), ", ".join(allowed) or "none"
+    return f"{hint} Known: {known}" if hint else f"; known: {known}"
 
 
 def show(value: object) -> str:
@@ -106,7 +113,16 @@ def explain(error: ValidationError, root: type[BaseModel] | None = None, under: 
     ``root`` is the model that was read, for the names of its keys; ``under`` goes before each place.
     """
     told: dict[Any, str] = {}
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    misspelt = [
+        str(one["loc"][-1]) for one in problems if one["type"] == "extra_forbidden" and not one["loc"][1:]
+    ]
+    meant = {
+        near for name in misspelt if root for near in difflib.get_close_matches(name, root.model_fields, 1)
+    }
+    for problem in problems:
+        if problem["loc"] and problem["loc"][0] in meant:
+            continue  # it is not missing, but misspelt
         *place, last = problem["loc"] or [""]
         # where nothing of a list is right, its first entry is told
         key = tuple(place) if isinstance(last, int) else (problem["loc"], problem["type"])
@@ -137,7 +153,8 @@ def _said(problem: Any, root: type[BaseModel] | None) -> str:
         return str(context["error"])
     if kind == "literal_error":
         allowed = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        return f"{came} is not one of {', '.join(allowed)}{nearest(problem['input'], allowed)}"
+        near = nearest(problem["input"], allowed, kind="".join(map(str, problem["loc"][-1:])))
+        return f"{came} is not one of {', '.join(allowed)}{near}"
     if kind == "too_short":
         return f"{came} is empty; give at least {context['min_length']}"
     if kind == "too_long":

@@ -156,7 +156,8 @@ EFFECTIVE = {
 """Keys of generation that have an effect on what is made."""
 SAID = EFFECTIVE["drawn text"] | EFFECTIVE["the likeliest texts"]
 USED = {
-    "encoder-decoder": ("translations", EFFECTIVE["translations"] | EFFECTIVE["drawn translations"]),
+    # what draws them is typed where it is wanted
+    "encoder-decoder": ("translations", EFFECTIVE["translations"]),
     # whether beams search for a text, and how many of them, is said where it is wanted
     "decoder": ("what a language model says", SAID - {"beam_size", "n_best"} | POOLED | {"chat"}),
     "encoder": ("vectors and classes of texts", POOLED | {"sigmoid"}),
@@ -172,7 +173,8 @@ def biases(given: Any) -> dict[int, float]:
     for key, bias in given.items():
         token = int(key) if isinstance(key, str) and ID.fullmatch(key) else key
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) <= LARGEST:
-            raise UserError(f"{show(key)} is not a token id")
+            blank = "; YAML wants a blank behind the colon: {7: -100}" if ":" in str(key) else ""
+            raise UserError(f"{show(key)} is not a token id{blank}")
         if isinstance(bias, bool) or not isinstance(bias, Real) or not -BIAS <= float(bias) <= BIAS:
             raise UserError(
                 f"token {token} has the bias {show(bias)}, wanted a number from -{BIAS} to {BIAS}"

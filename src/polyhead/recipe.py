@@ -23,7 +23,11 @@ from polyhead.sections import AdaptSection, DistillSection, Section, Start
 class TrainConfig(Section):
     """How the model learns. It stops at ``steps`` or ``epochs``, whichever comes first."""
 
-    steps: int | None = Field(None, gt=0, description="updates of the weights")
+    steps: int | None = Field(
+        None,
+        gt=0,
+        description="updates of the weights; training ends with these or with the epochs, whichever come first",
+    )
     epochs: float | None = Field(None, gt=0, description="passes over the training text")
     max_tokens: int = Field(4096, gt=0, description="tokens in a batch, padding counted")
     accumulate: int = Field(1, gt=0, description="batches in one update")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import threading
 import typing
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from polyhead.errors import UserError, bounded, explain, show, unknown
+from polyhead.errors import UserError, among, bounded, explain, show, unknown
 from polyhead.foreign import find
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -96,7 +97,7 @@ class Registry(Generic[T]):
             return self._foreign(name)
         self._discover()
         if name not in self._parts:
-            place, dot, part = name.rpartition(".")
+            place, dot, part = name.rpartition(".") if re.fullmatch(r"[\w.]+", name) else ("", "", "")
             own = f"; a part of a package of yours is written {place}:{part}" if dot else ""
             raise UserError(f"{unknown(self.kind, name, self._parts)}{own}")
         return self._parts[name]
@@ -117,7 +118,9 @@ class Registry(Generic[T]):
         options = self.options(choice.name)
         for key in choice.options:
             if key not in options:
-                raise unknown(f"option of {self.kind} {choice.name!r}", key, options)
+                raise UserError(
+                    f"{self.kind} {show(choice.name)} has no option {show(key)}{among(key, options)}"
+                )
         checked = {}
         for key, (kind, default) in options.items():
             value = choice.options.get(key, default)

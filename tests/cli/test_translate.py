@@ -358,7 +358,7 @@ def test_a_line_too_long_is_named_and_can_be_cut(
         ),
         (
             ["--cache", "window,widow=4"],
-            "cache: unknown option of cache 'window' 'widow'; did you mean 'window'? Known: ",
+            "cache: cache 'window' has no option 'widow'; did you mean 'window'? Known: ",
         ),
         (["--cache", "window,4"], "'window,4': expected name,option=value, e.g. window,window=256,sink=4"),
         (

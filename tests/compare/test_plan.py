@@ -100,7 +100,7 @@ def test_a_combination_that_does_not_work_is_a_row_with_the_reason() -> None:
         (Axis("model.norm", ("rmsnrm",)), "model.norm: unknown norm 'rmsnrm'; did you mean 'rmsnorm'"),
         (
             Axis("model.norm", ("{name: rmsnorm, ep: 1}",)),
-            "model.norm: unknown option of norm 'rmsnorm' 'ep'",
+            "model.norm: norm 'rmsnorm' has no option 'ep'",
         ),
         (Axis("model.d_ff", ("-3",)), "model.d_ff: -3 is out of range"),
         (Axis("model.d_ff", ("[1",)), "d_ff=.1: line 1, column 3"),

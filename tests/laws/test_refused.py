@@ -36,7 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"attention": {"name": "linear", "window": 4}},
-        "unknown option of attention 'linear' 'window'; known: bias, chunk, eps, feature_map, tie",
+        "attention 'linear' has no option 'window'; known: bias, chunk, eps, feature_map, tie",
     ),
     (
         {"attention": {"name": "linear", "chunk": 0}},

@@ -28,7 +28,7 @@ def read_lines(source: str) -> Iterator[str]:
     if source != "-" and not os.path.exists(path):
         there = [p.name for p in path.parent.glob("*")] if os.path.isdir(path.parent) else []
         way = "; a text itself is piped in: echo TEXT | polyhead ..." if any(map(str.isspace, source)) else ""
-        raise UserError(f"no file {source!r}{nearest(path.name, there) or way}")
+        raise UserError(f"no file {source!r}{way or nearest(path.name, there)}")
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
     elif path.is_file() or path.is_dir():
