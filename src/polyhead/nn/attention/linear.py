@@ -162,9 +162,12 @@ class LinearAttention(nn.Module):
         return out
 
     def _features(self, x: Tensor, pos: Tensor | None) -> Terms:
-        """(B, T, H * D) -> phi (B, H, T, P), for the numerator as position turns it and for the denominator as it is."""
+        """(B, T, H * D) -> phi (B, H, T, P), for the numerator as position turns it and for the denominator unturned."""
         features: Tensor = self.phi(widened(split_heads(x, self.head_dim)))
-        return (self.position.rotate(features, pos), features) if self.turned else (features,)
+        if not self.turned:
+            return (features,)
+        # both as large, or what a scheme makes sharper would come out larger
+        return self.position.rotate(features, pos), self.position.scaled(features)
 
     def _keys(self, k: Tensor, pos: Tensor | None) -> Terms:
         """The same of keys; those of padding have no features at all, and so no weight."""

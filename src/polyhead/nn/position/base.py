@@ -59,6 +59,10 @@ class Position(nn.Module):
         """Turns queries and keys (rope): (B, H, T, D), (B, T) -> (B, H, T, D)."""
         return x
 
+    def scaled(self, x: Tensor) -> Tensor:
+        """As ``rotate`` makes them larger or smaller, but not turned: (B, H, T, D) -> (B, H, T, D)."""
+        return x
+
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor | None:
         """Added to the scores (alibi, relative): (B, H, T, D) at pos (B, T) over kv -> (1 or B, H, T, S).
 

@@ -118,6 +118,12 @@ class Rope(Position):
         out: Tensor = _Turn.apply(x, cos, sin, self.layout)
         return out
 
+    def scaled(self, x: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D)."""
+        if self.gain == 1:
+            return x
+        return torch.cat([x[..., : self.width] * self.gain, x[..., self.width :]], -1)
+
     def _written_out(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """The same for a graph that is exported, where nothing is written into what is there already."""
         angle = (whole(x.size(2), x.device) if pos is None else pos)[:, None, :, None] * self.rate
