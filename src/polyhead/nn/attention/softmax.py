@@ -123,7 +123,6 @@ class Attention(nn.Module):
         self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]
     ) -> Tensor:
         """What queries (B, H, T, D) at pos (B, T) take of the values that mask shows: (B, T, H * Dv)."""
-        seen: list[Tensor] = []
         out = attend(
             q,
             kv,
@@ -133,9 +132,7 @@ class Attention(nn.Module):
             scale=self.scale,
             softcap=self.softcap,
             dropout=self.dropout if self.training else 0.0,
-            watch=[*watch, seen.append] if self.position.adds_values else watch,
+            values=(lambda x: self.position.values(x, kv, pos)) if self.position.adds_values else None,
+            watch=watch,
         )
-        for weights in seen:
-            more = self.position.values(weights, kv, pos)
-            out = out if more is None else out + more
         return merge_heads(out)

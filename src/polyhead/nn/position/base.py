@@ -78,7 +78,7 @@ class Position(nn.Module):
         return self.bias(q, kv, pos, scale)
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
-        """Added to the output (relative): weights (B, H, T, S) of queries at pos over kv -> (B, H, T, Dv).
+        """Added to the output (relative): weights (B, H, T, S), after dropout, of queries at pos over kv -> (B, H, T, Dv).
 
         A scheme with such a part sets ``adds_values``, for the weights are made by hand for it.
         """
