@@ -114,16 +114,25 @@ def visible(q_pos: Tensor, k_pos: Tensor, causal: bool, window: Window | None = 
 
 
 def sight(
-    q_pos: Tensor | None, kv: KV, length: int, causal: bool, window: Window | None = None
+    q_pos: Tensor | None,
+    kv: KV,
+    length: int,
+    causal: bool,
+    window: Window | None = None,
+    *,
+    alone: bool = False,
 ) -> Tensor | None:
-    """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen."""
+    """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen.
+
+    ``alone``: kv are the keys and values of the queries' own tokens, which may be of several documents.
+    """
     if window is None and kv.seen is not None:
         return kv.seen
     if window is None and kv.pos is None and (q_pos is None or not causal):
         return None
-    q_pos = whole(length, kv.k.device) if q_pos is None else q_pos
     k_pos = whole(kv.k.size(2), kv.k.device)[:, None] if kv.pos is None else kv.pos
-    return visible(q_pos, k_pos, causal, window)
+    mask = visible(whole(length, kv.k.device) if q_pos is None else q_pos, k_pos, causal, window)
+    return within_documents(mask, q_pos) if alone else mask
 
 
 def within_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | None:

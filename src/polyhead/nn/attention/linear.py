@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Tie, keys_values, projections
+from polyhead.nn.attention.projections import Tie, keys_values, projections, refuse_scores
 from polyhead.nn.exact import exactly, widened
 from polyhead.nn.kv import Watcher, fold, merge_heads, split_heads, unfold
 from polyhead.nn.position.base import Position
@@ -81,11 +81,7 @@ class LinearAttention(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        if position.acts_on == "scores":
-            raise UserError(
-                "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw, disentangled) is added to: "
-                "take position rope, sinusoidal, learned or none, or attention softmax"
-            )
+        refuse_scores("linear", position)
         if chunk < 1:
             raise UserError(f"chunk of attention 'linear' is {chunk}, wanted at least 1 token")
         if eps <= 0:
