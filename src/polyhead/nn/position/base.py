@@ -31,8 +31,8 @@ class Position(nn.Module):
     """No positions: attention then treats its input as a set.
 
     An encoder is blind to order; a decoder can still count through its causal mask. It is also the base of all schemes:
-    one acts in one place, which ``acts_on`` names, and overrides the method of that place. ``pos`` None stands for
-    whole rows 0..T-1.
+    one acts in one place, whose method it overrides, and which ``acts_on`` then names. ``pos`` None stands for whole rows
+    0..T-1.
 
     When: a baseline
     """
@@ -41,12 +41,11 @@ class Position(nn.Module):
     products = 1  # of which attention's score is the sum: more with vectors of the scheme's own
 
     def __init_subclass__(cls) -> None:
-        """A scheme that does not say where it acts acts where it overrides: the kernels go by ``acts_on``."""
+        """A scheme acts where it overrides: the kernels go by ``acts_on``, and would pass over what it does elsewhere."""
         super().__init_subclass__()
-        if "acts_on" not in vars(cls):
-            for method, place in _PLACES.items():
-                if method in vars(cls):
-                    cls.acts_on = place
+        for method, place in _PLACES.items():
+            if getattr(cls, method) is not getattr(Position, method):
+                cls.acts_on = place
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

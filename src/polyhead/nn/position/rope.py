@@ -44,8 +44,6 @@ class Rope(Position):
       long: the same where max_len is above it
     """
 
-    acts_on = "heads"
-
     def __init__(
         self,
         shape: Shape,
