@@ -26,7 +26,7 @@ from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
-from polyhead.generate.speculative import Guess, Guesser, Proposer, Terms, speculative
+from polyhead.generate.speculative import Conditions, Guess, Guesser, Proposer, speculative
 from polyhead.models import build
 from polyhead.registry import SPECULATE, Choice
 from polyhead.run import Run
@@ -81,8 +81,8 @@ class Counted:
         self.proposer = proposer
         self.guessed = self.rows = 0  # tokens, and rows of steps
 
-    def begin(self, prompts: Sequence[Sequence[int]], terms: Terms) -> Counted:
-        self.inner: Guesser = self.proposer.begin(prompts, terms)
+    def begin(self, prompts: Sequence[Sequence[int]], conditions: Conditions) -> Counted:
+        self.inner: Guesser = self.proposer.begin(prompts, conditions)
         return self
 
     def guess(

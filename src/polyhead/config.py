@@ -1,4 +1,4 @@
-"""What a model is made of: sizes, and parts by name. No torch here."""
+"""What a model is made of: sizes, and parts by name. No torch until a config is made, and layers tried."""
 
 from __future__ import annotations
 

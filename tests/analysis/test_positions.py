@@ -55,8 +55,6 @@ def test_the_learned_table_is_the_parameter():
 class Neighbours(Position):
     """Rotary positions whose pairs are features 2j and 2j + 1, and of which the last pair stays."""
 
-    acts_on = "heads"
-
     def rotate(self, x, pos):
         a, b = x[..., ::2], x[..., 1::2]
         angle = torch.arange(x.size(2))[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.0])
@@ -84,8 +82,6 @@ def test_rotary_angles_are_found_whatever_features_are_paired(layout):
 class Slopes(Position):
     """The first head is fond of what is near, the second of what is ahead."""
 
-    acts_on = "scores"
-
     def bias(self, q, kv, pos, scale=None):
         back = torch.arange(q.size(2))[:, None] - torch.arange(kv.k.size(2))
         return torch.stack([-0.5 * back.abs(), -0.25 * back])[None]
@@ -112,8 +108,6 @@ def test_a_bias_is_drawn_by_distance_and_as_what_it_makes_a_head_look_at(causal)
 
 class Vectors(Position):
     """The product of the query with a vector for the distance."""
-
-    acts_on = "scores"
 
     def __init__(self, shape):
         super().__init__(shape)

@@ -97,7 +97,7 @@ def test_a_hook_from_before_still_fires():
     assert len(seen) == 1
 
 
-def test_a_position_that_does_not_say_where_it_acts_is_not_passed_over(monkeypatch):
+def test_a_position_of_ones_own_is_not_passed_over(monkeypatch):
     """The kernels would leave out a bias that they know nothing of."""
 
     class Near(Position):
@@ -108,7 +108,12 @@ def test_a_position_that_does_not_say_where_it_acts_is_not_passed_over(monkeypat
         def rotate(self, x, pos):
             return x.flip(-1)
 
-    assert (Near.acts_on, Turned.acts_on) == ("scores", "heads")
+    class Nearer(Near):
+        def embed(self, x, pos):
+            return x
+
+    assert (Near.acts_on, Turned.acts_on, Nearer.acts_on) == ("scores", "heads", "scores")
+    assert Position.acts_on == "nothing"
     monkeypatch.setitem(POSITION._parts, "near", Near)
     config = ModelConfig(kind="decoder", vocab_size=50, d_model=64, n_heads=4, n_layers=2, position="near")
     model, tokens = build(config, seed=1).eval(), torch.arange(5, 25)[None]

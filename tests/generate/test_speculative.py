@@ -12,7 +12,7 @@ from tests.laws.conftest import HEADS, choices, say
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.generate.sampling import Chance, Sampling
-from polyhead.generate.speculative import Guess, Offer, Terms, judge, speculative
+from polyhead.generate.speculative import Conditions, Guess, Offer, judge, speculative
 from polyhead.models import build
 from polyhead.registry import CACHE, POSITION, Choice
 from polyhead.speculate.draft import Draft
@@ -113,8 +113,8 @@ class Watching:
     def __init__(self, proposer):
         self.proposer, self.guesses = proposer, []
 
-    def begin(self, prompts, terms):
-        self.inner = self.proposer.begin(prompts, terms)
+    def begin(self, prompts, conditions):
+        self.inner = self.proposer.begin(prompts, conditions)
         self.keep = self.inner.keep
         return self
 
@@ -564,8 +564,8 @@ def test_a_draft_may_have_rows_beyond_the_tokens(model, size):
 
 def test_guesses_that_were_not_asked_for_are_a_bug(model):
     class Eager:
-        def begin(self, prompts, terms):
-            assert isinstance(terms, Terms)
+        def begin(self, prompts, conditions):
+            assert isinstance(conditions, Conditions)
             return self
 
         def guess(self, texts, streams, most):

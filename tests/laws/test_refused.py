@@ -17,10 +17,9 @@ TURNED = (
     "take feature_map elu, or position sinusoidal"
 )
 SCORES = {
-    "linear": "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw, disentangled) is added to: "
-    "take position rope, sinusoidal, learned or none, or attention softmax",
-    "kernel": "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
-    "added to: take position rope, sinusoidal, learned or none, or attention softmax",
+    attention: f"attention '{attention}' makes no scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
+    "added to: take position rope, sinusoidal, learned or none, or attention softmax"
+    for attention in ("linear", "kernel")
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"attention": a, "position": p}, SCORES[a]) for a in SCORES for p in BIASES),

@@ -9,6 +9,7 @@ from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.models import build
 from polyhead.models.convert import pool_heads
+from polyhead.nn.attention.projections import EachNorm
 from polyhead.nn.weights import weights
 
 SIZES = {
@@ -66,6 +67,7 @@ def test_each_new_head_is_the_mean_of_its_group_and_all_else_is_copied(n):
             "norm_first": True,
             "attention": {"name": "softmax", "qk_norm": True, "bias": False},
         },
+        {"position": "rope", "attention": {"name": "softmax", "qk_norm": "each"}},
         {"attention": {"name": "softmax", "tie": "kv"}, "norm": "batchnorm"},
         {"kind": "decoder", "position": "none", "attention": "linear"},
         {"kind": "encoder", "position": "t5"},
@@ -85,6 +87,13 @@ def test_query_head_h_reads_the_mean_of_the_group_that_head_h_is_in(design, n):
                 for h in range(6):
                     group = [other for other in range(6) if other // (6 // n) == h // (6 // n)]
                     weight.unflatten(0, (6, -1))[h] = heads[group].mean(0)
+        for attn in model.modules():
+            if not isinstance(getattr(attn, "k_norm", None), EachNorm):
+                continue
+            factors = [factor.clone() for factor in attn.k_norm.heads]
+            for h in range(6):
+                group = [factors[other] for other in range(6) if other // (6 // n) == h // (6 // n)]
+                attn.k_norm.heads[h].copy_(sum(group) / len(group))
     torch.testing.assert_close(logits(converted), logits(model), rtol=1e-4, atol=1e-4)
 
 
@@ -101,8 +110,22 @@ def test_heads_that_are_equal_in_their_group_lose_nothing_and_the_model_given_is
     assert any(not torch.equal(before[name], tensor) for name, tensor in same.items())
 
 
-def test_groups_can_be_pooled_again():
-    model = made()
+def test_the_copy_has_the_type_of_the_model_and_no_random_number_is_drawn():
+    model = made().bfloat16()
+    before = torch.get_rng_state()
+    converted = pool_heads(model, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {p.dtype for p in converted.parameters()} == {torch.bfloat16}
+    given = weights(model)
+    for name, new in weights(converted).items():
+        if name.endswith("k_proj.weight"):
+            mean = given[name].double().view(2, 3, 4, 24).mean(1).view(8, 24)
+            torch.testing.assert_close(new.double(), mean, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("design", [{}, {"attention": {"name": "softmax", "qk_norm": "each"}}], ids=str)
+def test_groups_can_be_pooled_again(design):
+    model = made(**design)
     twice, once = (weights(m) for m in (pool_heads(pool_heads(model, 3), 1), pool_heads(model, 1)))
     for name, tensor in once.items():
         torch.testing.assert_close(twice[name], tensor)
@@ -122,6 +145,11 @@ def test_groups_can_be_pooled_again():
             "attention has tie=qk: queries and keys are one projection",
         ),
         ({"decoder_attention": {"name": "softmax", "tie": "qkv"}}, 2, "decoder_attention has tie=qkv"),
+        (
+            {"attention": {"name": "softmax", "qk_norm": "whole"}},
+            2,
+            r"attn\.k_norm\.weight depends on n_kv_heads and is no projection of keys or values: its heads have no mean",
+        ),
         ({"block": {"name": "lstm", "attention": False}}, 2, "no heads of keys and values to convert"),
     ],
     ids=str,
@@ -129,3 +157,19 @@ def test_groups_can_be_pooled_again():
 def test_what_cannot_be_pooled_is_refused(design, n, message):
     with pytest.raises(UserError, match=message):
         pool_heads(made(**design), n)
+
+
+def test_what_each_head_has_for_itself_is_no_part_of_a_smaller_model(tmp_path, monkeypatch):
+    """As parameters of an attention of one's own may be: their names alone tell that heads are gone."""
+    (tmp_path / "own_heads.py").write_text(
+        "from torch import nn\n"
+        "import torch\n"
+        "from polyhead.nn.attention.softmax import Attention\n"
+        "class Loud(Attention):\n"
+        "    def __init__(self, shape, position):\n"
+        "        super().__init__(shape, position)\n"
+        "        self.loud = nn.ParameterList(torch.ones(3) for _ in range(shape.n_kv_heads))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"attn\.loud\.2 depends on n_kv_heads and is no projection"):
+        pool_heads(made(attention="own_heads:Loud"), 2)

@@ -83,6 +83,7 @@ def test_without_a_map_the_head_reads_the_encoder_itself():
     model = made(head_activation="none", head_bias=True)
     wanted = model.encoder(TOKENS, POS) @ model.encoder.embedding.token.weight.T + model.head.bias
     torch.testing.assert_close(model(TOKENS, POS), wanted)
+    assert model.transform is None
     assert not [name for name, _ in model.named_parameters() if "transform" in name]
 
 

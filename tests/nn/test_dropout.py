@@ -58,13 +58,22 @@ def test_calls_differ_and_a_seed_repeats_them():
         assert torch.equal(a, b)
 
 
-def test_rates_at_the_ends_round_to_nothing_and_everything():
-    x = torch.randn(1000, requires_grad=True)
-    assert torch.equal(Dropout(0.001)(x), x)
-    y = Dropout(0.999)(x)
+@pytest.mark.parametrize("p", [0.0005, 0.0019, 0.01, 0.03, 0.97, 0.9995])
+def test_rates_that_bytes_do_not_know_are_exact(p):
+    torch.manual_seed(0)
+    n = 4_000_000
+    y = Dropout(p)(torch.ones(n))
+    assert abs(float((y == 0).double().mean()) - p) < 4 * (p * (1 - p) / n) ** 0.5
+    assert y.unique().tolist() == [0.0, pytest.approx(1 / (1 - p))]
+
+
+def test_the_gradient_of_an_exact_rate_passes_where_the_value_did():
+    torch.manual_seed(0)
+    x = torch.ones(4000, requires_grad=True)
+    y = Dropout(0.02)(x)
     y.sum().backward()
-    assert (y == 0).all()
-    assert (x.grad == 0).all()
+    assert 0 < int((y == 0).sum()) < 200
+    assert torch.equal(x.grad, y)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (9,)])

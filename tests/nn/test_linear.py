@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from polyhead.nn.attention.kernel import KernelAttention
 from polyhead.nn.attention.linear import LinearAttention
 from polyhead.nn.attention.softmax import Attention
 from polyhead.nn.position.base import Position
+from polyhead.nn.position.once import Once
 from polyhead.nn.position.rope import Rope
 from polyhead.registry import FEATURE_MAP, SIMILARITY
 
@@ -144,6 +146,23 @@ def test_the_chunked_form_is_the_causal_equation_whatever_the_chunk(options, n_k
     for chunk in (1, 2, 3, 7, 64):
         a.chunk = chunk
         equal(a(x), wanted)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("scaling", ["yarn", "longrope"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_positions_that_sharpen_scores_leave_the_output_as_large_as_the_values(causal, scaling, fraction):
+    """A lone token gives its value, and without the factor all tokens give the same but for eps."""
+    pairs = {"short": [1.0] * int(2 * fraction), "long": [1.5] * int(2 * fraction)}
+    more = pairs if scaling == "longrope" else {}
+    position = partial(Rope, scaling=scaling, factor=4.0, original_len=16, fraction=fraction, **more)
+    a, x = layer(causal=causal, position=position, chunk=3), torch.randn(2, 7, C, dtype=torch.double)
+    assert a.position.gain > 1.1
+    alone = torch.cat([v for *_, v in heads(a, x[:, :1], x[:, :1])], -1)
+    equal(a(x[:, :1]), a.o_proj(alone), 1e-5)
+    if fraction == 1:
+        found, a.position.gain, a.position._once = a(x), 1.0, Once()
+        equal(found, a(x), 1e-5)
 
 
 @pytest.mark.parametrize("widths", [[1] * 11, [4, 1, 1, 5], [11], [1, 10]], ids=str)
@@ -417,7 +436,8 @@ def test_elu_is_exact_far_below_zero_and_has_the_gradient_of_elu():
 
 
 class Bias(Position):
-    acts_on = "scores"
+    def bias(self, q, kv, pos, scale=None):
+        return q.new_zeros(1, 1, q.size(2), kv.k.size(2))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from polyhead.config import Shape
 from polyhead.errors import UserError
@@ -175,6 +176,27 @@ def test_the_layer_adds_them_to_its_equation(name, options, causal, more):
     wanted = a.o_proj(torch.cat(heads, -1))
     torch.testing.assert_close(a(x), wanted, rtol=0, atol=1e-6)
     torch.testing.assert_close(a(x, torch.arange(7).expand(2, 7)), wanted, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_dropout_falls_on_values_and_on_what_shaw_adds_to_them_alike():
+    """One weight for v_j + b_{j-i}, Shaw et al., 2018, eq. 3; watchers see it before dropout."""
+    shape = Shape.of(12, 4, 2, head_dim=3, v_head_dim=2, causal=True)
+    a = Attention(shape, scheme("shaw", causal=True, clip=2), dropout=0.5).double()
+    x, watched = torch.randn(2, 7, 12, dtype=torch.double), []
+    a.watchers.append(watched.append)
+    torch.manual_seed(5)
+    found = a(x)
+    v = a.v_proj(x).unflatten(-1, (2, 2))
+    torch.manual_seed(5)  # heads of a group are more queries on its keys: (B, K, group * T, S)
+    alphas = F.dropout(watched[0].view(2, 2, 14, 7), 0.5).view(2, 4, 7, 7)
+    assert (watched[0].sum(-1) - 1).abs().max() < 1e-6
+    assert 0.4 < float((alphas[watched[0] > 0] == 0).double().mean()) < 0.6
+    out = torch.zeros(2, 7, 4, 2, dtype=torch.double)
+    for b, h, t, s in itertools.product(range(2), range(4), range(7), range(7)):
+        apart = min(max(s - t, -2), 2) + 2
+        out[b, t, h] += alphas[b, h, t, s] * (v[b, s, h // 2] + a.position.value[apart])
+    torch.testing.assert_close(found, a.o_proj(out.flatten(2)), rtol=0, atol=1e-6)
 
 
 @pytest.mark.acceptance("A8")

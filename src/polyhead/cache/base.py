@@ -111,6 +111,14 @@ class LayerCache(Protocol):
         ...
 
 
+def looked_at(kv: KV, cache: LayerCache | None, watchers: Sequence[Watcher]) -> tuple[KV, list[Watcher]]:
+    """All that a layer's attention reads, new slots and those that its cache holds, and all who watch it, as the cache may."""
+    if cache is None:
+        return kv, [*watchers]
+    kv = cache.update(kv)
+    return kv, [*watchers] if cache.watcher is None else [*watchers, cache.watcher]
+
+
 class Cache(Protocol):
     """What all layers remember of some sequences, a row each.
 

@@ -29,7 +29,7 @@ class Guess(NamedTuple):
     drawn: Sequence[Tensor] | None = None
 
 
-class Terms(NamedTuple):
+class Conditions(NamedTuple):
     """What guesses are shaped by."""
 
     sampling: Sampling
@@ -55,7 +55,7 @@ class Guesser(Protocol):
 class Proposer(Protocol):
     """Who guesses."""
 
-    def begin(self, prompts: Sequence[Sequence[int]], terms: Terms) -> Guesser:
+    def begin(self, prompts: Sequence[Sequence[int]], conditions: Conditions) -> Guesser:
         """Guesses for texts that begin so."""
         ...
 
@@ -92,8 +92,8 @@ def speculative(
         seen = [list(prompt) for prompt in prompts[begin:end] for _ in range(n)]
         reader = Reader(model, end - begin, max(lengths[begin:end]), max_len, cache)
         chance = Chance(seed, len(seen), first + n * begin)
-        terms = Terms(sampling, chance, eos_id, max(map(len, seen)) + max_new_tokens)
-        yield from _together(reader, proposer, terms, seen, n, max_new_tokens, first + n * begin, form)
+        conditions = Conditions(sampling, chance, eos_id, max(map(len, seen)) + max_new_tokens)
+        yield from _together(reader, proposer, conditions, seen, n, max_new_tokens, first + n * begin, form)
         begin = end
 
 
@@ -101,7 +101,7 @@ def speculative(
 def _together(
     reader: Reader,
     proposer: Proposer,
-    terms: Terms,
+    conditions: Conditions,
     seen: list[list[int]],
     n: int,
     max_new_tokens: int,
@@ -110,13 +110,13 @@ def _together(
 ) -> Generator[Token, set[int] | None, None]:
     """Sequences that go on together, ``n`` after each prompt; they grow in place, and are numbered from ``first``."""
     sampling, live, limits = (
-        terms.sampling,
+        conditions.sampling,
         list(range(len(seen))),
         [len(tokens) + max_new_tokens for tokens in seen],
     )
     begun = [len(tokens) for tokens in seen]
     reader.settle(seen[::n])
-    guesser = proposer.begin(seen[::n], terms)
+    guesser = proposer.begin(seen[::n], conditions)
     if n > 1:
         for reads in (reader, guesser):
             reads.keep([row // n for row in live])
@@ -140,9 +140,9 @@ def _together(
             own = torch.stack([logits[i][done] for i in agreeing])
             said = [seen[live[i]][begun[live[i]] :] for i in agreeing]
             shaped = own if form is None else form.shaped(own, said)
-            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], terms.eos_id, said)
+            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], conditions.eos_id, said)
             offers = [offer(guesses[i], done) for i in agreeing]
-            drawn = judge(allowed, offers, sampling, terms.chance, [live[i] for i in agreeing])
+            drawn = judge(allowed, offers, sampling, conditions.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]
             if form is not None and shaped.gather(1, chosen).isneginf().any():
                 raise UserError(STUCK)  # what cannot come is drawn where nothing can
@@ -151,7 +151,7 @@ def _together(
             for i, token, log_prob in zip(agreeing, drawn, log_probs, strict=True):
                 row = live[i]
                 seen[row].append(token)
-                last = token == terms.eos_id or len(seen[row]) == limits[row]
+                last = token == conditions.eos_id or len(seen[row]) == limits[row]
                 stopped |= (yield Token(first + row, token, log_prob, last)) or set()
                 if last:
                     stopped.add(first + row)

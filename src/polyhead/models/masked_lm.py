@@ -42,7 +42,7 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config, embedding)
-        self.mapped = config.head_activation != "none"
+        self.transform = None
         if config.head_activation != "none":
             self.transform = nn.Linear(config.d_model, config.embedding_width, bias=biased(config))
             self.activation = ACTIVATIONS[config.head_activation]()
@@ -60,7 +60,10 @@ class MaskedLM(nn.Module):
 
     def transformed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """The encoder's output as the head reads it: (..., C) -> (..., E), token by token."""
-        return self.transform_norm(self.activation(self.transform(x)), pos) if self.mapped else x
+        if self.transform is None:
+            return x
+        out: Tensor = self.transform_norm(self.activation(self.transform(x)), pos)
+        return out
 
 
 class Classifier(nn.Module):

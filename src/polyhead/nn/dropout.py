@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 from polyhead.errors import UserError
 
+COARSEST = 1 / 32  # 8 of the 256 values of a byte
+
 
 class Dropout(nn.Module):
     """Zero each element with probability p, scale the rest by 1 / (1 - p) (Srivastava et al., 2014).
 
-    On a CPU p is rounded to the nearest 1/256, so that eight draws come from one 64-bit random number;
-    the scale uses the rounded rate, so the expectation is exact.
+    On a CPU p is rounded to the nearest 1/256, so that eight draws come from one 64-bit random number; the scale uses
+    the rounded rate, so the expectation is exact. Below 1/32 and above 31/32 that could change how much is dropped,
+    or kept, by more than a sixteenth, so p is exact there, as on other devices, at one random float an element.
     """
 
     def __init__(self, p: float) -> None:
@@ -26,13 +29,13 @@ class Dropout(nn.Module):
         """Any shape -> the same."""
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or min(self.p, 1 - self.p) < COARSEST:
             return F.dropout(x, self.p)
         threshold = round(self.p * 256)
         words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
         # random_() with no bounds leaves the sign bit 0, so draw from the full range
         drawn = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()].view(x.shape)
-        return _Masked.apply(x, drawn >= threshold, 256 / (256 - threshold)) if threshold < 256 else x * 0
+        return _Masked.apply(x, drawn >= threshold, 256 / (256 - threshold))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

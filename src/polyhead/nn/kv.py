@@ -25,7 +25,7 @@ class KV(NamedTuple):
     paging and relative biases read this one tensor, and a slot at position -1 is never seen."""
 
     k: Tensor  # (B, K, S, D)
-    v: Tensor  # (B, K, S, D)
+    v: Tensor  # (B, K, S, Dv)
     pos: Tensor | None = None  # (B, 1 or K, S) int64: per head, because some caches evict per head
     log_count: Tensor | None = None  # (B, K, S): a slot may stand for many tokens
     seen: Tensor | None = None  # (B, 1|K, T or 1, S): what visible() would say, where it is known already
@@ -114,16 +114,25 @@ def visible(q_pos: Tensor, k_pos: Tensor, causal: bool, window: Window | None = 
 
 
 def sight(
-    q_pos: Tensor | None, kv: KV, length: int, causal: bool, window: Window | None = None
+    q_pos: Tensor | None,
+    kv: KV,
+    length: int,
+    causal: bool,
+    window: Window | None = None,
+    *,
+    alone: bool = False,
 ) -> Tensor | None:
-    """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen."""
+    """The mask of ``length`` queries over kv, or None where the whole (or the plain triangle) is seen.
+
+    ``alone``: kv are the keys and values of the queries' own tokens, which may be of several documents.
+    """
     if window is None and kv.seen is not None:
         return kv.seen
     if window is None and kv.pos is None and (q_pos is None or not causal):
         return None
-    q_pos = whole(length, kv.k.device) if q_pos is None else q_pos
     k_pos = whole(kv.k.size(2), kv.k.device)[:, None] if kv.pos is None else kv.pos
-    return visible(q_pos, k_pos, causal, window)
+    mask = visible(whole(length, kv.k.device) if q_pos is None else q_pos, k_pos, causal, window)
+    return within_documents(mask, q_pos) if alone else mask
 
 
 def within_documents(mask: Tensor | None, pos: Tensor | None) -> Tensor | None:
@@ -149,11 +158,13 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
+    values: Callable[[Tensor], Tensor | None] | None = None,
     watch: Sequence[Watcher] = (),
 ) -> Tensor:
     """softmax(q k^T * scale + bias) v over the slots that mask shows (Vaswani et al., 2017, eq. 1).
 
-    ``softcap`` c bounds the products: c tanh(q k^T * scale / c) (Gemma 2, 2024).
+    ``softcap`` c bounds the products: c tanh(q k^T * scale / c) (Gemma 2, 2024). ``values`` makes of the weights
+    (N, H, T, S), after dropout, what else is added: (N, H, T, Dv). Watchers see them before dropout.
 
     (N, H, T, D) over kv -> (N, H, T, Dv). A row that sees nothing gives 0. ``mask`` None with ``causal`` is the
     plain triangle of whole rows; without it everything is seen. N may be n times the rows B of kv: row i reads
@@ -162,7 +173,7 @@ def attend(
     """
     # the fused kernel of the CPU cannot learn a bias, and what stands in for it is slower than this
     learned = bias is not None and bias.requires_grad and q.device.type == "cpu"
-    by_hand = bool(watch) or softcap is not None or learned or _fused_is_slow(q, kv)
+    by_hand = bool(watch) or values is not None or softcap is not None or learned or _fused_is_slow(q, kv)
     if mask is None and bias is None and kv.log_count is None and not by_hand and len(q) == len(kv.k):
         return F.scaled_dot_product_attention(
             q,
@@ -189,9 +200,11 @@ def attend(
         weights = torch._safe_softmax(products, -1) if blind else products.softmax(-1)
         for see in watch:
             see(unfold(weights, n, group))
-        out = F.dropout(weights, dropout) @ kv.v
-    else:
-        out = F.scaled_dot_product_attention(q, kv.k, kv.v, attn_mask=scores, scale=scale, dropout_p=dropout)
+        weights = F.dropout(weights, dropout)
+        out = unfold(weights @ kv.v, n, group)
+        more = None if values is None else values(unfold(weights, n, group))
+        return out if more is None else out + more
+    out = F.scaled_dot_product_attention(q, kv.k, kv.v, attn_mask=scores, scale=scale, dropout_p=dropout)
     return unfold(out, n, group)
 
 

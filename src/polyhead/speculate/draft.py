@@ -13,7 +13,7 @@ from polyhead.fast.pack import packed
 from polyhead.generate.decoder import Decoder, to_host
 from polyhead.generate.reader import Reader
 from polyhead.generate.sampling import NEVER
-from polyhead.generate.speculative import Guess, Terms
+from polyhead.generate.speculative import Conditions, Guess
 from polyhead.loading import load
 from polyhead.registry import SPECULATE
 from polyhead.run import Run
@@ -57,17 +57,17 @@ class Draft:
     def __init__(self, model: Decoder, tokens: int, max_len: int | None, vocab_size: int) -> None:
         self.model, self.tokens, self.max_len, self.vocab_size = model, tokens, max_len, vocab_size
 
-    def begin(self, prompts: Sequence[Sequence[int]], terms: Terms) -> Drafting:
-        return Drafting(self, prompts, terms)
+    def begin(self, prompts: Sequence[Sequence[int]], conditions: Conditions) -> Drafting:
+        return Drafting(self, prompts, conditions)
 
 
 class Drafting:
     """What the smaller model has read, and what it says next."""
 
-    def __init__(self, draft: Draft, prompts: Sequence[Sequence[int]], terms: Terms) -> None:
-        self.draft, self.terms = draft, terms
+    def __init__(self, draft: Draft, prompts: Sequence[Sequence[int]], conditions: Conditions) -> None:
+        self.draft, self.conditions = draft, conditions
         self.begun = [len(prompt) for prompt in prompts]  # tokens of each text that were not drawn
-        self.reader = Reader(draft.model, len(prompts), terms.longest, draft.max_len, None)
+        self.reader = Reader(draft.model, len(prompts), conditions.longest, draft.max_len, None)
         self.reader.settle(prompts, self._room)
 
     @property
@@ -92,9 +92,9 @@ class Drafting:
                 longer[i].append(token)
                 drawn[i].append(row)
             done += 1
-            going = [i for i in going if done < limits[i] and longer[i][-1] != self.terms.eos_id]
+            going = [i for i in going if done < limits[i] and longer[i][-1] != self.conditions.eos_id]
         found = [text[len(old) :] for text, old in zip(longer, texts, strict=True)]
-        certain = self.terms.sampling.temperature == 0
+        certain = self.conditions.sampling.temperature == 0
         return [Guess(tokens, None if certain else rows) for tokens, rows in zip(found, drawn, strict=True)]
 
     def _draw(
@@ -108,9 +108,9 @@ class Drafting:
         # rows beyond the tokenizer's tokens: some models have more of them
         if logits.size(1) != self.draft.vocab_size:
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
-        allowed = self.terms.sampling.apply(logits, texts, self.terms.eos_id, said)
-        greedy = self.terms.sampling.temperature == 0
-        tokens = allowed.argmax(-1).tolist() if greedy else self.terms.chance.draw(allowed, streams)
+        allowed = self.conditions.sampling.apply(logits, texts, self.conditions.eos_id, said)
+        greedy = self.conditions.sampling.temperature == 0
+        tokens = allowed.argmax(-1).tolist() if greedy else self.conditions.chance.draw(allowed, streams)
         q = allowed if greedy else allowed.double().softmax(-1)
         # of a draft that is broken too, all is told
         to_host(q.gather(1, torch.tensor(tokens, device=q.device)[:, None]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyhead.errors import UserError
-from polyhead.generate.speculative import Guess, Terms
+from polyhead.generate.speculative import Conditions, Guess
 from polyhead.registry import SPECULATE
 from polyhead.run import Run
 
@@ -37,7 +37,7 @@ class Lookup:
             raise UserError(f"speculate 'lookup': least is {least}, wanted at most ngram ({ngram})")
         self.lengths, self.tokens = range(ngram, least - 1, -1), tokens
 
-    def begin(self, prompts: Sequence[Sequence[int]], terms: Terms) -> Shelf:
+    def begin(self, prompts: Sequence[Sequence[int]], conditions: Conditions) -> Shelf:
         return Shelf([Index(self.lengths) for _ in prompts], self.tokens)
 
 

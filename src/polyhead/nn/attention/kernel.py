@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyhead.cache.base import LayerCache
+from polyhead.cache.base import LayerCache, looked_at
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Tie, keys_values, projections
+from polyhead.nn.attention.projections import Tie, keys_values, projections, refuse_scores
 from polyhead.nn.exact import exactly, widened
-from polyhead.nn.kv import KV, Watcher, fold, merge_heads, sight, split_heads, unfold, within_documents
+from polyhead.nn.kv import KV, Watcher, fold, merge_heads, sight, split_heads, unfold
 from polyhead.nn.position.base import Position
 from polyhead.registry import ATTENTION, SIMILARITY
 
@@ -44,11 +44,7 @@ class KernelAttention(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        if position.acts_on == "scores":
-            raise UserError(
-                "attention 'kernel' makes similarities, not scores that a bias of the position (alibi, t5, shaw, disentangled) could "
-                "be added to: take position rope, sinusoidal, learned or none, or attention softmax"
-            )
+        refuse_scores("kernel", position)
         if eps <= 0:
             raise UserError(f"eps keeps a sum of similarities from 0, so it is above 0, not {eps}")
         self.head_dim, self.v_head_dim = shape.head_dim, shape.v_head_dim
@@ -71,16 +67,12 @@ class KernelAttention(nn.Module):
         """(B, T, C), (B, T) -> (B, T, C): over memory if there is one, else over x and what cache holds."""
         q = self.position.rotate(split_heads(self.q_proj(x), self.head_dim), pos)
         kv = self.remember(x, pos) if memory is None else memory
-        watch = list(self.watchers)
-        if cache is not None:
-            kv = cache.update(kv)
-            watch += [cache.watcher] if cache.watcher else []
+        alone = memory is None and cache is None
+        kv, watch = looked_at(kv, cache, self.watchers)
         n, group = q.size(0) // kv.k.size(0), q.size(1) // kv.k.size(1)
         with exactly(x):
             similar = self.sim(fold(widened(q), n, group), widened(kv.k)).unflatten(2, (n, group, -1))
-            mask = sight(pos, kv, x.size(1), self.causal)
-            if memory is None and cache is None:
-                mask = within_documents(mask, pos)
+            mask = sight(pos, kv, x.size(1), self.causal, alone=alone)
             if mask is None and self.causal:
                 mask = torch.ones(similar.shape[-2:], dtype=torch.bool, device=x.device).tril()[None, None]
             similar = counted(similar, kv, mask)

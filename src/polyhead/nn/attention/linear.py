@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from polyhead.cache.base import LayerCache
 from polyhead.config import Shape
 from polyhead.errors import UserError
-from polyhead.nn.attention.projections import Tie, keys_values, projections
+from polyhead.nn.attention.projections import Tie, keys_values, projections, refuse_scores
 from polyhead.nn.exact import exactly, widened
 from polyhead.nn.kv import Watcher, fold, merge_heads, split_heads, unfold
 from polyhead.nn.position.base import Position
 from polyhead.nn.rows import documents_apart, several_documents
 from polyhead.registry import ATTENTION, FEATURE_MAP
 
-Terms = tuple[Tensor, ...]
-"""Numerator and denominator in one tensor; or, where positions turn the features of the numerator, each in its own."""
+Ratio = tuple[Tensor, ...]
+"""What numerator and denominator have, in one tensor; or, where positions turn the features of the numerator, each in its own."""
 
 
 class Folded(NamedTuple):
     """A source as linear attention keeps it: of a size that does not grow with the text."""
 
-    sums: Terms  # (B, K, P, Dv + 1): sum_j phi(k_j) v_j^T and, as the last column, sum_j phi(k_j)
+    sums: Ratio  # (B, K, P, Dv + 1): sum_j phi(k_j) v_j^T and, as the last column, sum_j phi(k_j)
     keys: Tensor | None = None  # (B, K, S, P): the features, where somebody wants to see the weights
 
     def select(self, rows: Tensor) -> Folded:
@@ -81,11 +81,7 @@ class LinearAttention(nn.Module):
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        if position.acts_on == "scores":
-            raise UserError(
-                "attention 'linear' never makes the scores that a bias of the position (alibi, t5, shaw, disentangled) is added to: "
-                "take position rope, sinusoidal, learned or none, or attention softmax"
-            )
+        refuse_scores("linear", position)
         if chunk < 1:
             raise UserError(f"chunk of attention 'linear' is {chunk}, wanted at least 1 token")
         if eps <= 0:
@@ -148,30 +144,33 @@ class LinearAttention(nn.Module):
         projected: Tensor = self.o_proj(merge_heads(above / below).to(x.dtype))
         return projected
 
-    def _over(self, q: Terms, k: Terms, v: Terms, cache: LayerCache | None) -> Tensor:
+    def _over(self, q: Ratio, k: Ratio, v: Ratio, cache: LayerCache | None) -> Tensor:
         """What queries gather of the row so far: (B, H, T, P), (B, K, T, P), (B, K, T, Dv + 1) -> (B, H, T, Dv + 1)."""
         past = tuple(x.new_zeros(()) for x in k) if cache is None else cache.state
         if not self.causal or q[0].size(2) == 1:  # then every query sees all there is
             sums = tuple(a + b for a, b in zip(past, total(k, v), strict=True))
             out = read(q, sums)
         else:
-            runs = [running(*terms, self.chunk) for terms in zip(q, k, v, past, strict=True)]
+            runs = [running(*part, self.chunk) for part in zip(q, k, v, past, strict=True)]
             out, sums = torch.cat([run[0] for run in runs], -1), tuple(run[1] for run in runs)
         if cache is not None:
             cache.state = sums
         return out
 
-    def _features(self, x: Tensor, pos: Tensor | None) -> Terms:
-        """(B, T, H * D) -> phi (B, H, T, P), for the numerator as position turns it and for the denominator as it is."""
+    def _features(self, x: Tensor, pos: Tensor | None) -> Ratio:
+        """(B, T, H * D) -> phi (B, H, T, P), for the numerator as position turns it and for the denominator unturned."""
         features: Tensor = self.phi(widened(split_heads(x, self.head_dim)))
-        return (self.position.rotate(features, pos), features) if self.turned else (features,)
+        if not self.turned:
+            return (features,)
+        # both as large, or what a scheme makes sharper would come out larger
+        return self.position.rotate(features, pos), self.position.scaled(features)
 
-    def _keys(self, k: Tensor, pos: Tensor | None) -> Terms:
+    def _keys(self, k: Tensor, pos: Tensor | None) -> Ratio:
         """The same of keys; those of padding have no features at all, and so no weight."""
         keys = self._features(k, pos)
         return keys if pos is None else tuple(x.masked_fill((pos < 0)[:, None, :, None], 0) for x in keys)
 
-    def _values(self, v: Tensor) -> Terms:
+    def _values(self, v: Tensor) -> Ratio:
         """(B, T, K * Dv) -> values (B, K, T, Dv) for the numerator, and 1 for the denominator."""
         values = widened(split_heads(v, self.v_head_dim))
         if self.turned:
@@ -179,12 +178,12 @@ class LinearAttention(nn.Module):
         return (F.pad(values, (0, 1), value=1.0),)
 
 
-def total(k: Terms, v: Terms) -> Terms:
+def total(k: Ratio, v: Ratio) -> Ratio:
     """sum_j phi(k_j) v_j^T: (B, K, S, P), (B, K, S, X) -> (B, K, P, X)."""
     return tuple(a.mT @ b for a, b in zip(k, v, strict=True))
 
 
-def read(q: Terms, sums: Terms) -> Tensor:
+def read(q: Ratio, sums: Ratio) -> Tensor:
     """phi(q) over sums that all queries see: (N, H, T, P), (B, K, P, X) -> (N, H, T, X); row i reads row i // (N / B)."""
     n, group = q[0].size(0) // sums[0].size(0), q[0].size(1) // sums[0].size(1)
     return torch.cat([unfold(fold(a, n, group) @ b, n, group) for a, b in zip(q, sums, strict=True)], -1)

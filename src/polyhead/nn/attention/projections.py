@@ -1,4 +1,4 @@
-"""The four projections that every attention has, some of them tied, and what norms queries and keys."""
+"""What kinds of attention share: the four projections, some of them tied, and what norms queries and keys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.kv import merge_heads, split_heads
 from polyhead.nn.norm import LayerNorm, RMSNorm
+from polyhead.nn.position.base import Position
 
 Tie = Literal["none", "kv", "qk", "qkv"]
 """Which projections are one: keys and values, queries and keys, or all three."""
@@ -89,3 +90,12 @@ def keys_values(x: Tensor, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor
     """(B, S, C) -> (B, S, K * D), (B, S, K * Dv), computed once where they are tied."""
     k: Tensor = k_proj(x)
     return k, k if v_proj is k_proj else v_proj(x)
+
+
+def refuse_scores(attention: str, position: Position) -> None:
+    """A position that adds to scores is a UserError in attention of this name, which makes none."""
+    if position.acts_on == "scores":
+        raise UserError(
+            f"attention {attention!r} makes no scores that a bias of the position (alibi, t5, shaw, disentangled) could be "
+            "added to: take position rope, sinusoidal, learned or none, or attention softmax"
+        )

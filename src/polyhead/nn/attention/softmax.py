@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from polyhead.cache.base import LayerCache
+from polyhead.cache.base import LayerCache, looked_at
 from polyhead.config import Shape
 from polyhead.errors import UserError
 from polyhead.nn.attention.projections import QK_EPS, Bias, QKNorm, Tie, keys_values, norms, projections
-from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads, within_documents
+from polyhead.nn.kv import KV, Watcher, Window, attend, merge_heads, sight, split_heads
 from polyhead.nn.position.base import Position
 from polyhead.ranges import Above0, AtLeast0
 from polyhead.registry import ATTENTION
@@ -109,13 +109,10 @@ class Attention(nn.Module):
     ) -> Tensor:
         """(B, T, C), (B, T) -> (B, T, C): over memory if there is one, else over x and what cache holds."""
         q, kv = self.read(x, pos, memory)
-        watch = list(self.watchers)
-        if cache is not None:
-            kv = cache.update(kv)
-            watch += [cache.watcher] if cache.watcher else []
-        mask = sight(pos, kv, x.size(1), self.causal, self.window if memory is None else None)
-        if memory is None and cache is None:
-            mask = within_documents(mask, pos)
+        alone = memory is None and cache is None
+        kv, watch = looked_at(kv, cache, self.watchers)
+        window = self.window if memory is None else None
+        mask = sight(pos, kv, x.size(1), self.causal, window, alone=alone)
         projected: Tensor = self.o_proj(self.mean(q, kv, mask, pos, watch))
         return projected
 
@@ -123,7 +120,6 @@ class Attention(nn.Module):
         self, q: Tensor, kv: KV, mask: Tensor | None, pos: Tensor | None, watch: Sequence[Watcher]
     ) -> Tensor:
         """What queries (B, H, T, D) at pos (B, T) take of the values that mask shows: (B, T, H * Dv)."""
-        seen: list[Tensor] = []
         out = attend(
             q,
             kv,
@@ -133,9 +129,7 @@ class Attention(nn.Module):
             scale=self.scale,
             softcap=self.softcap,
             dropout=self.dropout if self.training else 0.0,
-            watch=[*watch, seen.append] if self.position.adds_values else watch,
+            values=(lambda x: self.position.values(x, kv, pos)) if self.position.adds_values else None,
+            watch=watch,
         )
-        for weights in seen:
-            more = self.position.values(weights, kv, pos)
-            out = out if more is None else out + more
         return merge_heads(out)

@@ -25,8 +25,6 @@ class Alibi(Position):
     When: inputs may be longer than any in training
     """
 
-    acts_on = "scores"
-
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.slopes, self._once = slopes(shape.n_heads), Once()

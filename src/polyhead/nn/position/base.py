@@ -31,8 +31,8 @@ class Position(nn.Module):
     """No positions: attention then treats its input as a set.
 
     An encoder is blind to order; a decoder can still count through its causal mask. It is also the base of all schemes:
-    one acts in one place, which ``acts_on`` names, and overrides the method of that place. ``pos`` None stands for
-    whole rows 0..T-1.
+    one acts in one place, whose method it overrides, and which ``acts_on`` then names. ``pos`` None stands for whole rows
+    0..T-1.
 
     When: a baseline
     """
@@ -41,12 +41,11 @@ class Position(nn.Module):
     products = 1  # of which attention's score is the sum: more with vectors of the scheme's own
 
     def __init_subclass__(cls) -> None:
-        """A scheme that does not say where it acts acts where it overrides: the kernels go by ``acts_on``."""
+        """A scheme acts where it overrides: the kernels go by ``acts_on``, and would pass over what it does elsewhere."""
         super().__init_subclass__()
-        if "acts_on" not in vars(cls):
-            for method, place in _PLACES.items():
-                if method in vars(cls):
-                    cls.acts_on = place
+        for method, place in _PLACES.items():
+            if getattr(cls, method) is not getattr(Position, method):
+                cls.acts_on = place
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -57,6 +56,10 @@ class Position(nn.Module):
 
     def rotate(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """Turns queries and keys (rope): (B, H, T, D), (B, T) -> (B, H, T, D)."""
+        return x
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """As ``rotate`` makes them larger or smaller, but not turned: (B, H, T, D) -> (B, H, T, D)."""
         return x
 
     def bias(self, q: Tensor, kv: KV, pos: Tensor | None, scale: float | None = None) -> Tensor | None:
@@ -74,7 +77,7 @@ class Position(nn.Module):
         return self.bias(q, kv, pos, scale)
 
     def values(self, weights: Tensor, kv: KV, pos: Tensor | None) -> Tensor | None:
-        """Added to the output (relative): weights (B, H, T, S) of queries at pos over kv -> (B, H, T, Dv).
+        """Added to the output (relative): weights (B, H, T, S), after dropout, of queries at pos over kv -> (B, H, T, Dv).
 
         A scheme with such a part sets ``adds_values``, for the weights are made by hand for it.
         """

@@ -42,8 +42,6 @@ class Disentangled(Position):
       dropout: probability, on the vectors
     """
 
-    acts_on = "scores"
-
     def __init__(
         self,
         shape: Shape,

@@ -24,8 +24,6 @@ class Learned(Position):
       offset: rows before that of the first position, which nobody reads; 2 in OPT, BART and RoBERTa
     """
 
-    acts_on = "embeddings"
-
     def __init__(self, shape: Shape, *, offset: int = 0) -> None:
         super().__init__(shape)
         if offset < 0:

@@ -44,8 +44,6 @@ class Rope(Position):
       long: the same where max_len is above it
     """
 
-    acts_on = "heads"
-
     def __init__(
         self,
         shape: Shape,
@@ -117,6 +115,12 @@ class Rope(Position):
             return _turned(x, cos, sin, self.layout)
         out: Tensor = _Turn.apply(x, cos, sin, self.layout)
         return out
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, D)."""
+        if self.gain == 1:
+            return x
+        return torch.cat([x[..., : self.width] * self.gain, x[..., self.width :]], -1)
 
     def _written_out(self, x: Tensor, pos: Tensor | None) -> Tensor:
         """The same for a graph that is exported, where nothing is written into what is there already."""

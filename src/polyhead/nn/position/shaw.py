@@ -29,8 +29,6 @@ class Shaw(Position):
       values: whether values have such vectors too; the paper found those of the keys to be enough
     """
 
-    acts_on = "scores"
-
     def __init__(self, shape: Shape, *, clip: int = 16, values: bool = True) -> None:
         super().__init__(shape)
         if clip < 1:

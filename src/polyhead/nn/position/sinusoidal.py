@@ -34,8 +34,6 @@ class Sinusoidal(Position):
       offset: what is added to every position; 2 in M2M100
     """
 
-    acts_on = "embeddings"
-
     def __init__(
         self,
         shape: Shape,

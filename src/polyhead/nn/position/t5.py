@@ -32,8 +32,6 @@ class T5(Position):
       max_distance: tokens from which on all distances are one
     """
 
-    acts_on = "scores"
-
     def __init__(self, shape: Shape, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)
         if buckets < 4 or buckets % 2:
