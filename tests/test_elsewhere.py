@@ -11,7 +11,8 @@ import pytest
 import polyhead as ph
 from polyhead.compare.axes import read_axis
 from polyhead.config import PARTS, ModelSection
-from polyhead.elsewhere import ELSEWHERE, NAMES as NAMED, NOTES
+from polyhead.elsewhere import ELSEWHERE, NOTES
+from polyhead.elsewhere import NAMES as NAMED
 from polyhead.errors import UserError, nearest, section
 from polyhead.generate.settings import changed
 from polyhead.generation_section import GenerationConfig, Pooling

@@ -206,7 +206,7 @@ def test_a_signal_before_the_first_step_ends_as_one_after_it(
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(during, lambda *_: signal.raise_signal(number))
+            patch.setattr(during, lambda *_, **__: signal.raise_signal(number))
             assert main(["train", str(corpus / "early.yaml")]) == 130
     finally:
         signal.signal(signal.SIGTERM, before)

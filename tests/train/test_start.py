@@ -74,9 +74,7 @@ def test_what_does_not_converse_takes_no_chat_of_its_start(first: Path) -> None:
 def test_how_outputs_are_made_comes_with_the_start(first: Path) -> None:
     """Where the recipe says nothing else; what has classes reads as much of a text as it learns from."""
     origin = ph.load(first / "first")
-    origin.generation = GenerationConfig(
-        beam_size=3, length_penalty=2.0, forbidden=["<pad>"]
-    )
+    origin.generation = GenerationConfig(beam_size=3, length_penalty=2.0, forbidden=["<pad>"])
     bare = tuned(first, "bare")
     said = bare.model_copy(update={"generation": GenerationConfig(length_penalty=0.5)})
     wanted = GenerationConfig(beam_size=3, length_penalty=0.5, forbidden=["<pad>"])
