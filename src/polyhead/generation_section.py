@@ -93,7 +93,7 @@ class GenerationConfig(Section):
     max_text_len: int | None = Field(
         None,
         gt=0,
-        description="tokens of a text that embed and classify read; all that the model can if not given",
+        description="tokens of a text that embed and classify read; if not given, those that the model can, or a classifier has learned to",
     )
     prompts: dict[str, str] = Field(
         default_factory=dict,

@@ -229,15 +229,24 @@ def test_texts_and_pairs_are_not_taken_for_each_other(
     lines = [tuple(line.split("\t")) if pairs else line for line in right.read_text().splitlines()]
     assert shell(capsys, "classify", directory, right)[:2] == (0, wanted(directory, *lines))  # type: ignore[arg-type]
     came, asked = (1, 2) if pairs else (2, 1)
-    said = f"line 1: {came} texts, parted by tabs; wanted {asked}, as the run learned from"
+    texts = "texts, parted by tabs" if came == 2 else "text"
+    said = f"line 1: {came} {texts}; wanted {asked}, as the run learned from"
     assert shell(capsys, "classify", directory, wrong) == (2, "", f"polyhead: {said}\n")
     (tmp_path / "a.tsv").write_text("y\tein hund\tja\n")
     columns = ["--text", "1"] if pairs else ["--text", "1", "--text", "2"]
     code, _, err = shell(capsys, "eval", directory, tmp_path / "a.tsv", "--label", "0", *columns)
     assert (code, err) == (
         2,
-        f"polyhead: --text names {came} texts a line; wanted {asked}, as the run learned from\n",
+        f"polyhead: --text names {came} column{'s' * (came - 1)}; wanted {asked}, as the run learned from: "
+        f"{' '.join(f'--text {name}' for name in taught.recipe.data.text)}\n",
     )
+    found = taught.classify([("", ""), ("ja", "nein")] if pairs else ["", "ja"])
+    (tmp_path / "blank").write_text("\nja\tnein\n" if pairs else "\nja\n")
+    code, out, _ = shell(capsys, "classify", directory, tmp_path / "blank")
+    assert code == 0 and [line.split("\t")[0] for line in out.splitlines()] == [one.label for one in found]
+    for odd in [("a",), ("a", "b", "c")]:
+        with pytest.raises(UserError, match=rf"text 1 has {len(odd)} parts, wanted a pair of texts"):
+            taught.classify([("a", "b"), odd])
 
 
 @pytest.mark.parametrize("text", ["ein hund bellt " * 40, "hund" * 80])

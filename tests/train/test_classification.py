@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from tests.train.test_resume import KILLED, Deadly, in_child, result
 import polyhead as ph
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.analysis.classes import Classified, measure_classes
+from polyhead.cli import main
 from polyhead.data.labelled import read_labelled
 from polyhead.errors import UserError
+from polyhead.generation_section import GenerationConfig
 from polyhead.models import Classifier
 from polyhead.nn.loss import classification
 from polyhead.recipe import Recipe
@@ -349,3 +352,20 @@ def test_a_classifier_does_nothing_else_and_nothing_else_classifies(learned: tup
         UserError, match="this takes an encoder-decoder or a language model, and the run is a classifier"
     ):
         run.score(["a"], ["b"])
+
+
+def test_it_is_measured_later_as_it_was_at_the_end(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of texts longer than it learns from it reads as much, though the model could read on."""
+    notes = Notes()
+    made = recipe(place, "short", data={"max_len": 5, "cache": None}, train={"steps": 6})
+    run, _ = run_training(made, report=notes)
+    assert run.generation.max_text_len == 5 < run.config.max_len
+    assert all(row["texts_per_s"] > 0 for row in notes.rows if row["split"] == "train")
+    capsys.readouterr()
+    assert main(["eval", str(made.out), "--split", "valid"]) == 0
+    said = capsys.readouterr()
+    assert "cut to 5 tokens: " in said.err
+    loss = re.search(r"loss\s+([\d.]+)", said.out)
+    assert loss and float(loss[1]) == pytest.approx(notes.series("loss", "valid")[-1], abs=1e-3)
+    own = made.model_copy(update={"generation": GenerationConfig(max_text_len=None), "out": place / "all"})
+    assert run_training(own, report=Notes())[0].generation.max_text_len is None

@@ -72,6 +72,8 @@ class Catch:
 class Parts:
     """Sentences of several lengths, each epoch one batch after another as they are partitioned."""
 
+    labels = ()
+
     def __init__(self, parts: list[list[int]]) -> None:
         generator = torch.Generator().manual_seed(2)
         self.parts = parts

@@ -27,7 +27,13 @@ from polyhead.train.reporting import read_metrics
 pytestmark = pytest.mark.timeout(600)  # the first test makes the runs that all are compared with
 STEPS = 40
 KILLED = -signal.SIGKILL
-UNEQUAL = {"tokens_per_s", "ms_per_step", "seconds", "steps"}  # the clock, and the end that a resume may move
+UNEQUAL = {
+    "tokens_per_s",
+    "texts_per_s",
+    "ms_per_step",
+    "seconds",
+    "steps",
+}  # the clock, and the end that a resume may move
 
 
 def in_child(work: Callable[[], Any]) -> int:

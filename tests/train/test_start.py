@@ -91,8 +91,13 @@ def test_how_outputs_are_made_comes_with_the_start(first: Path) -> None:
     config = ph.ModelConfig(kind="encoder", vocab_size=9, d_model=16, n_heads=2, n_layers=1)
     there = GenerationConfig(**vectors, max_text_len=7)
     encoder = Run(build(config, seed=1), train_tokenizer(["abcd"], ph.Choice("char"), 9), there)
-    for task, most in (("masked-lm", 7), ("classification", None)):
-        given = {"data": {"train": "a", "valid": "b"}, "train": {"steps": 1}, "start": "x", "task": task}
+    for task, most in (("masked-lm", 7), ("classification", 40)):
+        given = {
+            "data": {"train": "a", "valid": "b", "max_len": 40},
+            "train": {"steps": 1},
+            "start": "x",
+            "task": task,
+        }
         found = resolved(Recipe.model_validate(given), encoder).generation
         assert found == GenerationConfig(**vectors, max_text_len=most)
 

@@ -75,6 +75,8 @@ def check_learned(texts: Texts, learned: int) -> None:
         for one in [text] if whole else text:
             if not isinstance(one, str):
                 raise UserError(f"text {number} is {type(one).__name__}, wanted a string, or a pair of them")
+        if not whole and len(list(text)) != 2:
+            raise UserError(f"text {number} has {len(list(text))} parts, wanted a pair of texts")
     came = 1 if isinstance(next(iter(texts), ""), str) else 2
     if learned and texts and came != learned:
         given = "pairs of texts" if came == 2 else "single texts"

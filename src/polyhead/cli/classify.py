@@ -74,8 +74,12 @@ def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:
     for number, line in enumerate(lines, 1):
         columns = line.split("\t")
         width = width or len(columns)
+        if not line and width == 2:
+            columns = ["", ""]  # of no words, as a blank line is where texts are single
         if len(columns) != width or width > 2:
             wanted = "one text or two" if number == 1 else f"{width} as before"
             wanted = f"{learned}, as the run learned from" if learned else wanted
-            raise UserError(f"line {number}: {len(columns)} texts, parted by tabs; wanted {wanted}")
+            raise UserError(
+                f"line {number}: {len(columns)} text{'s, parted by tabs' * (len(columns) > 1)}; wanted {wanted}"
+            )
         yield line if width == 1 else tuple(columns)

@@ -198,6 +198,8 @@ class Listener:
 class Generated:
     """A task of the training loop whose batches are made when they are needed."""
 
+    labels: tuple[str, ...] = ()
+
     def __init__(self, problem: Problem, seed: int, steps: int) -> None:
         self.problem, self.seed, self.steps = problem, seed, steps
         self.measured: dict[str, float] = {}

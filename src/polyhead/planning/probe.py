@@ -50,6 +50,8 @@ class Speed(NamedTuple):
 class Blank:
     """A task without a text: rows of random tokens, whole, in the shapes that are asked for."""
 
+    labels: tuple[str, ...] = ()
+
     def __init__(self, config: ModelConfig, load: Load) -> None:
         self.config, self.load = config, load
         self.bits = torch.Generator().manual_seed(1)

@@ -33,6 +33,8 @@ MOST_SKIPPED = 10  # updates in a row that may fail to be finite
 class Task(Protocol):
     """What is learned. Losses are sums, so that accumulation averages exactly."""
 
+    labels: tuple[str, ...]  # classes of texts, which are then what is counted in place of tokens
+
     def plan(self, epoch: int) -> Sequence[Any]: ...
     def hardest(self) -> Any: ...
     def deal(self, rows: Any, n: int) -> list[Any]: ...
@@ -87,7 +89,7 @@ def train(
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
     stream = progress.batches(task.plan)
-    clock = Clock(progress)
+    clock = Clock(progress, "texts" if task.labels else "tokens")
     interrupted = False
     if start < steps:
         rehearse(model, task, config, ranks)
@@ -150,8 +152,8 @@ def rehearse(model: nn.Module, task: Task, config: TrainConfig, ranks: Ranks = A
 class Clock:
     """Speed since the last look."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, progress: Progress, what: str = "tokens") -> None:
+        self.progress, self.what = progress, what  # what has a label
         self.restart()
 
     def restart(self) -> None:
@@ -163,7 +165,7 @@ class Clock:
         seconds = max(time.perf_counter() - self.since, 1e-9)
         tokens, steps = self.progress.tokens - self.tokens, self.progress.step - self.step
         self.restart()
-        return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / max(steps, 1)}
+        return {f"{self.what}_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / max(steps, 1)}
 
 
 def _exhausted(progress: Progress, config: TrainConfig) -> bool:

@@ -203,7 +203,8 @@ def facts(row: Row) -> str:
 
 def _speed(row: Row) -> str:
     skipped = f"  {row['skipped']:.0f} skipped" if row["skipped"] else ""
-    return f"{row['tokens_per_s']:,.0f} tokens/s{skipped}"
+    what = next(what for what in ("tokens", "texts") if f"{what}_per_s" in row)
+    return f"{row[f'{what}_per_s']:,.0f} {what}/s{skipped}"
 
 
 def measures(row: Row) -> str:

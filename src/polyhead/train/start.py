@@ -47,7 +47,7 @@ def open_start(recipe: Recipe, begun: bool = False) -> Run | None:
 def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
     """The recipe with the model of ``origin`` and how that is used, where it says nothing else itself."""
     if origin is None or recipe.start is None or _complete(recipe):
-        return _conversing(recipe)
+        return _settled(recipe)
     own, every = origin.config, recipe.start.every
     if own.kind != recipe.model.kind:
         raise UserError(
@@ -71,14 +71,15 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
     except ValidationError as error:
         raise explain(error, ModelSection, "model, with that of start.run") from None
     generation = _used(recipe, origin.generation)
-    return _conversing(recipe.model_copy(update={"model": model, "generation": generation}))
+    return _settled(recipe.model_copy(update={"model": model, "generation": generation}))
 
 
 def _used(recipe: Recipe, there: GenerationConfig) -> GenerationConfig:
     """How outputs are made: as the recipe says, else as ``there``. What has classes reads as much of a text as it learns from."""
     said, of_classes = recipe.generation, isinstance(TASK.get(recipe.task.name), OfClasses)
     names = USED[recipe.model.kind][1] - ({"max_text_len"} if of_classes else set())
-    taken = {name: getattr(there, name) for name in names - said.model_fields_set}
+    own = there.model_dump(exclude_defaults=True).keys()
+    taken = {name: getattr(there, name) for name in names & own - said.model_fields_set}
     try:
         return GenerationConfig.model_validate(
             taken | {name: getattr(said, name) for name in said.model_fields_set}
@@ -170,12 +171,17 @@ def _thinned(config: ModelConfig, every: int) -> dict[str, Any]:
     return {name: -(-getattr(config, name) // every) for name in LAYERS} | {"pattern": pattern}
 
 
-def _conversing(recipe: Recipe) -> Recipe:
-    """Of a language model, with the chat format of its task, if it has none."""
-    if recipe.model.kind != "decoder":
-        return recipe
-    chat = recipe.generation.chat or getattr(TASK.get(recipe.task.name), "chat", None)
-    return recipe.model_copy(update={"generation": recipe.generation.model_copy(update={"chat": chat})})
+def _settled(recipe: Recipe) -> Recipe:
+    """What follows from the task for what is made later: a language model has its chat format, if it has none, and what has
+    classes reads as much of a text as it learns from, if nothing is said.
+    """
+    task, said, settled = TASK.get(recipe.task.name), recipe.generation, {}
+    if recipe.model.kind == "decoder":
+        settled["chat"] = said.chat or getattr(task, "chat", None)
+    if isinstance(task, OfClasses) and recipe.data.max_len < recipe.model.max_len:
+        settled["max_text_len"] = recipe.data.max_len
+    update = {name: value for name, value in settled.items() if name not in said.model_fields_set}
+    return recipe.model_copy(update={"generation": said.model_copy(update=update)}) if update else recipe
 
 
 def _complete(recipe: Recipe) -> bool:

@@ -35,7 +35,8 @@ def measure(
     learned = run.recipe.data.text if run.recipe else text
     if text and len(text) != len(learned):
         raise UserError(
-            f"--text names {len(text)} texts a line; wanted {len(learned)}, as the run learned from"
+            f"--text names {len(text)} column{'s' * (len(text) > 1)}; wanted {len(learned)}, as the run learned from: "
+            f"{' '.join(f'--text {name}' for name in learned)}"
         )
     if files:
         own: dict[str, Any] = {}
