@@ -136,7 +136,7 @@ def test_a_config_does_not_change() -> None:
         ({"decoder_attention": "sofmax"}, "unknown attention 'sofmax'; did you mean 'softmax'"),
         (
             {"cross_attention": {"name": "softmax", "windo": 2}},
-            "option of attention 'softmax' 'windo'; did you mean 'window'",
+            "attention 'softmax' has no option 'windo'; did you mean 'window'",
         ),
         ({"decoder_block": "lstn"}, "unknown block 'lstn'; did you mean 'lstm'"),
         (

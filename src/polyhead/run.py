@@ -14,7 +14,7 @@ from polyhead.analysis.filling import Fill, fill_mask
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.metrics import Evaluation, check_same_length, evaluated
 from polyhead.analysis.perplexity import Perplexity, of_text
-from polyhead.analysis.scoring import BATCH_TOKENS, PairScore, perplexity, score_pairs, score_texts
+from polyhead.analysis.scoring import BATCH_TOKENS, PairScore, perplexity, scored
 from polyhead.analysis.token_maps import cross, display, maps
 from polyhead.analysis.vectors import Embedded, embed
 from polyhead.calls import told_calls
@@ -214,19 +214,8 @@ class Run:
         self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = BATCH_TOKENS
     ) -> list[PairScore]:
         """log p(target | source) of each pair, or log p(text) of texts alone, in batches of so many tokens a side."""
-        self._need("encoder-decoder", "decoder", score=(sources, targets))
-        alone = self.config.kind == "decoder"
-        if alone and targets is not None:
-            raise UserError(
-                "this run is a language model: run.score(texts) is of texts alone, without targets"
-            )
-        if not alone and targets is None:
-            raise UserError(
-                "this run is an encoder-decoder: run.score(sources, targets) is of pairs, and there are no targets"
-            )
-        if targets is None:
-            return score_texts(self._need("decoder"), self.tokenizer, self._frame, sources, batch_tokens)
-        return score_pairs(self._need("encoder-decoder"), self.tokenizer, sources, targets, batch_tokens)
+        model = self._need("encoder-decoder", "decoder", score=(sources, targets))
+        return scored(model, self.tokenizer, self._frame, sources, targets, batch_tokens)
 
     def perplexity(self, sources: Sequence[str], targets: Sequence[str] | None = None) -> float:
         """exp of the mean negative log-likelihood of a token of the targets, or of texts alone; their ends included."""
@@ -289,8 +278,6 @@ class Run:
     ) -> Evaluation:
         """BLEU and chrF of detokenised free-running output, and the outputs themselves: the best of each source."""
         check_same_length(sources, references)
-        if changes.get("n_best") is not None:
-            raise UserError("evaluate measures the best translation of each source: leave n_best out")
         return evaluated(self.translate(sources, truncate=True, **changes), references, lang)
 
     def save(self, directory: str | Path, facts: str = "") -> None:

@@ -62,7 +62,10 @@ def test_train_eval_translate(place: Path, capsys: pytest.CaptureFixture[str]) -
             ["dogs.yaml", "data.train=[train.d, train.en]"],
             "data.train: no file 'train.d' in '.'; did you mean 'train.de'?",
         ),
-        (["dogs.yaml", "distill={teacher: nowhere}"], "distill.teacher: no run directory 'nowhere'"),
+        (
+            ["dogs.yaml", "distill={teacher: nowhere}"],
+            "distill.teacher: no run directory 'nowhere'; one of the Hugging Face hub is named owner/name",
+        ),
         (["dogs.yaml", "--resume"], "--resume: there is no run in runs/dogs yet; start it without --resume"),
     ],
 )

@@ -460,3 +460,28 @@ def test_an_engine_for_nothing_is_refused(wrong):
     (name,) = wrong
     with pytest.raises(UserError, match=f"{name} is 0; wanted a whole number, 1 or more"):
         Engine(make(), max_len=MAX_LEN, **wrong)
+
+
+def test_a_source_that_cannot_be_read_ends_its_own_request_alone():
+    """Others run on as if it had not come."""
+    model = make("encoder-decoder")
+    engine, encode = Engine(model, max_len=40), model.encode
+
+    def failing(tokens, pos):
+        if tokens.size(1) > 9:
+            raise RuntimeError("can't allocate memory")
+        return encode(tokens, pos)
+
+    object.__setattr__(model, "encode", failing)
+    alone = Engine(make("encoder-decoder"), max_len=40)
+    wanted = alone.submit([1], Beams(Beaming(2, EOS), Wish(6)), source=[5, 6, 7])
+    while not alone.idle:
+        alone.step()
+    first = engine.submit([1], Beams(Beaming(2, EOS), Wish(6)), source=[5, 6, 7])
+    engine.step()
+    second = engine.submit([1], Beams(Beaming(2, EOS), Wish(6)), source=[8] * 12)
+    engine.step()
+    assert second.end is not None and "can't allocate memory" in str(second.end.error)
+    while not engine.idle:
+        engine.step()
+    assert [found.tokens for found in first.result()] == [found.tokens for found in wanted.result()]

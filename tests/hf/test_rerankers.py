@@ -134,7 +134,7 @@ def test_there_is_nothing_to_be_right_about(tmp_path: Path, capsys: pytest.Captu
         ({FIRST: "torch.nn.Tanh"}, "scores go through 'torch.nn.Tanh' there; built are Sigmoid and Identity of torch"),
         ({NEWER: {"activation_fn": 1}}, "scores go through 1 there"),
         ({NEWER: IDENTITY}, "sentence_transformers is '.*Identity', wanted an object of keys"),
-        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', wanted one of regression, single_"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_.*', wanted single_"),
     ],
 )  # fmt: skip
 def test_other_functions_are_told(said: dict[str, Any], told: str, tmp_path: Path) -> None:

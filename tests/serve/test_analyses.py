@@ -84,7 +84,7 @@ def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
         assert live.ask(path, {"input": [5] * 10}).json()["usage"]["prompt_tokens"] == 12
         most = t.vocab_size - 1
         for given, code, said in (
-            ([5] * 11, "context_length_exceeded", "text 0 has more tokens than this model reads (12"),
+            ([5] * 11, "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
             ([[5], [5] * 11], "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
             ([5] * 41, "text_too_long", "input has a text of 41 tokens; this service takes 40"),
             ([[5]] * 4, "too_many_texts", "input has 4 texts; this service takes 3 at once"),
@@ -125,7 +125,7 @@ def test_embeddings_behind_a_prompt_and_as_far_as_texts_are_read(serving):
         for body, said in (
             (
                 {"input": "dogs bark " * 8},
-                "text 0 has more tokens than this model reads (12, special ones counted)",
+                "text 1 has more tokens than this model reads (12, special ones counted)",
             ),
             ({"input": "dogs", "prompt": "pagge"}, "unknown prompt 'pagge'; did you mean 'page'?"),
             ({"input": "dogs", "prompt": None}, "prompt: null is not text"),

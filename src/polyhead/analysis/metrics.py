@@ -28,7 +28,9 @@ class Evaluation(NamedTuple):
 
 
 def evaluated(outputs: list[str], references: Sequence[str], lang: str = "") -> Evaluation:
-    """BLEU, with and without capitals, and chrF of translations that are there."""
+    """BLEU, with and without capitals, and chrF of translations that are there, one of each source."""
+    if not all(isinstance(output, str) for output in outputs):
+        raise UserError("evaluate measures the best translation of each source: leave n_best out")
     scores = [
         bleu(outputs, references, lang),
         bleu(outputs, references, lang, lowercase=True),

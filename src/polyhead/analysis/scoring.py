@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,27 @@ class PairScore(NamedTuple):
 
     log_prob: float  # natural logarithm, end of sentence included
     tokens: int  # as many as log_prob sums over
+
+
+def scored(
+    model: CausalLM | Seq2Seq,
+    tokenizer: Tokenizer,
+    about: Frame,
+    sources: Sequence[str],
+    targets: Sequence[str] | None,
+    batch_tokens: int,
+) -> list[PairScore]:
+    """Of texts alone or of pairs; a UserError where a language model is given targets, or a translator none."""
+    alone = model.config.kind == "decoder"
+    if alone and targets is not None:
+        raise UserError("this run is a language model: run.score(texts) is of texts alone, without targets")
+    if not alone and targets is None:
+        raise UserError(
+            "this run is an encoder-decoder: run.score(sources, targets) is of pairs; give targets"
+        )
+    if targets is None:
+        return score_texts(cast(CausalLM, model), tokenizer, about, sources, batch_tokens)
+    return score_pairs(cast(Seq2Seq, model), tokenizer, sources, targets, batch_tokens)
 
 
 def perplexity(scores: Sequence[PairScore]) -> float:

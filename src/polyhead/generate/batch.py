@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from traceback import clear_frames
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,13 @@ class Member:
         return new[-1] if new else self.request.prompt[-1]
 
 
+class Met(NamedTuple):
+    """What requests bring into a batch: what the encoder made of their sources, and what these suggest."""
+
+    memory: list[Memory]
+    suggested: list[Ints]
+
+
 class Batch:
     """A cache and the requests that have rows in it: those of one after those of the other."""
 
@@ -58,8 +65,17 @@ class Batch:
         self.members: list[Member] = []  # in the order they came
         self.memory: list[Memory] | None = None  # what the members read of their sources, a row each
 
-    def join(self, requests: Sequence[Request]) -> None:
-        """Requests that begin, or begin anew; their sources are read together."""
+    def meet(self, requests: Sequence[Request]) -> Met:
+        """The sources of requests that will join, read together; nothing of the batch is touched."""
+        if self.encode is None:
+            return Met([], [])
+        sources = [request.source or [] for request in requests]
+        memory: list[Memory] = self.encode(*pad(sources, 0, self.device))
+        few, forced = self.shortlist, [request.search.forced for request in requests]
+        return Met(memory, [] if few is None else list(map(few.of, sources, forced)))
+
+    def join(self, requests: Sequence[Request], met: Met) -> None:
+        """Requests that begin, or begin anew, whose sources were read."""
         first, new = len(self._rows()), [Member(request) for request in requests]
         self.members += new  # whatever fails from here on, they are among those that it concerns
         self.cache.add(len(new))
@@ -70,16 +86,12 @@ class Batch:
                 if member.request.reused is None:
                     member.request.reused = member.held[0]
         if self.encode is not None:
-            tokens, pos = pad([request.source or [] for request in requests], 0, self.device)
-            read: list[Memory] = self.encode(tokens, pos)
-            if self.memory is not None:
-                read = [old.join(new) for old, new in zip(self.memory, read, strict=True)]
-            self.memory = [memory.kept() for memory in read]
+            pairs = zip(self.memory, met.memory, strict=True) if self.memory is not None else ()
+            joined = [old.join(added) for old, added in pairs] or met.memory
+            self.memory = [memory.kept() for memory in joined]
         if self.shortlist is not None:
-            for member in new:
-                member.suggested = self.shortlist.of(
-                    member.request.source or [], member.request.search.forced
-                )
+            for member, suggested in zip(new, met.suggested, strict=True):
+                member.suggested = suggested
             self.narrow = Narrow(self.head, {member: member.suggested for member in self.members})
         self._part()
 

@@ -60,7 +60,8 @@ class Beaming:
       (the present one if length_penalty is negative).
 
     These are the rules of Hugging Face ``generate``. One beam that stops early is greedy search, and costs no more.
-    ``min_new_tokens`` are wanted before the end of the sentence, ``forbidden`` tokens never come, and no
+    An output may end with ``also`` as well as with the end of the sentence: conversations know several ends.
+    ``min_new_tokens`` are wanted before any of them, ``forbidden`` tokens never come, and no
     ``no_repeat_ngram_size`` tokens in a row come twice. All that is said has the ``form``, if there is one. A request may have
     ``Terms``, phrases that its output must say: it keeps a hypothesis more for each of their tokens, and which live on is as they choose.
     """
@@ -70,6 +71,7 @@ class Beaming:
         beam_size: int,
         eos_id: int,
         *,
+        also: Sequence[int] = (),
         n_best: int = 1,
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
@@ -84,7 +86,7 @@ class Beaming:
             raise UserError(f"min_new_tokens is {min_new_tokens}, wanted 0 or more")
         self.size, self.eos_id, self.n_best, self.alpha = beam_size, eos_id, n_best, length_penalty
         self.early_stopping, self.least, self.forbidden = early_stopping, min_new_tokens, list(forbidden)
-        self.ngram, self.form = no_repeat_ngram_size, form
+        self.ngram, self.form, self.ends = no_repeat_ngram_size, form, {eos_id, *also}
         self.looked_at = 1 if beam_size == 1 and early_stopping is True else 2 * beam_size
 
     def advance(self, searches: Sequence[Search], logits: Tensor, narrow: Narrow | None = None) -> None:
@@ -98,7 +100,7 @@ class Beaming:
             if len(members) < len(beams):
                 rows = [row for i in members for row in range(ends[i] - width, ends[i])]
                 own = logits[torch.tensor(rows, device=logits.device)]
-            banned = [*self.forbidden, *([self.eos_id] if unripe else [])]
+            banned = [*self.forbidden, *(self.ends if unripe else ())]
             self._advance([beams[i] for i in members], own, width, banned, narrow)
 
     def _advance(
@@ -174,10 +176,10 @@ class Beams:
         for rank, (score, origin, token) in enumerate(zip(scores, origins, tokens, strict=True)):
             if score == -np.inf or len(kept) == width:
                 break
-            if token != self.rule.eos_id and not last:
+            if token not in self.rule.ends and not last:
                 kept.append((score, origin, token))
             elif rank < size:
-                said = [] if token == self.rule.eos_id else [token]
+                said = [] if token in self.rule.ends else [token]
                 self._finish(self.rows[origin] + said, score, length)
         if not kept and not self.finished and self.terms is not None:
             self.error = UNMET

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
+from traceback import clear_frames
 
 import torch
 
@@ -14,7 +15,7 @@ from polyhead.cache.pages import NoRoom
 from polyhead.errors import UserError, check_whole
 from polyhead.generate.batch import Batch, Member
 from polyhead.generate.decoder import Decoder
-from polyhead.generate.request import End, Request, Search
+from polyhead.generate.request import End, Request, Search, check_texts
 from polyhead.generate.shortlist import Shortlist
 from polyhead.registry import Choice
 
@@ -84,24 +85,7 @@ class Engine:
 
         A UserError says why it can never be served.
         """
-        if not prompt:
-            raise UserError("a prompt has no token; a language model goes on from one at least")
-        if len(prompt) > self.max_len:
-            raise UserError(
-                f"the prompt has {len(prompt)} tokens; this model takes {self.max_len} at most: give its end"
-            )
-        if (source is None) == hasattr(self.model, "encode"):
-            raise UserError(
-                "an encoder-decoder reads a source, "
-                + ("none came" if source is None else "this model has no encoder")
-            )
-        if source is not None and not source:
-            raise UserError("a source has no token")
-        for token in (*prompt, *(source or ())):
-            if not 0 <= token < self.model.vocab_size:
-                raise UserError(
-                    f"there is no token {token}; this model knows 0 to {self.model.vocab_size - 1}"
-                )
+        check_texts(self.model, self.max_len, prompt, source)
         if search.width > self.rows:
             raise UserError(
                 f"{search.width} sequences are wanted of one request; the engine runs {self.rows} at most"
@@ -228,9 +212,17 @@ class Engine:
             self._most = len(self.live)
 
     def _let_in(self, batch: Batch, coming: Sequence[Request]) -> None:
+        """They join a batch. If their sources cannot be read, it is they alone that end."""
+        try:
+            met = batch.meet(coming)
+        except Exception as failed:
+            for request in coming:
+                self._end(request, End("error", failed))
+            clear_frames(failed.__traceback__)
+            return
         if batch not in self.batches:
             self.batches.append(batch)
-        self._try(batch, partial(batch.join, coming))
+        self._try(batch, partial(batch.join, coming, met))
 
     def _soon(self, request: Request) -> int:
         """Room that a request takes before it says something new."""
@@ -244,8 +236,8 @@ class Engine:
             try:
                 batch.read(self.chunk)
                 break
-            except NoRoom:
-                self._preempt(batch)
+            except NoRoom as full:
+                self._preempt(batch, full)
         for group in batch.groups():
             for member in self._go_on(batch, group):
                 error = member.request.search.error
@@ -263,14 +255,17 @@ class Engine:
             group = [member for member in group if member in there]
             try:
                 return batch.step(group)
-            except NoRoom:
-                self._preempt(batch)
+            except NoRoom as error:
+                self._preempt(batch, error)
         return []
 
-    def _preempt(self, batch: Batch) -> None:
-        """The youngest gives way; it will read its text again (recomputation: Kwon et al., 2023, sec. 4.5)."""
+    def _preempt(self, batch: Batch, error: NoRoom) -> None:
+        """The youngest gives way; it will read its text again (recomputation: Kwon et al., 2023, sec. 4.5).
+
+        What nothing can give way to does not fit at all: the request ends by the error.
+        """
         if len(batch.members) == 1:
-            raise  # what nothing can give way to does not fit at all: the request ends by the error
+            raise error
         victim = batch.members[-1]
         batch.leave([victim])
         self.waiting.appendleft(victim.request)
@@ -280,7 +275,7 @@ class Engine:
         """A text longer than the model goes on from its last half."""
         member.request.since += member.held[0] + 1 - self.half
         batch.leave([member])
-        batch.join([member.request])
+        batch.join([member.request], batch.meet([member.request]))
 
     def _drop(self, request: Request) -> None:
         """Free the place of a request, wherever it is."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from polyhead.generate.decoder import Hypothesis, Token
+from polyhead.errors import UserError
+from polyhead.generate.decoder import Decoder, Hypothesis, Token
 from polyhead.generate.shortlist import Narrow
 
 if TYPE_CHECKING:
@@ -128,3 +129,21 @@ class Request:
             self.engine.step()
         if end.error is not None:
             raise end.error
+
+
+def check_texts(model: Decoder, max_len: int, prompt: Sequence[int], source: Sequence[int] | None) -> None:
+    """A UserError says why a model cannot go on from a prompt, or read a source."""
+    if not prompt:
+        raise UserError("a prompt has no token; a language model goes on from one at least")
+    if len(prompt) > max_len:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens; this model takes {max_len} at most: give its end"
+        )
+    if (source is None) == hasattr(model, "encode"):
+        why = "none came" if source is None else "this model has no encoder"
+        raise UserError(f"an encoder-decoder reads a source, {why}")
+    if source is not None and not source:
+        raise UserError("a source has no token")
+    for token in (*prompt, *(source or ())):
+        if not 0 <= token < model.vocab_size:
+            raise UserError(f"there is no token {token}; this model knows 0 to {model.vocab_size - 1}")

@@ -144,12 +144,17 @@ def continued(
 
 
 def beaming(
-    config: GenerationConfig, eos_id: int, forbidden: Sequence[int] = (), form: Form | None = None
+    config: GenerationConfig,
+    eos_id: int,
+    forbidden: Sequence[int] = (),
+    form: Form | None = None,
+    also: Sequence[int] = (),
 ) -> Beaming:
     """The rule that a config asks for; one beam is greedy search."""
     return Beaming(
         config.beam_size,
         eos_id,
+        also=also,
         n_best=config.n_best,
         length_penalty=config.length_penalty,
         early_stopping=True if config.beam_size == 1 else config.early_stopping,

@@ -75,7 +75,9 @@ class TextEngine:
         self._drawing: WeakValueDictionary[tuple[Sampling, tuple[int, ...], Form | None], Drawing] = (
             WeakValueDictionary()
         )
-        self._beaming: WeakValueDictionary[tuple[str, int, Form | None], Beaming] = WeakValueDictionary()
+        self._beaming: WeakValueDictionary[tuple[str, tuple[int, ...], Form | None], Beaming] = (
+            WeakValueDictionary()
+        )
 
     def submit(self, text: str | Sequence[int], **wishes: Any) -> Stream:
         """Go on from a text, or translate it, as ``read`` says."""
@@ -147,7 +149,7 @@ class TextEngine:
             search: Search = Drawn(rule, ids, config.max_new_tokens, n, seed, top=top)
         else:
             search = beams_for(
-                self._beam(config, last[0], (), speaker),
+                self._beam(config, last, (), speaker),
                 Wish(max(1, min(config.max_new_tokens, self.max_len - len(ids) + 1)), before=ids),
             )
         return Asked(ids, search, None, ids, n, stops, last, trim=trim, speaker=speaker)
@@ -188,7 +190,7 @@ class TextEngine:
             return Asked(begin, search, source, [], n, stops, (sides.end,))
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
         wish = Wish(most, told, len(told), [sides.start])
-        beams = beams_for(self._beam(config, sides.end, forbidden), wish, wanted)
+        beams = beams_for(self._beam(config, (sides.end,), forbidden), wish, wanted)
         return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:
@@ -198,8 +200,12 @@ class TextEngine:
         return self._drawing.setdefault((sampling, ends, form), Drawing(sampling, *ends, form=form))
 
     def _beam(
-        self, config: GenerationConfig, end: int, forbidden: Sequence[int] = (), by: Tokenizer | None = None
+        self,
+        config: GenerationConfig,
+        ends: tuple[int, ...],
+        forbidden: Sequence[int] = (),
+        by: Tokenizer | None = None,
     ) -> Beaming:
-        form = form_of(config.form, by or self.tokenizer, [end])
-        rule = beaming(config, end, forbidden, form)
-        return self._beaming.setdefault((config.model_dump_json(), end, form), rule)
+        form = form_of(config.form, by or self.tokenizer, ends)
+        rule = beaming(config, ends[0], forbidden, form, ends[1:])
+        return self._beaming.setdefault((config.model_dump_json(), ends, form), rule)

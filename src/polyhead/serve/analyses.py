@@ -171,7 +171,7 @@ def _measured(
     texts: Sequence[Any], rows: Sequence[Framed], most: int, truncate: bool
 ) -> list[tuple[Any, int]]:
     """Each text or pair with the number of its tokens; one that would be cut is refused, unless that is wished."""
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if row.cut and not truncate:
             raise Refusal(
                 400, "context_length_exceeded",
@@ -184,7 +184,7 @@ def _bounded(service: Service, texts: Sequence[Any]) -> list[Any]:
     """The texts or pairs, if none is far too long: the model's thread is not to find that out by reading it all."""
     tokenizer, most = service.run.tokenizer, service.run.config.max_len
     sides = [(text,) if isinstance(text, str) else text for text in texts]
-    for number, side in enumerate(sides):
+    for number, side in enumerate(sides, 1):
         longest = max(map(len, tokenizer.encode(side[:1]) + tokenizer.target.encode(side[1:])))
         if longest > most:
             raise Refusal(

@@ -78,7 +78,7 @@ class Structure(BaseModel):
 
 
 class Drawing(Body):
-    """How text is drawn or searched for. What is not given is as the run was trained to be used, and so is null, but for whole numbers."""
+    """How text is drawn or searched for. What is not given, or null, is as the run was trained to be used."""
 
     n: int = number(1, 1, "n", about="outputs of each text")
     seed: int = number(
@@ -98,7 +98,7 @@ class Drawing(Body):
     beam_size: int = number(
         1, 1, "beams", about="draw nothing: the likeliest texts that so many hypotheses find"
     )
-    length_penalty: float = real(1.0, "with beams: above 0 favours longer texts", ge=-100, le=100)
+    length_penalty: float = real(1.0, "with beams: above 0 favours longer texts", ge=-50, le=50)
     min_tokens: int = number(0, 0, "max_tokens", about="with beams: shortest output")
     max_tokens: int = number(1, 1, "max_tokens", about="longest output, in tokens")
     stop: Stops = Field([], description="texts that end an output and are no part of it")
@@ -115,9 +115,7 @@ class Drawing(Body):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # a bound that is null is a mistake: whoever sends it may think that there is none
-        counts = {name for name, field in cls.model_fields.items() if field.annotation is int}
-        return {name: value for name, value in fields.items() if value is not None or name in counts}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class CompletionBody(Drawing):
@@ -163,7 +161,7 @@ class ResponseText(BaseModel):
 
 
 class ResponseBody(Drawing):
-    """POST /v1/responses. A field that is null is as one that is not there, as OpenAI's clients may send any."""
+    """POST /v1/responses."""
 
     input: Items = Field(
         description=f"a text, or who has said what; the last is answered; each item counts {FRAME} characters besides its own"

@@ -55,7 +55,7 @@ async def completions(service: Service, call: Call, body: CompletionBody) -> Non
 
 
 async def translations(service: Service, call: Call, body: TranslationBody) -> None:
-    """Translate each text; the best first, with its score, and where the decoder looked if that is wanted."""
+    """Translate each text; what beams find best first, each with its score, and where the decoder looked if that is wanted."""
     service.need("translations")
     if body.stream and body.return_attention:
         raise unsupported("return_attention", "return_attention needs a whole translation: leave out stream")

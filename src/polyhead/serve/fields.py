@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
@@ -59,7 +60,7 @@ def _message(given: Any, number: int) -> Message:
         raise UserError(f"message {number} has the role {show(role)}, wanted {', '.join(ROLES)}")
     calls = calls_of(given.get("tool_calls"), number)
     if isinstance(content, list):
-        content = "".join(_text(part, number) for part in content)
+        content = "".join(text_of(part, ("text",), f"message {number}") for part in content)
     if calls and content is None:
         content = ""
     if not isinstance(content, str):
@@ -69,14 +70,14 @@ def _message(given: Any, number: int) -> Message:
     return Message("system" if role == "developer" else role, content, calls, answers or "")
 
 
-def _text(part: Any, number: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else part
-    if kind != "text" or not isinstance(part.get("text"), str):
+def text_of(part: Any, kinds: Sequence[str], what: str) -> str:
+    """The text of one part of what ``what`` says, whose type is one of these."""
+    given = part if isinstance(part, dict) else {"type": part}
+    if given.get("type") not in kinds or not isinstance(given.get("text"), str):
         raise UserError(
-            f"message {number} has a part {show(kind)}; this model reads text alone: {{type: text, text: ...}}"
+            f"{what} has a part {show(given.get('type'))}; this model reads text alone: {{type: {kinds[0]}, text: ...}}"
         )
-    text: str = part["text"]
-    return text
+    return str(given["text"])
 
 
 def stop_strings(given: Any) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from polyhead.errors import UserError, show
-from polyhead.serve.fields import FUNCTION, NAME, TEXT
+from polyhead.serve.fields import FUNCTION, NAME, TEXT, text_of
 from polyhead.text.chat.base import Message
 from polyhead.text.chat.tools import CHOICES, Tool, call_of, chosen, every
 
@@ -69,16 +69,7 @@ def _text(given: Any, what: str, key: str) -> str:
         return given
     if not isinstance(given, list):
         raise UserError(f"{what} has the {key} {show(given)}, wanted a text or a list of texts")
-    return "".join(_part(part, what) for part in given)
-
-
-def _part(given: Any, what: str) -> str:
-    kind = given.get("type") if isinstance(given, dict) else given
-    if kind not in PARTS or not isinstance(given.get("text"), str):
-        raise UserError(
-            f"{what} has a part {show(kind)}; this model reads text alone: {{type: input_text, text: ...}}"
-        )
-    return str(given["text"])
+    return "".join(text_of(part, PARTS, what) for part in given)
 
 
 def tools(given: Any) -> tuple[Tool, ...]:

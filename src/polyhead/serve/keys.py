@@ -45,7 +45,10 @@ class Keys:
 
 def read_keys(file: Path | None, environment: MutableMapping[str, str]) -> Keys:
     """The keys of a file, one a line, and that of POLYHEAD_API_KEY, which no child process is to inherit."""
-    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is not text in UTF-8: write one key a line") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if file is not None and not keys:
         raise UserError(f"{file} holds no key: write one a line")

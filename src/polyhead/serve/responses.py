@@ -235,7 +235,7 @@ def _as_chat(body: ResponseBody) -> ChatBody:
         given["logprobs"] = True
     if body.truncation == "auto":
         given["truncate"] = True
-    if "text" in body.model_fields_set:
+    if "format" in body.text.model_fields_set:
         given["response_format"] = _format(body)
     return ChatBody.model_construct(**given)
 

@@ -53,11 +53,12 @@ class Talk:
         return Piece(*said, self.stream.likely(said.row, since))
 
     def whole(self) -> list[Piece]:
-        """Every output from its beginning to its end; where nothing is to be said, nothing."""
+        """Every output from its beginning to its end; where nothing is to be said, nothing. Beams may find fewer than are wished for."""
         if self.stream is None:
             return [Piece(row, "", True, Likely([], [], [])) for row in range(self.asked.n)]
-        texts = enumerate(self.stream.texts())
-        return [Piece(row, text, True, self.stream.likely(row)) for row, text in texts]
+        texts = zip(self.stream.texts(), self.stream.reasons, strict=True)
+        found = [(row, text) for row, (text, reason) in enumerate(texts) if reason is not None]
+        return [Piece(row, text, True, self.stream.likely(row)) for row, text in found]
 
     def hear(self, news: News) -> None:
         """Tell its client, if he is there."""

@@ -102,15 +102,21 @@ def check_ids(service: Service, ids: Sequence[int], field: str) -> None:
 
 
 def _continued(
-    service: Service, engine: TextEngine, body: Drawing, ids: list[int], languages: dict[str, Any]
+    service: Service, engine: TextEngine, body: Drawing, ids: list[int], others: dict[str, Any]
 ) -> tuple[list[int], dict[str, Any]]:
-    """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for."""
-    most, given = engine.max_len, "max_tokens" in body.model_fields_set
+    """A prompt as it fits, and how long its continuation may be: nothing is shortened that was asked for.
+
+    A conversation has been ``fitted``, message by message, and nothing more of it is cut.
+    """
+    most, given, fitted = engine.max_len, "max_tokens" in body.model_fields_set, "ends" in others
     usual, least = usual_length(service, engine), max(1, body.max_tokens)  # one is drawn where any is
     if body.truncate:
         wanted = least if given else min(usual, max(most // 2, most - len(ids) + 1))
+        beams = "beam_size" in body.model_fields_set
+        if beams and fitted:
+            wanted = min(wanted, most - len(ids) + 1)
         # drawn text that outgrows the model forgets its beginning; beams end where the model's reach does
-        room = most - wanted + 1 if "beam_size" in body.model_fields_set else most
+        room = most - wanted + 1 if beams else most
         if room > 0:
             return ids[-room:], {"max_new_tokens": wanted}
     if len(ids) + least - 1 > most:

@@ -9,8 +9,9 @@ from tokenizers.processors import TemplateProcessing
 
 from polyhead.errors import UserError
 from polyhead.registry import TOKENIZER, Choice
+from polyhead.text.listed import has_lone_surrogate
 from polyhead.text.specials import ROLES, sentinel
-from polyhead.text.tokenizer import Tokenizer, has_lone_surrogate
+from polyhead.text.tokenizer import Tokenizer
 
 MAX_TRAINING_CHARACTERS = 20_000
 # of one text; what follows teaches the vocabulary nothing and may be garbage

@@ -90,3 +90,12 @@ def stop_texts(stop: object) -> list[str]:
             f"stop is {show(stop)}; wanted a text, or a list of texts that ends nothing where it is empty"
         )
     return stops
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Whether a string holds half a surrogate pair, which no encoding of Unicode can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

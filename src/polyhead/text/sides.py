@@ -139,7 +139,7 @@ def _language(name: str, languages: dict[int, str]) -> int:
             if found
             else "no token of this model names it"
         )
-        raise UserError(f"language {name!r}: {what}{nearest(name, names.values(), 0.7)}")
+        raise UserError(f"language {name!r}: {what}{nearest(name, names.values(), 0.6)}")
     return found[0]
 
 

@@ -15,7 +15,7 @@ from polyhead.errors import UserError
 from polyhead.files import replace_file
 from polyhead.text.files import FILE, TARGET, parsed, read_roles, settled, written
 from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
-from polyhead.text.listed import check_ids, check_texts
+from polyhead.text.listed import check_ids, check_texts, has_lone_surrogate
 from polyhead.text.sides import TARGET_LANGUAGE, Sides, between
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
 from polyhead.text.spoken import Spoken, spoken
@@ -294,12 +294,3 @@ class Tokenizer:
         if found is None:
             raise UserError(f"this tokenizer has no {role}; name one in its tokenizer_config.json")
         return found
-
-
-def has_lone_surrogate(text: str) -> bool:
-    """Whether a string holds half a surrogate pair, which no encoding of Unicode can write."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
