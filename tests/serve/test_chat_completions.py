@@ -129,20 +129,8 @@ def test_openais_client_converses(live):
     assert refused.value.param == "messages" and "a message of the user must come last" in str(refused.value)
 
 
-def test_a_field_that_is_null_is_as_one_that_is_not_there(live):
-    names = [
-        "stop",
-        "temperature",
-        "top_p",
-        "stream",
-        "logprobs",
-        "top_logprobs",
-        "stream_options",
-        "response_format",
-        "n",
-        "seed",
-        "max_completion_tokens",
-    ]
+def test_a_field_that_is_null_is_as_one_that_is_not_there_but_for_whole_numbers(live):
+    names = ("stop", "temperature", "top_p", "stream", "logprobs", "stream_options", "response_format")
     body = {"messages": TALK, "max_tokens": 5, "beam_size": 2}
     wanted = live.ask(PATH, body).json()
     for nothing in (dict.fromkeys(names), {"stop": []}):

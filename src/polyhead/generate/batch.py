@@ -71,8 +71,9 @@ class Batch:
             return Met([], [])
         sources = [request.source or [] for request in requests]
         memory: list[Memory] = self.encode(*pad(sources, 0, self.device))
-        few, forced = self.shortlist, [request.search.forced for request in requests]
-        return Met(memory, [] if few is None else list(map(few.of, sources, forced)))
+        if self.shortlist is None:
+            return Met(memory, [])
+        return Met(memory, [self.shortlist.of(one.source or [], one.search.forced) for one in requests])
 
     def join(self, requests: Sequence[Request], met: Met) -> None:
         """Requests that begin, or begin anew, whose sources were read."""

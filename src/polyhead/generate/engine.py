@@ -13,7 +13,7 @@ import torch
 from polyhead.cache.make import make_cache
 from polyhead.cache.pages import NoRoom
 from polyhead.errors import UserError, check_whole
-from polyhead.generate.batch import Batch, Member
+from polyhead.generate.batch import Batch, Member, Met
 from polyhead.generate.decoder import Decoder
 from polyhead.generate.request import End, Request, Search, check_texts
 from polyhead.generate.shortlist import Shortlist
@@ -212,17 +212,22 @@ class Engine:
             self._most = len(self.live)
 
     def _let_in(self, batch: Batch, coming: Sequence[Request]) -> None:
-        """They join a batch. If their sources cannot be read, it is they alone that end."""
-        try:
-            met = batch.meet(coming)
-        except Exception as failed:
-            for request in coming:
-                self._end(request, End("error", failed))
-            clear_frames(failed.__traceback__)
+        """They join a batch, if their sources can be read."""
+        if (met := self._met(batch, coming)) is None:
             return
         if batch not in self.batches:
             self.batches.append(batch)
         self._try(batch, partial(batch.join, coming, met))
+
+    def _met(self, batch: Batch, coming: Sequence[Request]) -> Met | None:
+        """What they bring; if their sources cannot be read, it is they alone that end."""
+        try:
+            return batch.meet(coming)
+        except Exception as error:
+            for request in coming:
+                self._end(request, End("error", error))
+            clear_frames(error.__traceback__)
+            return None
 
     def _soon(self, request: Request) -> int:
         """Room that a request takes before it says something new."""
@@ -275,7 +280,8 @@ class Engine:
         """A text longer than the model goes on from its last half."""
         member.request.since += member.held[0] + 1 - self.half
         batch.leave([member])
-        batch.join([member.request], batch.meet([member.request]))
+        if met := self._met(batch, [member.request]):
+            batch.join([member.request], met)
 
     def _drop(self, request: Request) -> None:
         """Free the place of a request, wherever it is."""

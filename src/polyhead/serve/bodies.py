@@ -78,7 +78,7 @@ class Structure(BaseModel):
 
 
 class Drawing(Body):
-    """How text is drawn or searched for. What is not given, or null, is as the run was trained to be used."""
+    """How text is drawn or searched for. What is not given is as the run was trained to be used, and so is null, but for whole numbers."""
 
     n: int = number(1, 1, "n", about="outputs of each text")
     seed: int = number(
@@ -115,7 +115,9 @@ class Drawing(Body):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if value is not None}
+        # a bound that is null is a mistake: whoever sends it may think that there is none
+        counts = {name for name, field in cls.model_fields.items() if field.annotation is int}
+        return {name: value for name, value in fields.items() if value is not None or name in counts}
 
 
 class CompletionBody(Drawing):
@@ -161,7 +163,7 @@ class ResponseText(BaseModel):
 
 
 class ResponseBody(Drawing):
-    """POST /v1/responses."""
+    """POST /v1/responses. A field that is null is as one that is not there, as OpenAI's clients may send any."""
 
     input: Items = Field(
         description=f"a text, or who has said what; the last is answered; each item counts {FRAME} characters besides its own"
