@@ -286,7 +286,10 @@ def test_vectors_made_before_an_end_are_kept(
             ["--output", "x.npy", "--like", "a"],
             "--like prints how like the texts are; without it --output writes their vectors",
         ),
-        (["--pooling", "average"], "pooling: 'average' is not one of mean, first, max, last, own; did you mean 'mean'?"),
+        (
+            ["--pooling", "average"],
+            "pooling: 'average' is not one of mean, first, max, last, own; did you mean 'mean'?",
+        ),
     ],
 )
 def test_mistakes_in_the_shell(

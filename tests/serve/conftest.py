@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.generation_section import GenerationConfig
@@ -23,6 +24,7 @@ from polyhead.serve.limits import Limits
 from polyhead.serve.server import Server, address, listen
 from polyhead.serve.service import Service
 from polyhead.text.learn import train_tokenizer
+from polyhead.text.tokenizer import Tokenizer
 
 TEXTS = ["ein hund bellt .", "a dog barks .", "zwei hunde bellen .", "two dogs bark 犬 .", "dogs"]
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,6 +48,17 @@ def make(kind: str, **changes: Any) -> Run:
         tokens,
         GenerationConfig(beam_size=3, max_new_tokens=15, max_length_ratio=1.0, max_length_extra=5),
     )
+
+
+def named(tokenizer: Tokenizer, token: int) -> str:
+    """A token as log-probabilities name it, by the letters that GPT-2 writes bytes in (Radford et al., 2019)."""
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    name = tokenizer.tokens([token])[0]
+    if token in tokenizer.special_ids:
+        return name
+    said = bytes(letters[letter] for letter in name)
+    whole = said.decode(errors="replace")
+    return whole if "\ufffd" not in whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
 
 
 class Live:

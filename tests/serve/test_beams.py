@@ -59,7 +59,9 @@ def test_fewer_outputs_than_are_wished_for_are_those_that_there_are(
             body = given | {"n": 4, "beam_size": 4, "structured_outputs": {"choice": choice}}
             found = live.ask(path, body).json()["choices"]
             texts = [one["message"]["content"] if chat else one["text"] for one in found]
-            assert {*texts} == {*choice} and 0 < len(texts) <= 4  # a text may be cut into tokens in several ways
+            assert {*texts} == {*choice} and 0 < len(
+                texts
+            ) <= 4  # a text may be cut into tokens in several ways
             events = [one for event in live.events(path, body) for one in event["choices"]]
             ended = [one["index"] for one in events if one["finish_reason"]]
             assert sorted(ended) == [one["index"] for one in found] == list(range(len(found)))

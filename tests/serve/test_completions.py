@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import openai
 import pytest
-from tests.serve.conftest import living, make
+from tests.serve.conftest import living, make, named
 
-from polyhead.analysis.token_maps import text_of
 from polyhead.run import Run
 from polyhead.serve import driver
 from polyhead.serve.bodies import CompletionBody
@@ -124,9 +123,7 @@ def test_the_log_probability_of_each_token(speaker):
     stream = speaker.run.engine().submit(TEXTS[1], seed=2)
     stream.texts()
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(stream.log_probs[0], abs=1e-5)
-    assert choice["logprobs"]["tokens"] == [
-        text_of(speaker.run.tokenizer, token) for token in stream.tokens[0]
-    ]
+    assert choice["logprobs"]["tokens"] == [named(speaker.run.tokenizer, token) for token in stream.tokens[0]]
     events = speaker.events("/v1/completions", body)
     told = [event["choices"][0]["logprobs"] for event in events]
     assert [p for one in told for p in one["token_logprobs"]] == pytest.approx(stream.log_probs[0], abs=1e-5)

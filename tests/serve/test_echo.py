@@ -6,10 +6,9 @@ import threading
 
 import pytest
 import torch
-from tests.serve.conftest import living, make
+from tests.serve.conftest import living, make, named
 from tokenizers.normalizers import Lowercase
 
-from polyhead.analysis.token_maps import text_of
 from polyhead.run import Run
 from polyhead.serve import echo
 from polyhead.serve.limits import Limits
@@ -36,15 +35,15 @@ def direct(run, ids):
 def check(run, told, ids):
     """What is told of these tokens, the first of which nothing comes before."""
     log_probs = direct(run, ids)
-    assert told["tokens"] == [text_of(run.tokenizer, token) for token in ids]
+    assert told["tokens"] == [named(run.tokenizer, token) for token in ids]
     assert {len(told[name]) for name in LISTS} == {len(ids)}
     assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
     for token, p, value, top in zip(
         ids[1:], log_probs, told["token_logprobs"][1:], told["top_logprobs"][1:], strict=False
     ):
         assert value == pytest.approx(float(p[token]), abs=1e-5)
-        best = {text_of(run.tokenizer, int(i)): float(v) for v, i in zip(*p.topk(2), strict=True)}
-        assert top == pytest.approx(best | {text_of(run.tokenizer, token): float(p[token])}, abs=1e-5)
+        best = {named(run.tokenizer, int(i)): float(v) for v, i in zip(*p.topk(2), strict=True)}
+        assert top == pytest.approx(best | {named(run.tokenizer, token): float(p[token])}, abs=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2])

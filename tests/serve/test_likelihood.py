@@ -6,9 +6,13 @@ import random
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers
 
-from polyhead.serve.likelihood import places
+from polyhead import ModelConfig, build
+from polyhead.generate.outcome import Likely
+from polyhead.generation_section import GenerationConfig
+from polyhead.run import Run
+from polyhead.serve.likelihood import of_chat, of_completion, places
 from polyhead.text.tokenizer import Tokenizer
 
 PATH = "/v1/completions"
@@ -148,3 +152,42 @@ def test_bytes_in_place_of_what_a_vocabulary_lacks():
         (text,) = tokenizer.decode([ids])
         for at, one in zip(wanted, data, strict=True):
             assert (text[at] == "a") == (one == 97)
+
+
+def test_tokens_of_sentencepiece_are_what_they_add_to_a_text() -> None:
+    """As Llama 2 has them: a first blank is lost in decoding, bytes stand for characters that the vocabulary has not."""
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        "a",
+        "b",
+        "\u2581a",
+        "\u2581b",
+    ]
+    inner = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [("\u2581", "a"), ("\u2581", "b")], byte_fallback=True,
+                      unk_token="<unk>"))  # fmt: skip
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    inner.add_special_tokens(["<unk>", "<s>", "</s>"])
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokens = Tokenizer(inner, roles)
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "max_len": 48}
+    model = build(ModelConfig(kind="decoder", vocab_size=tokens.vocab_size, **sizes), seed=1)
+    said = [words.index(word) for word in ("\u2581a", "a", "\u2581b", "<0xC3>", "<0xA9>", "\u2581")]
+    names = [" a", "a", " b", "bytes:\\xc3", "bytes:\\xa9", " "]
+    held = [list(name.encode()) for name in names[:3]] + [[0xC3], [0xA9], [0x20]]
+    run = Run(model, tokens, GenerationConfig())
+    likely = Likely(said, [-1.0] * 6, [[(token, -1.0), (words.index("a"), -2.0)] for token in said])
+    assert of_completion(run, likely, 1, range(6))["tokens"] == names
+    for (name, own), one in zip(zip(names, held, strict=True), of_chat(run, likely)["content"], strict=True):
+        assert (one["token"], one["bytes"]) == (name, own)
+    # of two of one text the one that was said is told
+    pair = Likely([words.index("a")], [-1.0], [[(words.index("<0x61>"), -0.5)]])
+    assert of_completion(run, pair, 1, [0])["top_logprobs"] == [{"a": -1.0}]

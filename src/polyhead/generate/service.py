@@ -20,7 +20,7 @@ from polyhead.generate.search import beaming, beams_for, insisted, limit
 from polyhead.generate.settings import sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generation_section import DRAWS, GenerationConfig
-from polyhead.registry import Choice
+from polyhead.registry import CACHE, Choice
 from polyhead.text.form.form import Form, form_of
 from polyhead.text.glossary import Entries, Glossary, Term, terms_of
 from polyhead.text.listed import stop_texts
@@ -70,7 +70,9 @@ class TextEngine:
         choice = options.pop("cache")
         if choice is None and any(one.keyed for one in model.cache_shape.members):
             choice = Choice("paged")
-        self.engine = Engine(model, max_len=max_len, cache=Choice.read(choice) if choice else None, **options)
+        self.engine = Engine(
+            model, max_len=max_len, cache=CACHE.check(Choice.read(choice)) if choice else None, **options
+        )
         # a rule is kept as long as a request follows it: settings come from outside, and there is no end of them
         self._drawing: WeakValueDictionary[tuple[Sampling, tuple[int, ...], Form | None], Drawing] = (
             WeakValueDictionary()

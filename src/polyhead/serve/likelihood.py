@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
-from polyhead.analysis.token_maps import text_of
 from polyhead.generate.outcome import Likely
 from polyhead.generate.service import Asked
 from polyhead.generate.stream import UNFINISHED, TextStream
@@ -17,6 +18,7 @@ from polyhead.serve.strict import finite
 from polyhead.text.spoken import Spoken
 from polyhead.text.tokenizer import Tokenizer
 
+BYTE = re.compile("<0x([0-9A-F]{2})>")  # how a token that is one byte is called where others are texts
 NUMBER = 32  # characters in which a number is told, with what stands around it
 ENTRY = 80  # characters in which a token of a conversation is told: its text, how likely it was, its bytes
 
@@ -92,15 +94,15 @@ class TextPlaces:
 
 
 def of_completion(run: Run, likely: Likely, wanted: int, at: Sequence[int]) -> dict[str, list[Any]]:
-    """Lists side by side; with alternatives the token that was said is always among them."""
+    """Lists side by side; with alternatives the token that was said is always among them, also where another has its text."""
     told: dict[str, list[Any]] = {
         "text_offset": list(at),
-        "tokens": [text_of(run.tokenizer, token) for token in likely.tokens],
+        "tokens": [_name(run.tokenizer, token) for token in likely.tokens],
         "token_logprobs": [finite(value) for value in likely.log_probs],
     }
     if wanted:
         told["top_logprobs"] = [
-            {text_of(run.tokenizer, other): finite(p) for other, p in reversed((*top, (token, value)))}
+            {_name(run.tokenizer, other): finite(p) for other, p in (*reversed(top), (token, value))}
             for token, value, top in zip(*likely, strict=True)
         ]
     return told
@@ -116,16 +118,42 @@ def of_chat(run: Run, likely: Likely) -> dict[str, Any]:
 
 
 def _entry(run: Run, token: int, log_prob: float) -> dict[str, Any]:
+    said = _said(run.tokenizer, token)
     return {
-        "token": text_of(run.tokenizer, token),
+        "token": _name(run.tokenizer, token),
         "logprob": finite(log_prob),
-        "bytes": _bytes(run.tokenizer, token),
+        "bytes": None if said is None else list(said),
     }
 
 
-def _bytes(tokenizer: Tokenizer, token: int) -> list[int] | None:
-    """What a token adds to the text, also where it is a part of a character; null where that depends on its neighbours."""
+def _name(tokenizer: Tokenizer, token: int) -> str:
+    """What a token adds to a text; a part of a character by its bytes, and what adds nothing by its name, as OpenAI writes them."""
+    said = _said(tokenizer, token)
+    if not said:
+        return tokenizer.tokens([token])[0]
+    try:
+        return said.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
+
+
+def _said(tokenizer: Tokenizer, token: int) -> bytes | None:
+    """What a token adds to a text that has begun, also where it is a part of a character; None where no bytes say it."""
     if tokenizer.spoken is not None:
-        return list(tokenizer.spoken[token])
-    (text,) = tokenizer.decode([[token]])
-    return list(text.encode()) if text and UNFINISHED not in text else None
+        return tokenizer.spoken[token]
+    before, begun = _begun(tokenizer)
+    text = tokenizer.decode([[*before, token]])[0].removeprefix(begun)
+    if UNFINISHED not in text:
+        return text.encode()
+    byte = BYTE.fullmatch(tokenizer.tokens([token])[0])
+    return bytes([int(byte[1], 16)]) if byte else None
+
+
+@lru_cache(maxsize=4)
+def _begun(tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """A token and its text, behind which others keep the blank that a first one loses; none where there is no such token."""
+    for token in range(tokenizer.vocab_size):
+        once, twice = tokenizer.decode([[token], [token, token]])
+        if once.isalnum() and twice.startswith(once) and len(twice) > len(once):
+            return [token], once
+    return [], ""
