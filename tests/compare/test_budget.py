@@ -14,6 +14,8 @@ from polyhead.errors import UserError
         ("1h", "time", 3600, "1 h of training"),
         ("1 H 30 min", "time", 5400, "1 h 30 min of training"),
         ("2.5 minutes", "time", 150, "2.5 min of training"),
+        ("7199s", "time", 7199, "2 h of training"),
+        ("61s", "time", 61, "1.02 min of training"),
         ("2000steps", "steps", 2000, "2,000 steps"),
         ("2,000 Steps", "steps", 2000, "2,000 steps"),
         ("1 step", "steps", 1, "1 steps"),

@@ -20,6 +20,7 @@ from polyhead.errors import UserError
 from polyhead.models import Seq2Seq, build
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.run import Run
+from polyhead.sections import AdaptSection
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.reporting import Reporters
@@ -217,6 +218,11 @@ def test_a_budget_is_turned_into_steps(budget: Budget, steps: object) -> None:
     flops = ready.flops()
     found = steps_for(budget, ready.recipe, ready.model, ready.task, flops)
     assert found["steps"] == steps(tokens, flops)  # type: ignore[operator]
+    if budget.kind == "flops":  # weights that stay as they are cost no backward pass of their own
+        train = ready.recipe.train.model_copy(update={"adapt": AdaptSection()})
+        adapted = ready.recipe.model_copy(update={"train": train})
+        few = steps_for(budget, adapted, ready.model, ready.task, flops)["steps"]
+        assert few == round(1e9 / (2 * flops * tokens))
 
 
 @pytest.mark.usefixtures("place")

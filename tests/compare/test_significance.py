@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
+from polyhead.compare import results
 from polyhead.compare.significance import (
     bleu_of,
     bleu_statistics,
@@ -21,6 +23,7 @@ from polyhead.compare.significance import (
     resamples,
     scores,
 )
+from polyhead.compare.tasks.base import Measure
 
 WORDS = [
     "the",
@@ -175,3 +178,23 @@ def test_one_in_twenty_designs_that_are_alike_is_called_different() -> None:
         assert p is not None
         called += p < 0.05
     assert 0.03 < called / n < 0.08
+
+
+def test_the_interval_is_about_the_value_that_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all seeds of a design, though its base has but one of them; whether they differ is told by that one."""
+    measure = Measure("loss", "loss", "validation loss", mean_of, True, 3, 3)
+    rng = np.random.default_rng(0)
+
+    def drawn(mean: float) -> dict[str, Any]:
+        return {"loss": np.stack([rng.normal(mean, 0.05, 400), np.ones(400)], 1)}
+
+    own = {seed: drawn(float(seed)) for seed in (1, 2, 3)}
+    plan = SimpleNamespace(
+        rows=[SimpleNamespace(name="base")], task=SimpleNamespace(measures=[measure]), base=None
+    )
+    monkeypatch.setattr(results, "tokens_of", lambda recipe: "same")
+    row = SimpleNamespace(name="x", is_base=False, recipe=object())
+    found = results.quality(row, plan, {"x": own, "base": {1: drawn(1.1)}})
+    low, high = found["loss_interval"]
+    assert low < 2 < high and high - low < 0.02
+    assert found["loss_p"] == pytest.approx(0.001, abs=1e-4)

@@ -251,7 +251,13 @@ def nothing_known():
 
 @pytest.mark.parametrize(
     "reason",
-    ["no compiler", "a compiler that refuses", "a library that does not load", "a home nobody may write"],
+    [
+        "no compiler",
+        "a compiler that refuses",
+        "a library that does not load",
+        "a home nobody may write",
+        "no home",
+    ],
 )
 def test_without_kernels_the_products_are_those_of_torch(nothing_known, monkeypatch, tmp_path, reason):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -263,6 +269,13 @@ def test_without_kernels_the_products_are_those_of_torch(nothing_known, monkeypa
         monkeypatch.setattr(
             native.subprocess, "run", lambda command, **_: command[-2].write_text("no library")
         )
+    elif reason == "no home":
+
+        def homeless():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(native.Path, "home", homeless)
     else:
         (tmp_path / "cache").write_text("a file")
     assert kernels() is None

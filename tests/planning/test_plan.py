@@ -180,6 +180,9 @@ KINDS: list[dict[str, Any]] = [
     {"kind": "decoder"},
     {"kind": "encoder"},
     {"kind": "encoder", "labels": ("a", "b")},
+    {"kind": "encoder", "generator": 1, "n_layers": 2},
+    {"kind": "encoder", "head": False},
+    {"kind": "encoder", "head": False, "causal": True},
 ]
 
 
@@ -194,7 +197,7 @@ def test_a_task_without_a_text_asks_for_as_much(fields: dict[str, Any]) -> None:
     assert batch[0].shape == (3, 5 if load.source else 8)
     loss = task.loss(build(config, 1), batch)
     assert loss.count == task.count(batch) == (3 if config.labels else 10)
-    assert loss.total.requires_grad
+    assert loss.total.requires_grad and loss.total.isfinite()
     found = learning(config, task, TrainConfig(steps=1, accumulate=2), [batch], [5.0], 0.0)
     assert found.work == [10.0] * 3
 
@@ -205,6 +208,9 @@ def test_decoding_is_timed_at_its_length(kind: Any) -> None:
     speed = decoding(config, 3, 1000, 5, None, new=4)
     assert (speed.rows, speed.context) == (3, 64 - 6)
     assert speed.tokens_per_s > 0
+    if kind == "decoder":
+        few = config.model_copy(update={"max_len": 12, "position": Choice("learned", offset=0)})
+        assert decoding(few, 2, 8, 0, None).context == 1
 
 
 def test_of_a_hybrid_the_layers_with_keys_and_values_grow() -> None:
@@ -236,6 +242,9 @@ def test_what_does_not_fit_is_not_probed() -> None:
 def test_a_model_alone_learns_from_so_many_tokens() -> None:
     made = plan(preset("tiny", 50), context=8, probe=False, rows=2, length=10, tokens=100)
     assert (made.largest, made.steps) == (Load(2, 10, 10), 5)
+    for fields in ({}, {"labels": ("a", "b"), "head": False}):  # few of whose tokens are asked for
+        encoder = ModelConfig(kind="encoder", vocab_size=50, d_model=16, n_layers=1, n_heads=2, **fields)
+        assert plan(encoder, probe=False, rows=2, length=10, tokens=100).steps == 5
     with pytest.raises(UserError, match="more than max_len"):
         plan(preset("tiny", 50), length=2000)
 
@@ -355,7 +364,14 @@ def test_teachers_of_a_text_that_is_not_there_are_said_to_be_unknown(home: Path)
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(0.0, "0 "), (999.4, "999 "), (1234567, "1.23 M"), (3.14e23, "3.14e+23 "), (2.4e10, "24 G")],
+    [
+        (0.0, "0 "),
+        (999.4, "999 "),
+        (999_700_000, "1 G"),
+        (1234567, "1.23 M"),
+        (3.14e23, "3.14e+23 "),
+        (2.4e10, "24 G"),
+    ],
 )
 def test_numbers_are_short(number: float, said: str) -> None:
     assert scaled(number) == said

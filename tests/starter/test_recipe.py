@@ -86,6 +86,16 @@ def test_the_columns_of_a_table_tell_what_it_is(
     assert found.labels == (0 if task != "classification" else 3 if rows is PAIRED else 2)
 
 
+@pytest.mark.parametrize(
+    ("column", "task"),
+    [("paid", "classification"), ("valid", "classification"), ("user_id", "language-model"), ("userId", "language-model"),
+     ("ID", "language-model")],
+)  # fmt: skip
+def test_what_numbers_things_is_no_label(column: str, task: str, tmp_path: Path) -> None:
+    rows = [{"note": sentence, column: i % 2} for i, sentence in enumerate(SENTENCES)]
+    assert look([table(tmp_path, "a.csv", rows)], {"root": tmp_path}).task == task
+
+
 def test_a_column_that_is_called_text_is_one_whatever_it_holds(tmp_path: Path) -> None:
     names = [{"text": f"Anna{i}", "label": "mf"[i % 2]} for i in range(60)]
     found = look([table(tmp_path, "names.jsonl", names)], {"root": tmp_path})

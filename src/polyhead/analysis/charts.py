@@ -86,7 +86,7 @@ def number(value: float) -> str:
         return str(value)
     if value == 0 or (1e-3 <= abs(value) < 1e15 and float(value).is_integer()):
         return f"{int(value):,}"
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.2g}"
 

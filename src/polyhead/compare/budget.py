@@ -79,7 +79,7 @@ def _wrong(text: str, unit: str = "") -> UserError:
 
 
 def _time(seconds: float) -> str:
-    hours, minutes = int(seconds // 3600), seconds % 3600 / 60
+    hours, minutes = divmod(round(seconds / 60), 60)
     if hours:
-        return f"{hours} h {minutes:02.0f} min" if minutes else f"{hours} h"
-    return f"{minutes:g} min" if seconds >= 60 else f"{seconds:g} s"
+        return f"{hours} h {minutes:02} min" if minutes else f"{hours} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:g} s"

@@ -106,10 +106,10 @@ def fixed_steps(
         facts = {"flops_per_token": flops, "parameters": sum(p.numel() for p in model.parameters())}
         if recipe.distill:
             task = distilled(task, recipe, open_teachers(recipe.distill, recipe.train.device), tokenizer)
-        budget = Budget(*asked["budget"])
-        facts |= steps_for(budget, recipe, model, task, flops)
         if asked.get("steps"):  # those of the same design's first seed: all seeds learn equally long
             facts["steps"] = asked["steps"]
+        else:
+            facts |= steps_for(Budget(*asked["budget"]), recipe, model, task, flops)
         write_json(directory / files.STEPS, facts)
     return facts
 

@@ -118,18 +118,21 @@ def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[
         name, score = measure.name, measure.score
         shared = [seed for seed in own if seed in base and not row.is_base]
         paired = [s for s in shared if _pairs(measure, row, plan, own[s][name], base[s][name])]
-        use = paired or list(own)
-        if not use:
+        if not own:
             found[f"{name}_interval"] = found[f"{name}_p"] = None
             continue
-        mine = [own[seed][name] for seed in use]
-        theirs = [base[seed][name] for seed in paired] or None
+        mine = [own[seed][name] for seed in own]
         if len(mine[0]) < 2:  # of one unit nothing can be drawn
             value = scores(mine, score, np.ones((1, 1)))[0]
             found[f"{name}_interval"], found[f"{name}_p"] = [value, value], None
             continue
-        result = interval(mine, theirs, score, resamples(len(mine[0])))
-        found[f"{name}_interval"], found[f"{name}_p"] = [result.low, result.high], result.p
+        weights = resamples(len(mine[0]))
+        spread = interval(mine, None, score, weights)
+        p = None
+        if paired:
+            here, there = ([which[seed][name] for seed in paired] for which in (own, base))
+            p = interval(here, there, score, weights).p
+        found[f"{name}_interval"], found[f"{name}_p"] = [spread.low, spread.high], p
     return found
 
 

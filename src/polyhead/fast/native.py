@@ -63,9 +63,9 @@ def kernels() -> ctypes.CDLL | None:
     known = processor()
     able = [known.get("model name") or platform.processor(), known.get("CPU part", ""), *flags()]
     made_of = "\n".join([*sources, *FLAGS, compiler, *able])
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
-    library = home / f"kernels-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyhead"
+        library = home / f"kernels-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
         if not library.exists():
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home) as folder:  # another process may be at the same

@@ -44,9 +44,10 @@ def run_experiment(name: str, out: Path, bench: Bench) -> Finding:
         "processor_seconds": round(busy, 1), "threads": torch.get_num_threads(),
         "polyhead": version("polyhead"), "torch": torch.__version__,
     }  # fmt: skip
-    page = write(out / f"{name}.html", lab_page(result, bench.quick, footnote(about)))
     text = json.dumps(about | result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-    return Finding(result, seconds, page, write(out / f"{name}.json", text + "\n"))
+    numbers = write(out / f"{name}.json", text + "\n")
+    page = write(out / f"{name}.html", lab_page(result, bench.quick, footnote(about)))
+    return Finding(result, seconds, page, numbers)
 
 
 def footnote(about: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ def plan(
         sent = None
         if layout is not None:
             layout = layout._replace(activation_bytes=4 if precision == "fp32" else 2)
-            sent = traffic(config, subject.largest, memory.gradients // 4, layout)
+            sent = traffic(config, subject.largest, memory.gradients // 4, layout, train.accumulate)
         taken = None
         if probe and _has_room(memory, notes) and subject.some:
             taken = _time(subject, passes, context, decode_rows, seconds, clock)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.analysis.cost.work import Load
@@ -15,8 +16,8 @@ from polyhead.cache.make import make_cache
 from polyhead.config import ModelConfig
 from polyhead.fast.memory import tune_memory
 from polyhead.fast.pack import packed
-from polyhead.models import CausalLM, Classifier, MaskedLM, Seq2Seq, build
-from polyhead.nn.loss import Loss, classification, cross_entropy
+from polyhead.models import CausalLM, Classifier, Detector, Embedder, MaskedLM, Seq2Seq, build
+from polyhead.nn.loss import IGNORED, Loss, classification, cross_entropy
 from polyhead.recipe import TrainConfig
 from polyhead.registry import Choice
 from polyhead.train.loop import Task, update
@@ -63,7 +64,7 @@ class Blank:
         tokens, labels = (torch.randint(V, size, generator=self.bits) for _ in range(2))
         asked = torch.randperm(tokens.numel(), generator=self.bits) < load.labels
         given = torch.randint(V, (load.rows, load.source), generator=self.bits) if load.source else tokens
-        return given, tokens, labels.masked_fill(~asked.view(size), -100)
+        return given, tokens, labels.masked_fill(~asked.view(size), IGNORED)
 
     def plan(self, epoch: int) -> Sequence[Any]:
         return [None]
@@ -83,11 +84,21 @@ class Blank:
         if isinstance(model, Classifier):
             return classification(model(given), labels[:, 0].clamp(min=0) % len(self.config.labels))
         if isinstance(model, MaskedLM):
-            asked = labels != -100
-            return cross_entropy(model.transformed(model.encoder(given)[asked]), model.head, labels[asked])
-        assert isinstance(model, Seq2Seq | CausalLM), "vectors alone have no loss"
+            return self._filled(model, given, labels)
+        if isinstance(model, Detector):
+            own, found = self._filled(model.generator, given, labels), model(given)
+            told = F.binary_cross_entropy_with_logits(found, (labels >= 0).to(found), reduction="sum")
+            return own._replace(total=own.total + told)
+        if isinstance(model, Embedder):  # which learns from no labels; any loss of its vectors costs as much
+            total = model(given).float().square().sum()
+            return Loss(total, total.detach(), self.load.labels)
+        assert isinstance(model, Seq2Seq | CausalLM)
         inputs = (given, tokens) if isinstance(model, Seq2Seq) else (tokens,)
         return cross_entropy(model.features(*inputs), model.head, labels)
+
+    def _filled(self, model: MaskedLM, given: Tensor, labels: Tensor) -> Loss:
+        asked = labels != IGNORED
+        return cross_entropy(model.transformed(model.encoder(given)[asked]), model.head, labels[asked])
 
     def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]:
         return {}
@@ -142,6 +153,7 @@ def decoding(
     with torch.random.fork_rng(devices=[]):
         model = build(config, 1).eval()
     packed(model)
+    new = max(1, min(new, config.max_len - WARM - 1))
     context = max(1, min(context, config.max_len - WARM - new))
     memory = None
     if isinstance(model, Seq2Seq):

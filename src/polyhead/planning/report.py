@@ -36,7 +36,7 @@ def lines(plan: Plan) -> Iterator[str]:
 def scaled(x: float) -> str:
     """1234567 -> 1.23 M: three digits and a letter."""
     for step, letter in STEPS:
-        if abs(x) >= step:
+        if abs(x) >= 0.9995 * step:
             return f"{x / step:.3g} {letter}" if x < 1e18 else f"{x:.3g} "
     return f"{x:.3g} "
 

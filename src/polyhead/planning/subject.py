@@ -69,7 +69,7 @@ def alone(config: ModelConfig, rows: int | None, length: int | None, tokens: flo
     if config.kind == "encoder":
         load = load._replace(asked=rows if config.labels else max(1, round(0.15 * rows * length)))
     train = TrainConfig.model_validate({"steps": 1, "max_tokens": rows * length})
-    steps = math.ceil(tokens / load.labels) if tokens else None
+    steps = math.ceil(tokens / (rows * length)) if tokens else None
     return _blank(f"{config.kind} model", config, train, load, steps, None, config.max_len, [])
 
 

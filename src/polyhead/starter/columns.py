@@ -19,6 +19,7 @@ from polyhead.data.text import LONGEST
 from polyhead.errors import UserError, show
 
 CODE = re.compile("[a-z]{2}")  # of a language, at the head of its column
+ID = re.compile(r"(^|[\W_\d])(id|ID|Id)$|[a-z]I[dD]$", re.ASCII)  # what numbers things, not "paid"
 SAMPLE = 2000  # lines that are looked at
 MOST = 1 << 25  # bytes of them
 SIDES = {
@@ -135,7 +136,7 @@ class Columns:
 
     def _label(self) -> Column | None:
         """The column that is a label by its name, or the only one that can be."""
-        able = [column for column in self.labels if not str(column).endswith("id")]
+        able = [column for column in self.labels if not ID.search(str(column))]
         named = sorted(
             (column for column in able if _rank(column, LABELS) < len(LABELS)), key=lambda c: _rank(c, LABELS)
         )
@@ -153,7 +154,7 @@ class Columns:
 
     def passed_over(self) -> list[str]:
         """What of them could be answers, and is not learned: one label a text is, so of several nobody can say which is meant."""
-        able = [str(column) for column in self.labels if not str(column).endswith("id")]
+        able = [str(column) for column in self.labels if not ID.search(str(column))]
         notes = []
         if len(able) > 1:
             notes.append(

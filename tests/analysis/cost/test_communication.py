@@ -80,6 +80,8 @@ def test_what_a_rank_sends() -> None:
     assert (sent.ranks, sent.share) == (16, 1 / 4)
     assert (sent.held_gpipe, sent.held_1f1b) == (4, 2)
     assert sent.seconds == sent.total / 1e6
+    more = traffic(CONFIG, Load(8, 10), 1000, Layout(4, 2, 2, 4, 2, 2, bandwidth=1e6), accumulate=3)
+    assert (more.data, more.tensor, more.pipeline) == (sent.data, 3 * sent.tensor, 3 * sent.pipeline)
     alone = traffic(CONFIG, Load(8, 10), 1000, Layout())
     assert alone.total == alone.bubble == 0
 

@@ -101,9 +101,10 @@ def point_to_point(rows: int, length: int, d_model: int, itemsize: int) -> int:
     return 2 * rows * length * d_model * itemsize
 
 
-def traffic(config: ModelConfig, load: Load, learned: int, layout: Layout) -> Traffic:
+def traffic(config: ModelConfig, load: Load, learned: int, layout: Layout, accumulate: int = 1) -> Traffic:
     """What one rank sends in one step over a batch of that many rows on each data-parallel rank.
 
+    Of several batches that are ``accumulate``d in a step the gradients go once.
     ``learned`` are the parameters with gradients; stages and ranks of tensor parallelism hold equal shares of them.
     """
     n, t, p, m, wide, size, bandwidth = layout.check(config, load)
@@ -118,6 +119,7 @@ def traffic(config: ModelConfig, load: Load, learned: int, layout: Layout) -> Tr
     if p > 1:
         widest = load.length + load.source  # beyond the encoder its output travels along with the decoder's
         between = point_to_point(load.rows, widest, config.d_model, size)
+    tensor, between = accumulate * tensor, accumulate * between
     total = data + tensor + between
     seconds = None if bandwidth is None else total / bandwidth
     return Traffic(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from polyhead.analysis.perplexity import Perplexity
-from polyhead.compare.measure import by_row, loss_and_ppl
+from polyhead.compare.measure import by_row, counted, loss_and_ppl
 from polyhead.compare.significance import Floats, mean_of
 from polyhead.compare.tasks.base import COMPARED, LOSS_OF_TOKENS, Found, Measure, Piece, Words, measured_split
 from polyhead.data.rows import Rows, collate_rows
@@ -60,9 +60,8 @@ class LanguageModels:
         return ()
 
     def tokens_per_step(self, task: LanguageModel) -> float:
-        """Rows, each of the same length."""
-        plan = task.plan(0)
-        return sum(len(starts) for starts in plan) * task.width / len(plan)
+        """The mean number of tokens that a batch asks for: of rows of the same length all, but beginnings of documents."""
+        return counted(task)
 
     def typical(self, task: LanguageModel) -> Piece:
         """A row of training text, which is never cut short: all rows are alike."""
