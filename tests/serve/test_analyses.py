@@ -381,6 +381,23 @@ def test_the_description_names_every_route_and_every_field(services):
         if route.body is not None:
             schema = schemas[route.body.__name__]
             assert set(schema["properties"]) == set(route.body.model_fields)
+    fields = schemas["CompletionBody"]["properties"]
+    plain = {name for name in fields if "default" in fields[name]}
+    # what a client may send as it stands there; of all else the run has the default
+    assert {"n", "stream", "echo"} <= plain
+    assert not plain & {
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "logprobs",
+        "beam_size",
+        "min_tokens",
+        "top_k",
+    }
+    given = {name: fields[name]["default"] for name in plain if fields[name]["default"] is not None}
+    for live in (services["decoder"], services["encoder-decoder"]):
+        assert live.ask("/v1/completions", {"prompt": "a", **given}).status_code == 200
 
     def references(tree):
         if isinstance(tree, dict):

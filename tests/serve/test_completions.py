@@ -303,13 +303,23 @@ def test_terms_that_cannot_be_met_are_refused(translator, wish, message):
     assert message in answer.json()["error"]["message"] and answer.json()["error"]["param"] == "terms"
 
 
-def test_drawn_translations_come_word_by_word(translator):
+def test_drawn_translations_come_word_by_word(translator, slowly):
+    """The first of them is there before all are made."""
     body = {"input": TEXTS[0], "temperature": 0}
     (wanted,) = translator.run.translate([TEXTS[0]], beam_size=1)
     assert translator.ask("/v1/translations", body).json()["data"][0]["text"] == wanted
-    events = translator.events("/v1/translations", body)
-    assert len(events) > 2
-    assert "".join(event["data"][0]["text"] for event in events) == wanted
+    with (
+        slowly(translator) as steps,
+        translator.http.stream("POST", "/v1/translations", json={**body, "stream": True}) as answer,
+    ):
+        steps.let(4)
+        lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+        texts = [json.loads(next(lines)[6:])["data"][0]["text"]]
+        steps.still()
+        assert texts[0] and wanted.startswith(texts[0]) and texts[0] != wanted
+        steps.let(10**4)
+        texts += [json.loads(line[6:])["data"][0]["text"] for line in lines]
+    assert "".join(texts) == wanted
 
 
 def test_translations_tell_where_the_decoder_looked(translator):

@@ -80,7 +80,7 @@ class Structure(BaseModel):
 class Drawing(Body):
     """How text is drawn or searched for. What is not given is as the run was trained to be used, and so is null, but for whole numbers."""
 
-    n: int = number(1, 1, "n", about="outputs of each text")
+    n: int = number(1, 1, "n", about="outputs of each text", fixed=True)
     seed: int = number(
         0, 0, most=2**63 - 1, about="the same seed gives the same text; at random if not given"
     )
@@ -137,7 +137,9 @@ class ChatBody(Drawing):
     )
     max_completion_tokens: int = number(1, 1, "max_tokens", about="another name of max_tokens")
     logprobs: bool = Field(False, description="tell the log-probability of each token said")
-    top_logprobs: int = number(0, 0, most=20, about="with logprobs: and of so many others in its place")
+    top_logprobs: int = number(
+        0, 0, most=20, about="with logprobs: and of so many others in its place", fixed=True
+    )
     tools: ToolList = Field((), description="functions that the answer may call")
     tool_choice: ToolChoice = Field("auto", description="whether it calls one: auto leaves that to the model")
     parallel_tool_calls: bool | None = Field(None, description="false: it calls one at most")
@@ -174,7 +176,9 @@ class ResponseBody(Drawing):
     include: list[INCLUDED] = Field(
         [], description=f"{LOG_PROBS} tells the log-probability of each token said"
     )
-    top_logprobs: int = number(0, 0, most=20, about="with them: and of so many others in its place")
+    top_logprobs: int = number(
+        0, 0, most=20, about="with them: and of so many others in its place", fixed=True
+    )
     tools: NamedTools = Field((), description="functions that the answer may call")
     tool_choice: NamedChoice = Field(
         "auto", description="whether it calls one: auto leaves that to the model"
@@ -234,7 +238,7 @@ class FillBody(Body):
     """POST /v1/fill-mask."""
 
     input: Texts = Field(description="texts with a mask each, written <mask> or [MASK]")
-    top_k: int = number(5, 1, most=100, about="how many tokens are told for a mask")
+    top_k: int = number(5, 1, most=100, about="how many tokens are told for a mask", fixed=True)
 
 
 class ClassifyBody(Body):

@@ -67,7 +67,7 @@ def read(kind: type[B], given: dict[str, Any], limits: Limits, strict: bool = Fa
         ) from None
     for name, info in kind.model_fields.items():
         extra = info.json_schema_extra
-        if isinstance(extra, dict) and name in body.model_fields_set:
+        if isinstance(extra, dict) and "limit" in extra and name in body.model_fields_set:
             most = getattr(limits, str(extra["limit"]))
             if getattr(body, name) > most:
                 raise invalid(

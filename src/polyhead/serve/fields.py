@@ -212,15 +212,23 @@ BiasTable = Annotated[
 Ids = Annotated[list[int], PlainValidator(token_ids), WithJsonSchema(IDS)]
 
 
-def number(default: int, least: int, limit: str = "", most: int = LARGEST, about: str = "") -> Any:
-    """A whole number; ``limit`` names the bound of the service that it keeps."""
-    return Field(
-        default, ge=least, le=most, description=about, json_schema_extra={"limit": limit} if limit else None
-    )
+OF_RUN = "of_run"
+"""Marks a field of which nothing is known if it is not given: what is then done is as the run says."""
+
+
+def number(
+    default: int, least: int, limit: str = "", most: int = LARGEST, about: str = "", fixed: bool = False
+) -> Any:
+    """A whole number; ``limit`` names the bound of the service that it keeps. Without a ``fixed`` default the run has one."""
+    extra: dict[str, Any] = ({"limit": limit} if limit else {}) | ({} if fixed else {OF_RUN: True})
+    return Field(default, ge=least, le=most, description=about, json_schema_extra=extra)
 
 
 def real(
     default: float, about: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None
 ) -> Any:
-    """A finite number."""
-    return Field(default, allow_inf_nan=False, description=about, ge=ge, gt=gt, le=le)
+    """A finite number, of which the run has a default."""
+    extra: dict[str, Any] = {OF_RUN: True}
+    return Field(
+        default, allow_inf_nan=False, description=about, ge=ge, gt=gt, le=le, json_schema_extra=extra
+    )

@@ -23,6 +23,7 @@ from polyhead.serve.bodies import (
     TranslationBody,
 )
 from polyhead.serve.call import Call
+from polyhead.serve.fields import OF_RUN
 from polyhead.serve.page import page, policy
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
@@ -159,6 +160,9 @@ def described_routes() -> dict[str, Any]:
         if route.body is not None:
             schema = route.body.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= schema.pop("$defs", {})
+            for field in schema["properties"].values():
+                if field.pop(OF_RUN, False):
+                    del field["default"]
             schemas[route.body.__name__] = schema
             content = {
                 "application/json": {"schema": {"$ref": f"#/components/schemas/{route.body.__name__}"}}
