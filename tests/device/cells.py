@@ -80,5 +80,5 @@ def test_a_budget_of_time_is_probed_there(place: Path, monkeypatch: pytest.Monke
     with haunted():
         student = recipe_of(place, "language-model", "student", device=str(DEVICE)).model_dump(mode="json")
         taught = Recipe.model_validate(student | {"distill": {"teacher": str(teacher.out)}})
-        assert measured(taught, ("time", 1000.0), teacher.out, steps=2)["seconds_per_step"] > 0
+        assert measured(taught, ("time", 0.5), teacher.out)["seconds_per_step"] > 0
     assert set(seen) == {DEVICE}
