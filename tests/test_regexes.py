@@ -55,7 +55,8 @@ def ours() -> Iterator[tuple[str, str, set[str]]]:
                 known = vars(importlib.import_module(module))
                 pattern = eval(compile(ast.Expression(call.args[0]), place, "eval"), dict(known))
             except (NameError, AttributeError):
-                assert place.split(":")[0] in ("hf/reading.py", "document.py"), (
+                # made of escaped words, one or the other
+                assert place.split(":")[0] in ("hf/reading.py", "document.py", "serve/responses.py"), (
                     f"{place}: which pattern is it?"
                 )
                 continue
