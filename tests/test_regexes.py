@@ -60,6 +60,7 @@ def ours() -> Iterator[tuple[str, str, set[str]]]:
                     f"{place}: which pattern is it?"
                 )
                 continue
+            pattern = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
             yield place, pattern, ({*used} & CALLS or {"search"}) if method == "compile" else {method}
     for tag, (pattern, _) in document._NUMBERS.items():
         yield f"document.py {tag}", f"^(?:{pattern})$", {"match"}
