@@ -71,6 +71,24 @@ def test_what_does_not_converse_takes_no_chat_of_its_start(first: Path) -> None:
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
+@pytest.mark.parametrize("task", ["language-model", "chat"])
+def test_a_recipe_that_is_written_out_converses_too(task: str) -> None:
+    """With its null for the format, as compare gives its designs to their trainings."""
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 9}
+    model = build(ph.ModelConfig(kind="decoder", **sizes), seed=1)
+    there = Run(model, train_tokenizer(["abcd"], ph.Choice("char"), 9), GenerationConfig(chat="zephyr"))
+    given = {
+        "data": {"train": "a", "valid": "b"},
+        "train": {"steps": 1},
+        "task": task,
+        "generation": {"chat": None},
+    }
+    begun = resolved(Recipe.model_validate(given | {"start": "x"}), there)
+    assert begun.generation.chat == ph.Choice("zephyr")
+    anew = resolved(Recipe.model_validate(given), None)
+    assert (anew.generation.chat is None) == (task == "language-model")
+
+
 def test_how_outputs_are_made_comes_with_the_start(first: Path) -> None:
     """Where the recipe says nothing else; what has classes reads as much of a text as it learns from."""
     origin = ph.load(first / "first")

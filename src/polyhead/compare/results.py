@@ -121,7 +121,7 @@ def quality(row: Row, plan: Plan, statistics_of: Mapping[str, Mapping[int, dict[
         if not own:
             found[f"{name}_interval"] = found[f"{name}_p"] = None
             continue
-        mine = [own[seed][name] for seed in own]
+        mine = [of_seed[name] for of_seed in own.values()]
         if len(mine[0]) < 2:  # of one unit nothing can be drawn
             value = scores(mine, score, np.ones((1, 1)))[0]
             found[f"{name}_interval"], found[f"{name}_p"] = [value, value], None

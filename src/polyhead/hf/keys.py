@@ -15,10 +15,8 @@ from polyhead.hf.pattern import part
 
 Fields = dict[str, Any]
 
-ONE_NORM = {
-    "name": "parallel",
-    "one_norm": True,
-}  # a block whose sub-layers stand side by side behind one norm
+# a block whose sub-layers stand side by side behind one norm
+ONE_NORM = {"name": "parallel", "one_norm": True}
 
 
 class Key(NamedTuple):

@@ -47,7 +47,7 @@ def open_start(recipe: Recipe, begun: bool = False) -> Run | None:
 def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
     """The recipe with the model of ``origin`` and how that is used, where it says nothing else itself."""
     if origin is None or recipe.start is None or _complete(recipe):
-        return _settled(recipe)
+        return _settled(recipe, origin)
     own, every = origin.config, recipe.start.every
     if own.kind != recipe.model.kind:
         raise UserError(
@@ -71,7 +71,7 @@ def resolved(recipe: Recipe, origin: Run | None) -> Recipe:
     except ValidationError as error:
         raise explain(error, ModelSection, "model, with that of start.run") from None
     generation = _used(recipe, origin.generation)
-    return _settled(recipe.model_copy(update={"model": model, "generation": generation}))
+    return _settled(recipe.model_copy(update={"model": model, "generation": generation}), origin)
 
 
 def _used(recipe: Recipe, there: GenerationConfig) -> GenerationConfig:
@@ -171,17 +171,18 @@ def _thinned(config: ModelConfig, every: int) -> dict[str, Any]:
     return {name: -(-getattr(config, name) // every) for name in LAYERS} | {"pattern": pattern}
 
 
-def _settled(recipe: Recipe) -> Recipe:
-    """What follows from the task for what is made later: a language model has its chat format, if it has none, and what has
-    classes reads as much of a text as it learns from, if nothing is said.
+def _settled(recipe: Recipe, origin: Run | None) -> Recipe:
+    """What follows from the task for what is made later: a language model without a chat format has that of ``origin``, else
+    of its task, and what has classes reads as much of a text as it learns from, if nothing is said.
     """
     task, said, settled = TASK.get(recipe.task.name), recipe.generation, {}
     if recipe.model.kind == "decoder":
-        settled["chat"] = said.chat or getattr(task, "chat", None)
-    if isinstance(task, OfClasses) and recipe.data.max_len < recipe.model.max_len:
-        settled["max_text_len"] = recipe.data.max_len
-    update = {name: value for name, value in settled.items() if name not in said.model_fields_set}
-    return recipe.model_copy(update={"generation": said.model_copy(update=update)}) if update else recipe
+        there = origin.generation.chat if origin else None
+        settled["chat"] = said.chat or there or getattr(task, "chat", None)
+    if isinstance(task, OfClasses) and "max_text_len" not in said.model_fields_set:
+        few = recipe.data.max_len < recipe.model.max_len
+        settled["max_text_len"] = recipe.data.max_len if few else None
+    return recipe.model_copy(update={"generation": said.model_copy(update=settled)})
 
 
 def _complete(recipe: Recipe) -> bool:
