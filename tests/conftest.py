@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # CTranslate2's own sums of int8 overflow on processors of AMD without VNNI; it reads this once, on import
@@ -23,6 +26,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("acceptance"):
             item.user_properties += [("acceptance", id) for id in mark.args]
+
+
+def seed(name: str) -> None:
+    """What a test or a fixture draws depends on its name alone, not on what ran before it or beside it."""
+    number = zlib.crc32(name.encode())
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> None:
+    seed(f"{fixturedef.argname}[{request.param_index}]")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    seed(item.nodeid)
 
 
 @pytest.fixture
