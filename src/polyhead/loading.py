@@ -20,7 +20,7 @@ from polyhead.nn.place import device_of
 from polyhead.nn.weights import settled
 from polyhead.recipe import load_recipe
 from polyhead.run import Run
-from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_generation
+from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_family, read_generation
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.together import together
 from polyhead.undrawn import Undrawn
@@ -74,7 +74,7 @@ def load(
         hub = "; one of the Hugging Face hub is named owner/name" if not before and not near else ""
         raise UserError(f"no run directory {str(directory)!r}{near or hub}")
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
-    run = Run(*open_checkpoint(directory)) if published else _own(directory)
+    run = _published(directory) if published else _own(directory)
     # what packing takes over stays where the file has it until then: for a large model there may be no room beside it
     if dtype in WHOLE:
         settled(run.model, but=replaced(run.model))
@@ -88,6 +88,13 @@ def load(
     return run
 
 
+def _published(directory: Path) -> Run:
+    model, tokenizer, generation, family = open_checkpoint(directory)
+    run = Run(model, tokenizer, generation)
+    run.family = family
+    return run
+
+
 def _own(directory: Path) -> Run:
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory)
@@ -98,5 +105,6 @@ def _own(directory: Path) -> Run:
     )
     put_weights(model, directory, tokenizer, recipe.train.adapt if recipe else None)
     run = Run(model, tokenizer, read_generation(directory), recipe)
+    run.family = read_family(directory)
     run.shortlist = cache(partial(Shortlist.load, directory, config.vocab_size))
     return run

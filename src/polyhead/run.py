@@ -57,6 +57,7 @@ class Run:
         self.model, self.tokenizer, self.generation, self.recipe = model.eval(), tokenizer, generation, recipe
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
         self.shortlist: Callable[[], Shortlist | None] = lambda: None  # read when it is wanted
+        self.family: str | None = None  # the published one that it came from, as which it is exported
         self._guessing: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:
@@ -294,6 +295,6 @@ class Run:
     def save_description(self, directory: str | Path) -> None:
         """All of the directory but the weights: what a checkpoint needs beside it to be read."""
         self._alone("a directory is")
-        describe(directory := Path(directory), self.model, self.tokenizer, self.generation)
+        describe(directory := Path(directory), self.model, self.tokenizer, self.generation, self.family)
         if self.recipe:
             replace_file(directory / "recipe.yaml", self.recipe.dump_yaml().encode())

@@ -28,6 +28,7 @@ MODEL_TYPE = "polyhead"
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 # what Hugging Face's tools read or write in these files, and we do not need: the tokenizer knows its own ids
 FOREIGN = {"model_type", "architectures", "dtype", "torch_dtype", "transformers_version", *SPECIAL_IDS}
+FAMILY = "family"  # the published one that a model came from; it changes nothing in it
 MAX_CONFIG = 1 << 20  # bytes
 SHOWN = 8  # runs that are named where a directory of runs is given
 DIGEST = "tokenizer_sha256"
@@ -62,9 +63,15 @@ def read_generation(directory: Path) -> GenerationConfig:
         raise explain(error, GenerationConfig, str(path)) from None
 
 
+def read_family(directory: Path) -> str | None:
+    """The published family that a run came from, as its config.json says; None where it says none."""
+    family = _read_json(directory / "config.json").get(FAMILY)
+    return family if isinstance(family, str) else None
+
+
 def _known(given: dict[str, Any], model: type[BaseModel], path: Path) -> dict[str, Any]:
     """What is given without what other tools add; anything else that we do not know may not be passed over."""
-    for name in given.keys() - model.model_fields.keys() - FOREIGN:
+    for name in given.keys() - model.model_fields.keys() - FOREIGN - {FAMILY}:
         raise UserError(f"{path}: {name!r} is not known{nearest(name, model.model_fields)}")
     return {name: value for name, value in given.items() if name in model.model_fields}
 
@@ -110,7 +117,13 @@ def put_weights(
         tensor.data = found[name]
 
 
-def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: GenerationConfig) -> None:
+def describe(
+    directory: Path,
+    model: Model,
+    tokenizer: Tokenizer,
+    generation: GenerationConfig,
+    family: str | None = None,
+) -> None:
     """Write config.json, generation_config.json and the tokenizer's files; the directory is made."""
     directory.mkdir(parents=True, exist_ok=True)
     roles = zip(SPECIAL_IDS, ("pad_token", "bos_token", "eos_token", "bos_token"), strict=True)
@@ -118,6 +131,7 @@ def describe(directory: Path, model: Model, tokenizer: Tokenizer, generation: Ge
     if model.config.kind == "encoder-decoder":
         ids["decoder_start_token_id"] = tokenizer.sides.start
     described = {"model_type": MODEL_TYPE, "architectures": [type(model).__name__], "dtype": "float32", **ids}
+    described |= {FAMILY: family} if family else {}
     write_json(directory / "config.json", described | model.config.model_dump(mode="json"))
     write_json(directory / "generation_config.json", ids | generation.model_dump(mode="json"))
     tokenizer.save(directory, template=template_of(generation.chat) if generation.chat else "")

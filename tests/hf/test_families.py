@@ -501,13 +501,12 @@ def test_beams_find_the_texts_and_scores_of_the_reference(case: Case, beams: int
 @pytest.mark.parametrize("case", ALL)
 def test_a_run_exports_to_the_very_same_tensors(case: Case, dtype: str, tmp_path: Path) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    theirs = make(tmp_path / "a", case.config, dtype=name, **case.sizes)
+    make(tmp_path / "a", case.config, dtype=name, **case.sizes)
     if dtype == "fp32":  # the checkpoint itself, whose family it knows
         assert main(["export", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     else:
         assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-        arguments = ["--to", "hf", "--family", theirs.config.model_type, "--dtype", dtype]
-        assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
+        assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--dtype", dtype]) == 0
     before, after = load_file(tmp_path / "a/model.safetensors"), load_file(tmp_path / "b/model.safetensors")
     assert before.keys() == after.keys()
     for key, tensor in before.items():
@@ -528,8 +527,7 @@ def test_readers_of_the_older_keys_find_theta_and_its_scaling(case: Case, tmp_pa
     """Those before transformers 5 know no rope_parameters, and would take 10,000 and no scaling."""
     config = make(tmp_path / "a", case.config, **case.sizes).config
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-    arguments = ["--to", "hf", "--family", config.model_type]
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b"), *arguments]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
     found, given = json.loads((tmp_path / "b/config.json").read_text()), config.rope_parameters
     if "full_attention" in given:  # one for each kind of layer, of which one is scaled
         if config.model_type == "gemma3_text":
@@ -548,14 +546,12 @@ def test_readers_of_the_older_keys_find_theta_and_its_scaling(case: Case, tmp_pa
 def test_from_pretrained_opens_what_was_exported(case: Case, tmp_path: Path) -> None:
     theirs, tokens = make(tmp_path / "a", case.config, **case.sizes), torch.randint(5, 300, (2, 15))
     assert main(["import", str(tmp_path / "a"), str(tmp_path / "run")]) == 0
-    assert (
-        main(["export", str(tmp_path / "run"), str(tmp_path / "b"), "--family", theirs.config.model_type])
-        == 0
-    )
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "b")]) == 0
     again, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "b", output_loading_info=True, attn_implementation="eager"
     )
     assert not any(info.values()), info
+    assert type(again) is type(theirs)
     with torch.no_grad():
         torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-6)
     assert (again.config.eos_token_id, again.config.bos_token_id) == (2, 1)
@@ -583,7 +579,7 @@ def test_with_room_for_more_than_it_was_trained_with_phi_reads_by_the_long_facto
         assert (longer.model(ids[:, :64]) - ours.model(ids[:, :64])).abs().max() > 1e-3
     ours.save(tmp_path / "run")
     out = str(tmp_path / "again")
-    assert main(["export", str(tmp_path / "run"), out, "--to", "hf", "--family", "phi3"]) == 0
+    assert main(["export", str(tmp_path / "run"), out]) == 0
     said = json.loads((tmp_path / "again" / "config.json").read_text())
     assert said["rope_scaling"].keys() == {"type", "short_factor", "long_factor"}, "older readers refuse more"
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()

@@ -416,3 +416,16 @@ def test_rates_of_nothing_are_left_alone() -> None:
     groups = [len(group["params"]) for group in training.optimizers[0].param_groups]
     scale_rates(training.model, training.optimizers, {})
     assert [len(group["params"]) for group in training.optimizers[0].param_groups] == groups
+
+
+def test_what_came_from_a_published_family_stays_one_of_it(first: Path) -> None:
+    """Trained on, stopped and gone on with without what it began with."""
+    origin = ph.load(first / "first")
+    origin.family = "m2m_100"
+    origin.save(first / "published")
+    run_training(tuned(first, "on", str(first / "published")), report=Notes())
+    assert ph.load(first / "on").family == "m2m_100"
+    shutil.rmtree(first / "published")
+    run_training(load_recipe(first / "on/recipe.yaml", ["train.steps=14"]), resume=True, report=Notes())
+    assert ph.load(first / "on").family == "m2m_100"
+    assert ph.load(first / "first").family is None

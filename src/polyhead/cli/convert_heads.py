@@ -48,6 +48,7 @@ def run(
     model = pool_heads(old.model, kv_heads)
     recipe = new_recipe(old.recipe, kv_heads, uptrain, out)
     new = Run(model, old.tokenizer, old.generation, recipe)
+    new.family = old.family
     task, why = opened(new)
     figures = [measured(part, task) for part in (old.model, model)]
     new.save(out, readme(directory, figures))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +32,7 @@ def run(
         str | None,
         typer.Option(
             help="hf: model_type to write, e.g. gpt2",
-            show_default="that of a checkpoint, else the first that fits",
+            show_default="that of the checkpoint it came from, else the first that fits",
         ),
     ] = None,
     dtype: Annotated[
@@ -76,23 +75,11 @@ def run(
     made, left = load(directory, device="cpu"), ""
     if isinstance(made.model, Detector):
         made.model, left = made.model.bare(), "; its generator, and what tells replaced tokens, stay behind"
-    of_hf = {"family": family or _own(directory, made), "shard_size": shard_size}
+    of_hf = {"family": family, "shard_size": shard_size}
     fill = FORMATS[to](made, dtype, **(of_hf if to == "hf" else {}))
     with whole_directory(out) as place:
         said = fill(place)
     print(f"{out}: {said}{left}")
-
-
-def _own(directory: Path, made: Run) -> str | None:
-    """The family of a published checkpoint, where it is still of it."""
-    from polyhead.hf.family import FAMILY
-    from polyhead.hf.reading import model_type
-    from polyhead.hf.writing import in_the_way
-
-    kind = model_type(directory)
-    with suppress(UserError):  # of a model that it has not
-        return kind if kind in FAMILY.names() and not in_the_way(made.model.config, kind) else None
-    return None
 
 
 def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fill:
@@ -105,7 +92,7 @@ def _hf(made: Run, dtype: str, family: str | None, shard_size: str | None) -> Fi
     from polyhead.train.tensors import write
 
     most = bytes_of(shard_size or LARGEST)
-    content = published(made.model, made.tokenizer, made.generation, family, dtype)
+    content = published(made.model, made.tokenizer, made.generation, family, dtype, made.family)
     parts = shards(content.tensors, most)
 
     def fill(place: Path) -> str:

@@ -40,7 +40,6 @@ def run(
     new_directory(out, "the new run")
     from polyhead.files import whole_directory
     from polyhead.loading import load
-    from polyhead.run import Run
 
     made = load(directory, device="cpu")
     if source_lang or target_lang:
@@ -48,7 +47,7 @@ def run(
             raise UserError(
                 f"--source-lang and --target-lang are for translators; {directory} is of kind {made.config.kind!r}"
             )
-        made = Run(made.model, made.tokenizer.between(source_lang, target_lang), made.generation)
+        made.tokenizer = made.tokenizer.between(source_lang, target_lang)
     with whole_directory(out) as place:
         made.save(place, f"# {Path(directory).name}\n\nMade with `polyhead import`.\n")
     parameters = sum(p.numel() for p in made.model.parameters())

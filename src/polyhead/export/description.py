@@ -16,7 +16,7 @@ from polyhead.text.tokenizer import Tokenizer
 def describe(run: Run, directory: Path) -> None:
     """Write them in the words of a published family where one has these parts, else as a run directory has them."""
     try:
-        content = published(run.model, run.tokenizer, run.generation)
+        content = published(run.model, run.tokenizer, run.generation, origin=run.family)
     except UserError:
         run.save_description(directory)
     else:

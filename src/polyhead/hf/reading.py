@@ -49,6 +49,7 @@ class Opened(NamedTuple):
     model: Model
     tokenizer: Tokenizer
     generation: GenerationConfig
+    family: str
 
 
 def model_type(directory: Path) -> str | None:
@@ -71,20 +72,20 @@ def open_checkpoint(directory: Path) -> Opened:
     speaks = own if inside(own, TOKENIZER) else directory
     config, generation = _config(directory), read_json(directory, "generation_config.json")
     where = directory / ("config.json" if generation is None else "generation_config.json")
-    model = mapped_model(directory, adapter)
+    model, family = mapped_model(directory, adapter), config["model_type"]
     tokenizer = open_tokenizer(speaks, config, generation or {}, model.config.vocab_size)
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
-        return Opened(model, tokenizer, searching(generation, tokenizer, where))
+        return Opened(model, tokenizer, searching(generation, tokenizer, where), family)
     vectors = embedding_of(directory, mapped=bool(model.config.dense))
     if vectors or model.config.kind == "encoder":
         vectors |= {"max_text_len": length_of(directory, tokenizer, model.config.max_len)}
     if len(model.config.labels) == 1:
         vectors |= rating_of(directory, config)
     if model.config.kind == "encoder":
-        return Opened(model, tokenizer, GenerationConfig(**vectors))
+        return Opened(model, tokenizer, GenerationConfig(**vectors), family)
     settings = drawing(generation, where).model_copy(update={"chat": chat_of(speaks), **vectors})
-    return Opened(model, tokenizer, settings)
+    return Opened(model, tokenizer, settings, family)
 
 
 def open_model(directory: Path, adapter: Adapter | None = None) -> Model:

@@ -69,11 +69,12 @@ def published(
     generation: GenerationConfig,
     family: str | None = None,
     dtype: str = "fp32",
+    origin: str | None = None,
 ) -> Published:
-    """The model as the family has it, or the first family that can; else a UserError names the part in the way."""
+    """The model as the family has it, or the first that can, its ``origin`` before others; else a UserError names the part in the way."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    family = fitting(model.config, family)
+    family = fitting(model.config, family, origin)
     chosen: Family = FAMILY.get(family)
     said, ids = described(model.config, family), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
     ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
@@ -118,12 +119,13 @@ def chat_ends(generation: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
     return list(dict.fromkeys([tokenizer.eos_id, *ends(CHAT.build(generation.chat), tokenizer)]))
 
 
-def fitting(config: ModelConfig, family: str | None = None) -> str:
-    """The name of a family that says exactly this config."""
+def fitting(config: ModelConfig, family: str | None = None, origin: str | None = None) -> str:
+    """The name of a family that says exactly this config: the one that is wanted, or its ``origin``, or any."""
     if family is not None and family not in FAMILY.names():
         raise unknown("family", family, FAMILY.names())
     tried, unlike = {}, set()
-    for name in [family] if family else sorted(FAMILY.names(), key=lambda name: name not in USUAL):
+    every = sorted(FAMILY.names(), key=lambda name: (name != origin, name not in USUAL))
+    for name in [family] if family else every:
         try:
             tried[name] = in_the_way(config, name)
         except UserError as error:  # it has no such model, so nothing tells how near it is

@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
-from polyhead.run_files import read_config
+from polyhead.run_files import read_config, read_family
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
@@ -92,11 +93,10 @@ def run_training(
                 tokenizer = origin.tokenizer
             elif tokenizer is None or resume:
                 tokenizer = from_first(ranks, lambda: _tokenizer(recipe, part, resume, told))
-            known = ranks.tell(
-                lambda: read_config(out).vocab_size if resume else origin.config.vocab_size if origin else 0
-            )
+            known, family = ranks.tell(lambda: _known(out if resume else None, origin))
             task, config = ranks.in_turn(lambda: _opened(recipe, tokenizer, known, teachers, told))
             run = Run(build(config, recipe.train.seed).to(device), tokenizer, recipe.generation, recipe)
+            run.family = family
             if recipe.start and not saved:
                 # of the checkpoints none was whole, if it was not opened before
                 start = origin or ranks.in_turn(lambda: open_start(recipe))
@@ -130,6 +130,13 @@ def run_training(
                 told.say(f"saved at step {outcome.step}{'' if judge else f'; go on with: {on}'}")
             run.model.eval()
             return run, outcome
+
+
+def _known(resumed: Path | None, origin: Run | None) -> tuple[int, str | None]:
+    """How many tokens there are, 0 where the text must tell, and the published family that the model came from."""
+    if resumed:
+        return read_config(resumed).vocab_size, read_family(resumed)
+    return (origin.config.vocab_size, origin.family) if origin else (0, None)
 
 
 def reporters(recipe: Recipe, from_step: int, shown: Reporter | None) -> Reporters:
