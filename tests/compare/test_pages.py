@@ -27,7 +27,7 @@ def row(name: str, loss: float, **changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": name, "base": name == "base", "status": "done", "message": "", "note": "", "changes": [f"model.{name}"],
         "seeds": 1, "loss": loss, "ppl": 2.7**loss, "bleu": 40 - 5 * loss, "chrf": 60 - 5 * loss, "parameters": 2.9e6 * loss,
-        "flops_per_token": 7e6, "steps": 3000.0, "seconds": 600.0, "tokens": 3e6, "train_tokens_per_s": 5000.0,
+        "flops_per_token": 7e6, "times_forward": 3, "steps": 3000.0, "seconds": 600.0, "tokens": 3e6, "train_tokens_per_s": 5000.0,
         "decode_tokens_per_s": 2000.0 * loss, "memory": 8e8, "cache_per_token": 4096.0, "cache_constant": 0.0, "dead": 0.01,
         "skipped": 0, "fewer": 0, "tokenizer": "bpe", "split": "test", "signatures": {"bleu": "tok:13a"}, "recipe": "task: <translation>\n",
         "curves": [[[200, 40.0, loss + 4], [1000, 200.0, loss + 0.5], [3000, 600.0, loss]]],
@@ -237,6 +237,7 @@ def test_seeds_are_averaged_in_the_curve() -> None:
     assert points(two, "steps") == [(10, 4.0), (20, 2.0)]
     assert points(two, "time") == [(1.5, 4.0), (2.0, 2.0)]
     assert flops_of_step(two) == 3 * 7e6 * 1000
+    assert flops_of_step({**two, "times_forward": 2}) == 2 * 7e6 * 1000
 
 
 def test_the_first_fall_is_left_out_but_no_curve_is() -> None:

@@ -96,6 +96,8 @@ def test_adapters_frozen_parts_and_rates_are_designs(capsys: pytest.CaptureFixtu
     assert len({row["loss"] for row in rows.values()}) == 4
     assert all(row["loss_p"] is not None for row in rows.values() if not row["base"])
     assert len({row["parameters"] for row in rows.values()}) == 1  # adapters are merged
+    spent = {name: row["times_forward"] for name, row in rows.items()}
+    assert spent == dict.fromkeys(rows, 3) | {vary[2]: 2}
 
 
 @pytest.mark.usefixtures("begun", "in_process")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from polyhead.analysis.cost.communication import Layout
-from polyhead.analysis.cost.flops import TRAINING, forward
+from polyhead.analysis.cost.flops import forward, times_forward
 from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
@@ -99,7 +99,7 @@ def test_operations_of_a_mean_update_are_those_of_its_batches(home: Path) -> Non
         batch = task.batch(rows)
         load = Load(*batch.target.shape, batch.source.size(1), batch.n_tokens)
         total += sum(work.total for work in forward(config, load))
-    assert made.operations.step == pytest.approx(TRAINING * 2 * total / len(epoch))
+    assert made.operations.step == pytest.approx(times_forward(adapted=False) * 2 * total / len(epoch))
     assert made.steps == total_steps(task, recipe.train)
 
 

@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import Any
 
 from polyhead.analysis.charts import Curve, line_chart, number
-from polyhead.analysis.cost.flops import TRAINING
 from polyhead.analysis.page import Section, data
 from polyhead.compare.pareto import Cost, Dot, costs, pareto_chart
 from polyhead.compare.tasks.base import Measure
@@ -52,8 +51,8 @@ def points(row: Row, axis: str) -> list[tuple[float, float]]:
 
 
 def flops_of_step(row: Row) -> float:
-    """Of one update: forward and backward pass."""
-    return float(TRAINING * row["flops_per_token"] * row["tokens"] / row["steps"])
+    """Of one update."""
+    return float(row["times_forward"] * row["flops_per_token"] * row["tokens"] / row["steps"])
 
 
 def plot(drawn: Sequence[Curve], x_label: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from polyhead.analysis.cost.flops import times_forward
 from polyhead.analysis.recovered import perplexity_of
 from polyhead.compare.files import OUTPUTS, read_json
 from polyhead.compare.origins import tokens_of
@@ -93,6 +94,7 @@ def row_of(
     for name in (*measures, *MEANS):
         values = [cell[name] for cell in done if cell.get(name) is not None]
         found[name] = statistics.fmean(values) if values else None
+    found["times_forward"] = times_forward(row.recipe.train.adapt is not None) if row.recipe else None
     found["skipped"] = sum(cell.get("skipped", 0) for cell in cells)
     found["ppl"] = perplexity_of(found["loss"]) if found["loss"] is not None else None
     for name in measures:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from polyhead.analysis.cost.flops import ADAPTED, TRAINING
+from polyhead.analysis.cost.flops import times_forward
 from polyhead.compare.budget import Budget
 from polyhead.compare.tasks.base import compared
 from polyhead.errors import UserError
@@ -39,8 +39,7 @@ def steps_for(
     elif budget.kind == "tokens":
         steps = budget.amount / tokens
     elif budget.kind == "flops":
-        times = ADAPTED if recipe.train.adapt else TRAINING
-        steps = budget.amount / (times * flops_per_token * tokens)
+        steps = budget.amount / (times_forward(recipe.train.adapt is not None) * flops_per_token * tokens)
     else:
         facts["seconds_per_step"] = probe(recipe, model, task, budget.amount)
         steps = budget.amount / facts["seconds_per_step"]

@@ -13,7 +13,7 @@ import torch
 from polyhead.analysis import sizes
 from polyhead.analysis.cost.communication import Layout, traffic
 from polyhead.analysis.cost.decoding import by_heads, cache_shape, held, source_bytes, token_flops
-from polyhead.analysis.cost.flops import ADAPTED, TRAINING, forward
+from polyhead.analysis.cost.flops import forward, times_forward
 from polyhead.analysis.cost.memory import Memory, literature, training_memory, weights
 from polyhead.analysis.cost.weightless import counted
 from polyhead.analysis.cost.work import Load, Unknown, Work
@@ -161,7 +161,7 @@ def _recipe(design: object) -> Recipe:
 def _operations(subject: Subject, works: list[Work], passes: list[int], active: int) -> Operations:
     """Of a forward pass, an update and the run; ``passes`` are the operations of forward over each of some batches."""
     train, loads, steps = subject.train, subject.loads, subject.steps
-    times = ADAPTED if train.adapt else TRAINING
+    times = times_forward(train.adapt is not None)
     teaching = train.accumulate * _teaching(subject)
     step = times * (train.accumulate * sum(passes) / len(passes)) + teaching
     both = 2 if subject.config.kind == "encoder-decoder" else 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyhead.analysis.cost import flops
-from polyhead.analysis.cost.flops import TRAINING, forward, pairs, token
+from polyhead.analysis.cost.flops import forward, pairs, times_forward, token
 from polyhead.analysis.cost.weightless import counted, features_of, flops_of, given
 from polyhead.analysis.cost.work import Load, Unknown
 from polyhead.analysis.sizes import count, published
@@ -151,7 +151,7 @@ def test_a_step_of_training_costs_three_forward_passes(kind: str, changes: dict[
     def step() -> None:
         cross_entropy(features_of(model, given(config, load)), model.head, labels, 0.1).total.backward()
 
-    assert flops_of(step) == TRAINING * sum(work.total for work in forward(config, load))
+    assert flops_of(step) == times_forward(adapted=False) * sum(work.total for work in forward(config, load))
 
 
 def test_the_formula_of_the_literature() -> None:
@@ -168,7 +168,7 @@ def test_gpt3_took_three_times_ten_to_the_23() -> None:
     config = published("gpt3-175b")
     assert 6 * count(config) * 300e9 == pytest.approx(3.14e23, rel=0.005)  # Brown et al., 2020, table D.1
     load = Load(1, 2048)
-    whole = TRAINING * sum(work.total for work in forward(config, load)) / 2048 * 300e9
+    whole = times_forward(adapted=False) * sum(work.total for work in forward(config, load)) / 2048 * 300e9
     assert 3.14e23 < whole < 1.03 * 3.14e23  # the rule leaves out the scores, 1/6 of S/H of the products
 
 

@@ -14,8 +14,13 @@ from polyhead.config import ModelConfig, Shape
 from polyhead.nn.position.disentangled import near
 from polyhead.registry import Choice
 
-TRAINING = 3  # a forward pass, and a backward pass of twice its products
-ADAPTED = 2  # with adapters: no gradient of weights is taken; their own products, rank / width of the others, are left out
+
+def times_forward(adapted: bool) -> int:
+    """How many times a forward pass an update costs: the backward pass is two of them, with adapters one.
+
+    Their frozen weights need no gradient; what the adapters themselves cost, rank / width of the rest, is left out.
+    """
+    return 2 if adapted else 3
 
 
 def forward(config: ModelConfig, load: Load) -> list[Work]:
