@@ -148,7 +148,7 @@ LONG = BODY | {
 @pytest.mark.acceptance("E2")
 @pytest.mark.parametrize("said", [False, True], ids=["while the model speaks", "when all has been said"])
 def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, slowly, said):
-    limits = Limits(write_time=4.0 if said else 0.3, max_tokens=100_000, body=2**25)
+    limits = Limits(write_timeout=4.0 if said else 0.3, max_tokens=100_000, body=2**25)
     with serving(runs["decoder"], limits=limits) as live, slowly(live) as engine:
         sock = little_buffer(live, LONG | {"stream": True})
         live.until(lambda: engine.entered == 1, "it runs")
@@ -166,7 +166,7 @@ def test_who_stops_reading_is_cut_off_and_does_not_hold_a_place(runs, serving, s
 @pytest.mark.acceptance("E2")
 def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, serving, monkeypatch):
     monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
-    with serving(runs["decoder"], limits=Limits(write_time=0.3, max_tokens=100_000, body=2**25)) as live:
+    with serving(runs["decoder"], limits=Limits(write_timeout=0.3, max_tokens=100_000, body=2**25)) as live:
         sock = little_buffer(live, LONG | {"max_tokens": 150})
         connections = live.server.server_state.connections
         live.until(lambda: len(connections) == 1, "it is there")
@@ -177,7 +177,7 @@ def test_who_does_not_read_a_short_answer_does_not_hold_its_connection(runs, ser
 @pytest.mark.acceptance("E2")
 def test_who_reads_slowly_gets_all(runs, serving, monkeypatch):
     monkeypatch.setattr("polyhead.serve.wire.UNREAD", 4096)
-    with serving(runs["decoder"], limits=Limits(write_time=1.0, max_tokens=100_000, body=2**25)) as live:
+    with serving(runs["decoder"], limits=Limits(write_timeout=1.0, max_tokens=100_000, body=2**25)) as live:
         wanted = live.ask("/v1/completions", LONG).json()["choices"]
         sock, answer = little_buffer(live, LONG), b""
         while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
@@ -240,7 +240,7 @@ def test_a_refusal_reaches_who_is_still_sending_its_body(runs, serving, header):
 
 def test_who_sends_on_behind_a_last_answer_is_cut_off(runs, serving):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 9000\r\n\r\n"
-    with serving(runs["decoder"], keys=Keys(["right"]), limits=Limits(body_time=0.3)) as live:
+    with serving(runs["decoder"], keys=Keys(["right"]), limits=Limits(body_timeout=0.3)) as live:
         with live.raw() as sock:
             sock.sendall(head)
             assert sock.makefile("rb").read().startswith(b"HTTP/1.1 401 "), "and there will be no more"
@@ -354,7 +354,10 @@ def test_an_answer_that_is_still_being_read_is_not_cut_by_the_end(runs, serving,
     ],
 )
 def test_who_sends_a_byte_at_a_time_is_cut_off(runs, serving, sent):
-    with serving(runs["decoder"], limits=Limits(header_time=0.3, body_time=0.3)) as live, live.raw() as sock:
+    with (
+        serving(runs["decoder"], limits=Limits(header_timeout=0.3, body_timeout=0.3)) as live,
+        live.raw() as sock,
+    ):
         sock.sendall(sent)
         answer = b""
         try:
@@ -488,7 +491,7 @@ def test_when_the_thread_dies_those_who_had_not_begun_are_told_at_once(runs, ser
     def dies():
         raise SystemExit
 
-    with serving(runs["decoder"], limits=Limits(request_time=60)) as live, slowly(live) as engine:
+    with serving(runs["decoder"], limits=Limits(timeout=60)) as live, slowly(live) as engine:
         socks = [send(live, BODY)]
         live.until(lambda: engine.entered == 1, "it runs")
         live.service.driver._post(dies)
@@ -529,7 +532,7 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_service(runs, serving):
 
 
 def test_a_request_that_takes_too_long_ends_with_the_deadline(runs, serving, slowly):
-    with serving(runs["decoder"], limits=Limits(request_time=0.2)) as live:
+    with serving(runs["decoder"], limits=Limits(timeout=0.2)) as live:
         with slowly(live) as engine:
             assert live.ask("/v1/completions", BODY).json()["error"]["code"] == "deadline"
             engine.let(2)

@@ -24,6 +24,7 @@ from polyhead.cli.options import (
 from polyhead.document import parse_part
 from polyhead.errors import UserError
 from polyhead.registry import Choice
+from polyhead.serve.limits import Limits
 
 
 def run(
@@ -71,22 +72,26 @@ def run(
     device: Device = "auto",
     max_waiting: Annotated[
         int, typer.Option(min=1, help="texts that may wait; with more a request gets 429")
-    ] = 256,
-    max_batch: Annotated[int, typer.Option(min=1, help="texts of a request")] = 32,
-    max_chars: Annotated[int, typer.Option(min=1, help="characters of a text")] = 32_768,
-    max_body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = 2 * 2**20,
-    max_n: Annotated[int, typer.Option(min=1, help="outputs of a text")] = 8,
-    max_beams: Annotated[int, typer.Option(min=1, help="hypotheses of a beam search")] = 16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens of an output")] = 4096,
-    max_connections: Annotated[int, typer.Option(min=1, help="connections open at once")] = 1024,
-    timeout: Annotated[float, typer.Option(help="seconds until a request must be answered")] = 120,
+    ] = Limits.waiting,
+    max_batch: Annotated[int, typer.Option(min=1, help="texts of a request")] = Limits.batch,
+    max_chars: Annotated[int, typer.Option(min=1, help="characters of a text")] = Limits.chars,
+    max_body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
+    max_n: Annotated[int, typer.Option(min=1, help="outputs of a text")] = Limits.n,
+    max_beams: Annotated[int, typer.Option(min=1, help="hypotheses of a beam search")] = Limits.beams,
+    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens of an output")] = Limits.max_tokens,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="connections open at once")
+    ] = Limits.connections,
+    timeout: Annotated[float, typer.Option(help="seconds until a request must be answered")] = Limits.timeout,
     write_timeout: Annotated[
         float, typer.Option(help="seconds for which a client may read nothing of its answer")
-    ] = 20,
+    ] = Limits.write_timeout,
     stall: Annotated[
         float, typer.Option(help="seconds without a sign of the model after which it counts as hung")
-    ] = 2,
-    grace: Annotated[float, typer.Option(help="seconds to finish what was accepted when told to stop")] = 30,
+    ] = Limits.stall,
+    grace: Annotated[
+        float, typer.Option(help="seconds to finish what was accepted when told to stop")
+    ] = Limits.grace,
     log: Annotated[
         bool,
         typer.Option("--log/--no-log", help="a line on standard error for each request, without its text"),
@@ -102,11 +107,10 @@ def run(
     polyhead serve runs/multi30k --host 0.0.0.0 --api-key-file keys.txt
     """
     from polyhead.serve.keys import check_host, environment, read_keys
-    from polyhead.serve.limits import Limits
 
     limits = Limits(
         body=max_body, chars=max_chars, batch=max_batch, n=max_n, beams=max_beams, max_tokens=max_tokens, waiting=max_waiting,
-        connections=max_connections, request_time=timeout, write_time=write_timeout, stall=stall, grace=grace,
+        connections=max_connections, timeout=timeout, write_timeout=write_timeout, stall=stall, grace=grace,
     )  # fmt: skip
     keys = read_keys(api_key_file, environment())
     check_host(host, keys)

@@ -87,7 +87,7 @@ class App:
             del work, leaves
 
     async def _timely(self, work: Awaitable[None]) -> None:
-        seconds = self.service.limits.request_time
+        seconds = self.service.limits.timeout
         try:
             async with asyncio.timeout(seconds):
                 await work

@@ -56,7 +56,7 @@ class Call:
             raise _too_large(limits)
         content = bytearray()
         try:
-            async with asyncio.timeout(limits.body_time):
+            async with asyncio.timeout(limits.body_timeout):
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
@@ -68,7 +68,7 @@ class Call:
                         break
         except TimeoutError:
             raise Refusal(
-                408, "body_too_slow", f"the body did not come within {limits.body_time:g} s"
+                408, "body_too_slow", f"the body did not come within {limits.body_timeout:g} s"
             ) from None
         return parse(bytes(content))
 

@@ -20,10 +20,10 @@ class Limits:
     max_tokens: int = 4096  # new tokens of one output
     waiting: int = 256  # texts that wait for their turn; with more a request gets 429
     connections: int = 1024  # open at once
-    header_time: float = 10.0  # seconds until the head of a request is there
-    body_time: float = 30.0  # until its body is there
-    request_time: float = 120.0  # until it is answered
-    write_time: float = 20.0  # for which a client may read nothing of what lies ready for it
+    header_timeout: float = 10.0  # seconds until the head of a request is there
+    body_timeout: float = 30.0  # until its body is there
+    timeout: float = 120.0  # until it is answered
+    write_timeout: float = 20.0  # for which a client may read nothing of what lies ready for it
     stall: float = 2.0  # without a sign of life of the model's thread, beyond what it has needed before
     grace: float = 30.0  # for accepted requests to end when the service is told to stop
 

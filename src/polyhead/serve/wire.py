@@ -44,7 +44,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             sock = transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
             transport.set_write_buffer_limits(high=0)  # whatever the system does not take has its deadline
-            self._reads = self.loop.call_later(limits.header_time, self._cut)
+            self._reads = self.loop.call_later(limits.header_timeout, self._cut)
 
         def data_received(self, data: bytes) -> None:
             if self._lingers:
@@ -86,7 +86,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 self._reads = stopped(self._reads)
             elif self._reads is None:
                 self._reads = self.loop.call_later(
-                    limits.header_time if begun else limits.body_time, self._cut
+                    limits.header_timeout if begun else limits.body_timeout, self._cut
                 )
             if self._rests() and self.timeout_keep_alive_task is None:  # what came late has stopped it
                 self.timeout_keep_alive_task = self.loop.call_later(
@@ -118,7 +118,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             def late() -> None:
                 self._watch() if unread(self.transport) < before else self._cut()
 
-            self._writes = self.loop.call_later(limits.write_time, late)
+            self._writes = self.loop.call_later(limits.write_timeout, late)
 
         def _refuse(self, refusal: Refusal) -> None:
             """Answer what never became a request, and hang up."""
