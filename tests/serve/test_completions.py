@@ -173,6 +173,19 @@ def test_a_stop_string_ends_what_beams_found(services, kind, path, text, key):
     assert (event[key][0]["text"], event[key][0]["finish_reason"]) == (cut["text"], "stop")
 
 
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_beside_beams_a_temperature_of_nothing_is_no_wish(services, kind):
+    """Clients that ask for the likeliest text send it."""
+    live, body = services[kind], {"prompt": TEXTS[1], "beam_size": 3, "max_tokens": 5}
+    found, cold = (live.ask("/v1/completions", body | more).json() for more in ({}, {"temperature": 0}))
+    assert cold["choices"] == found["choices"]
+    warm = live.ask("/v1/completions", body | {"temperature": 0.5})
+    assert (warm.status_code, warm.json()["error"]["param"]) == (
+        400,
+        "temperature" if kind == "decoder" else "beam_size",
+    )
+
+
 def test_without_a_seed_texts_differ_and_with_one_they_repeat(speaker):
     def said(**body):
         choices = speaker.ask("/v1/completions", {"prompt": ["dogs"] * 3, "max_tokens": 20, **body}).json()[

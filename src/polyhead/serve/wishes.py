@@ -39,6 +39,8 @@ def asked(service: Service, body: Drawing, texts: Sequence[str | list[int]], **o
     for name in SENT:
         if name in given and getattr(body, name) != getattr(engine.config, name):
             wishes[name] = getattr(body, name)
+    if wishes.get("beam_size") and wishes.get("temperature") == 0:  # beams draw nothing as it is
+        del wishes["temperature"]
     if "min_tokens" in given:
         wishes["min_new_tokens"] = body.min_tokens
     wishes |= {"n": body.n, "stop": body.stop, **formed(body, engine), **others}
