@@ -141,6 +141,20 @@ def test_each_thing_that_is_wrong_is_named(spoil: Callable[[Path], Any], message
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("names", [["GPT2ForSequenceClassification"], None])
+def test_what_a_model_was_read_as_is_told_where_its_file_names_another(
+    names: list[str] | None, gpt2: Path
+) -> None:
+    edited("config.json", architectures=names)(gpt2)
+    tensors(lambda t: t.update({"score.weight": torch.zeros(2, 16)}))(gpt2)
+    said = (names or ["no architectures"])[0]
+    with pytest.raises(UserError) as error:
+        ph.load(gpt2)
+    assert str(error.value).endswith(
+        f"score.weight. It was read as GPT2LMHeadModel; config.json names {said}"
+    )
+
+
 def test_the_verb_says_it_in_one_line_too(
     gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -204,6 +204,20 @@ def test_marian_is_read_with_its_two_ways_of_cutting(marian: tuple[Path, Any, An
     assert ours.special_ids == [0, 1, *range(ours.vocab_size - 3, ours.vocab_size)]
 
 
+def test_sources_of_what_was_exported_end_as_they_did(
+    marian: tuple[Path, Any, Any], m2m100: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    """Pieces have no rule for the end, which the reference's own code puts there; the exported file has one."""
+    for number, (directory, theirs, _) in enumerate((marian, m2m100)):
+        run, out = tmp_path / f"run{number}", tmp_path / f"out{number}"
+        languages = [] if number == 0 else ["--source-lang", "en", "--target-lang", "fr"]
+        assert main(["import", str(directory), str(run), *languages]) == 0
+        assert main(["export", str(run), str(out)]) == 0
+        again = transformers.AutoTokenizer.from_pretrained(out)
+        theirs.src_lang = "en"
+        assert again(SOURCES).input_ids == theirs(SOURCES).input_ids
+
+
 @pytest.mark.parametrize("language", ["fra", "cmn"])
 def test_marian_is_told_the_language_of_the_target(language: str, marian: tuple[Path, Any, Any]) -> None:
     directory, tokenizer, model = marian

@@ -11,7 +11,7 @@ import torch
 from tests.hf.conftest import TEXTS, VOCABULARY
 from tokenizers import Tokenizer as Inner
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import polyhead as ph
 from polyhead import Choice, ModelConfig, build
@@ -227,6 +227,44 @@ def test_a_prompt_is_read_there_as_it_is_here(documents: str, rules: str, tmp_pa
         found = say(prompt, max_new_tokens=12, return_full_text=False)[0]["generated_text"]
         assert found == run.generate([prompt], max_new_tokens=12)[0]
         assert found == ph.load(tmp_path / "out").generate([prompt], max_new_tokens=12)[0]
+
+
+BEHIND_NORMS = {"norm_first": False, "embedding_norm": True, "head_bias": True, "feed_forward": "gelu"}
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "char"])
+def test_masks_are_filled_there_as_they_are_here(kind: str, tmp_path: Path) -> None:
+    """What was hidden while it learned was a word with the blank before it, where its tokens hold that."""
+    data = {"train": "a.txt", "valid": "a.txt"}
+    recipe = Recipe.model_validate({"task": "masked-lm", "data": data, "train": {"steps": 1}})
+    tokenizer = train_tokenizer(TEXTS * 5, Choice(kind), VOCABULARY)
+    sizes = {**LIKE_GPT2, **BEHIND_NORMS, "kind": "encoder", "segments": 1}
+    model = build(ModelConfig(vocab_size=tokenizer.vocab_size, **sizes), seed=1)
+    Run(model, tokenizer, recipe.generation, recipe).save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    run, back = ph.load(tmp_path / "run"), ph.load(tmp_path / "out")
+    fill = pipeline("fill-mask", str(tmp_path / "out"), top_k=12)
+    for text in ("the <mask> of the sea", "a dog,<mask> barks"):
+        found, again = (one.fill_mask([text])[0][0] for one in (run, back))
+        wanted = [one["score"] for one in fill(text) if one["token"] not in tokenizer.special_ids]
+        assert [one.probability for one in found] == pytest.approx(wanted[:5], rel=1e-4)
+        assert found == again
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_hidden_spans_are_read_there_with_the_blank_before_them(kind: str, tmp_path: Path) -> None:
+    data = {"train": "a.txt", "valid": "a.txt"}
+    recipe = Recipe.model_validate({"task": "denoising", "data": data, "train": {"steps": 1}})
+    tokenizer = train_tokenizer(TEXTS * 5, Choice(kind), VOCABULARY, sentinels=2)
+    parts = BEHIND_NORMS | {"position": {"name": "learned", "offset": 2}}
+    model = build(config(kind="encoder-decoder", **parts), seed=1)
+    Run(model, tokenizer, recipe.generation, recipe).save(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    before, after = tokenizer.encode(["the", " dog" if kind == "bpe" else "dog"])
+    for name in ("<mask>", "<extra_id_1>"):
+        wanted = [*before, tokenizer.id_of(name), *after, tokenizer.eos_id]
+        assert theirs(f"the {name} dog")["input_ids"] == wanted
 
 
 @pytest.mark.parametrize(

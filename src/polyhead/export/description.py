@@ -11,6 +11,7 @@ from polyhead.run import Run
 from polyhead.run_files import write_json
 from polyhead.text.chat.recognise import template_of
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.text.words import words_of
 
 
 def describe(run: Run, directory: Path) -> None:
@@ -40,8 +41,16 @@ def save_tokenizer(run: Run, directory: Path, filled: bool = False) -> None:
 
 
 def _ruled(run: Run) -> Tokenizer:
-    """The run's tokenizer, whose rules put around a text what the run has learned with it; published ones are as they came."""
+    """The run's tokenizer, whose rules put around a text what the run has learned with it; published ones are as they came.
+
+    What stands for something hidden stands for the blank before it where tokens hold that, for so it was learned.
+    """
     tokenizer = run.tokenizer
+    if run.recipe and words_of(tokenizer).blank_before:
+        masks = [tokenizer.ids["mask_token"]] if "mask_token" in tokenizer.ids else []
+        tokenizer = tokenizer.hiding([*masks, *tokenizer.sentinel_ids])
+    if run.config.kind == "encoder-decoder":
+        return tokenizer.framed(list(tokenizer.sides.before), list(tokenizer.sides.after))
     if run.config.kind == "encoder" and not run.config.causal and not tokenizer.begin:
         return tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id])
     if run.config.kind == "decoder" and run.recipe:

@@ -133,7 +133,7 @@ def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
         if name in wanted or not re.fullmatch(family.buffers, name)
     }
     found = _without_copies(family, wanted, found, directory)
-    _fit(found, wanted, directory)
+    _fit(found, wanted, directory, _taken(family, config, given))
     with torch.device("cpu"), Undrawn():  # where the files are read to, whatever device is the default
         model = model_class(config)(config)
     ours = weights(model)
@@ -204,7 +204,14 @@ def _without_copies(
     return {name: value for name, value in found.items() if name not in copies}
 
 
-def _fit(found: Mapping[str, Stored], wanted: Mapping[str, Tensor], directory: Path) -> None:
+def _taken(family: Family, config: ModelConfig, given: Mapping[str, Any]) -> str:
+    """Which class of the reference implementation the model is taken for, if the file names another or none."""
+    taken = family.architectures.get(model_class(config).__name__, "a model without its head")
+    named = given.get("architectures") or ["no architectures"]
+    return "" if taken in named else f". It was read as {taken}; config.json names {_listed(map(str, named))}"
+
+
+def _fit(found: Mapping[str, Stored], wanted: Mapping[str, Tensor], directory: Path, taken: str = "") -> None:
     """Refuse tensors that differ from those wanted, naming all that is missing, unused or of another shape or type."""
     shared = sorted(found.keys() & wanted.keys())
     shapes = [(name, found[name].shape, tuple(wanted[name].shape)) for name in shared]
@@ -220,7 +227,7 @@ def _fit(found: Mapping[str, Stored], wanted: Mapping[str, Tensor], directory: P
     }
     if any(wrong.values()):
         said = "; ".join(f"{what}: {_listed(names)}" for what, names in wrong.items() if names)
-        raise UserError(f"{directory}: the weights do not fit config.json; {said}")
+        raise UserError(f"{directory}: the weights do not fit config.json; {said}{taken}")
 
 
 def _listed(names: Iterable[str]) -> str:

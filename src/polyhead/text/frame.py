@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import tokenizers
@@ -46,6 +46,14 @@ def with_rules(
         special_tokens=[(made.id_to_token(i), i) for i in {*before, *after}],
     )
     return made
+
+
+def hiding(inner: tokenizers.Tokenizer, ids: Collection[int]) -> tokenizers.Tokenizer:
+    """A copy in which these special tokens take the blank before them."""
+    rules = json.loads(inner.to_str())
+    for token in rules["added_tokens"]:
+        token["lstrip"] |= token["id"] in ids
+    return tokenizers.Tokenizer.from_str(json.dumps(rules))
 
 
 def blank_once(rules: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import tokenizers
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 from polyhead.text.files import FILE, TARGET, parsed, read_roles, settled, written
-from polyhead.text.frame import GUARD, Around, blank_once, ruled, with_rules
+from polyhead.text.frame import GUARD, Around, blank_once, hiding, ruled, with_rules
 from polyhead.text.listed import check_ids, check_texts, has_lone_surrogate
 from polyhead.text.sides import TARGET_LANGUAGE, Sides, between
 from polyhead.text.specials import INSTEAD, ROLES, Special, sentinel
@@ -116,7 +116,11 @@ class Tokenizer:
         """The same, with these ids around a text in its rules, so that other tools put the same tokens there."""
         if (self._ruled[0].before, self._ruled[0].after) == (before, after):
             return self
-        return Tokenizer(with_rules(self._inner, before, after), self._roles)
+        return Tokenizer(with_rules(self._inner, before, after), self._roles, target=self._target)
+
+    def hiding(self, ids: Collection[int]) -> Tokenizer:
+        """The same, in whose rules these ids stand for the blank before them as well."""
+        return Tokenizer(hiding(self._inner, ids), self._roles, target=self._target)
 
     def between(self, source: str | None, target: str | None) -> Tokenizer:
         """The same with two of its languages as those of its rules, for texts of this pair."""
