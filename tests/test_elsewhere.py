@@ -194,7 +194,7 @@ def test_settings_in_python_and_axes_are_told_it(make: Callable[[], object], hin
         (
             "drawn text",
             "do_sample",
-            "; known: batch_tokens, beam_size, cache, form, frequency_penalty, logit_bias, max_new_tokens",
+            "; known: batch_tokens, beam_size, cache, ends, form, frequency_penalty, logit_bias, max_new_tokens",
         ),
         ("vectors of texts", "batch_size", "; known: max_text_len, normalize, "),
     ],

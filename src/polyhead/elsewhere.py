@@ -66,6 +66,7 @@ ELSEWHERE = {
     "generation.max_new_tokens": "max_tokens max_length max_gen_len",
     "generation.min_new_tokens": "min_tokens min_length",
     "generation.length_penalty": "lenpen length_alpha",
+    "generation.ends": "eos_token_id stop_token_ids",
     "generation.batch_tokens": "batch_size eval_batch_size",
     "generation.cache.window": "window sliding_window",
     "generation.cache.bits": "bits cache_bits",
@@ -85,6 +86,7 @@ NAMES = {
 NOTES = {
     "train.max_tokens": "in tokens, not in rows",
     "generation.batch_tokens": "in tokens, not in rows",
+    "generation.ends": "tokens by their names",
     "train.optimizer.beta1": "with beta2",
     "train.schedule.warmup": "in steps",
 }

@@ -39,6 +39,9 @@ class GenerationConfig(Section):
     forbidden: tuple[str, ...] = Field(
         (), description="translations: tokens that are never said, e.g. [<unk>]"
     )
+    ends: tuple[str, ...] = Field(
+        (), description="tokens that end a text as the tokenizer's own end does, e.g. [<end_of_turn>]"
+    )
     early_stopping: Early = Field(False, description="true, false or never, as in Hugging Face generate")
     max_new_tokens: int = Field(200, ge=1, description="language models: longest output, in tokens")
     temperature: float = Field(
@@ -142,7 +145,7 @@ PENALTIES = frozenset(["repetition_penalty", "frequency_penalty", "presence_pena
 DRAWS = PENALTIES | {"temperature", "top_k", "top_p", "min_p"}
 """Any of which draws a translation, which is searched for without."""
 DRAWN = DRAWS | {"max_new_tokens", "speculate"}
-BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size"])
+BOTH = frozenset(["cache", "batch_tokens", "no_repeat_ngram_size", "ends"])
 POOLED = frozenset(["pooling", "normalize", "max_text_len", "prompts", "prompt", "pool_prompt"])
 LENGTHS = frozenset(["max_length_ratio", "max_length_extra"])
 SEARCHED = frozenset(GenerationConfig.model_fields) - DRAWN - BOTH - POOLED - {"chat", "form", "sigmoid"}

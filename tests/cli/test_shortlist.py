@@ -70,6 +70,16 @@ def test_from_a_text_alone_it_learns_what_the_run_says(
     assert greedy[0] == greedy[1]
 
 
+def test_every_end_may_always_come(own: Path, pairs: list[str]) -> None:
+    run = polyhead.load(own)
+    run.generation = run.generation.model_copy(update={"ends": ("<mask>",)})
+    run.save(own)
+    assert main(["shortlist", str(own), *pairs, "--each", "1", "--always", "1"]) == 0
+    made = polyhead.load(own).shortlist()
+    assert made is not None
+    assert {run.tokenizer.eos_id, run.tokenizer.id_of("<mask>")} <= {*made.always.tolist()}
+
+
 def test_pairs_that_the_model_cannot_hold_are_left_out_and_told(
     own: Path, pairs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

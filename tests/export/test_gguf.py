@@ -242,6 +242,20 @@ def test_a_chat_model_says_how_it_converses_and_decodes(tmp_path: Path) -> None:
     assert (said["general.sampling.temp"], said["general.sampling.top_k"]) == (0.5, 7)
 
 
+def test_a_second_end_is_written_and_more_of_them_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = language_model()
+    for ends in (["<mask>"], ["<mask>", "<unk>"]):
+        assert not caplog.messages
+        run.generation = run.generation.model_copy(update={"ends": tuple(ends)})
+        write(run, tmp_path)
+        said = settings(tmp_path)
+        assert said["tokenizer.ggml.eos_token_id"] == run.tokenizer.eos_id
+        assert said["tokenizer.ggml.eot_token_id"] == run.tokenizer.id_of("<mask>")
+    assert caplog.messages == ["model.gguf has no words for generation.ends; there texts are drawn without"]
+
+
 def test_the_verb_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = exported(language_model(), tmp_path, "--to", "gguf", "--dtype", "fp16")
     assert [path.name for path in out.iterdir()] == ["model.gguf"]

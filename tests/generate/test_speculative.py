@@ -385,20 +385,23 @@ def test_rows_accept_different_numbers_of_guesses(model, small):
     assert any(len(set(step)) > 1 for step in steps)
 
 
+@pytest.mark.parametrize("also", [(), (9, 6)])
 @pytest.mark.parametrize("sampling", [COLD, WARM], ids=["greedy", "warm"])
-def test_an_end_among_the_guesses_ends_the_row(model, sampling):
+def test_an_end_among_the_guesses_ends_the_row(model, sampling, also):
     """The draft is the model, so that the end itself is a guess that comes true."""
-    ended = 0
+    ended, ends = 0, {EOS, *also}
     for seed in range(8):
         watched = Watching(drafted(model, 5))
-        found, told = say_all(model, PROMPTS, watched, sampling=sampling, seed=seed, max_new_tokens=40)
+        found, told = say_all(
+            model, PROMPTS, watched, sampling=sampling, seed=seed, also=also, max_new_tokens=40
+        )
         for row, tokens in enumerate(found):
-            assert EOS not in tokens[:-1]
-            assert (tokens[-1] == EOS) != (len(tokens) == 40)
+            assert ends.isdisjoint(tokens[:-1])
+            assert (tokens[-1] in ends) != (len(tokens) == 40)
             assert [token.last for token in told if token.row == row].count(True) == 1
             ended += len(tokens) < 40
-        assert all(EOS not in tokens[:-1] for _, tokens in watched.guesses)
-        ended += sum(EOS in tokens for _, tokens in watched.guesses)
+        assert all(ends.isdisjoint(tokens[:-1]) for _, tokens in watched.guesses)
+        ended += sum(not ends.isdisjoint(tokens) for _, tokens in watched.guesses)
     assert ended > 8
 
 

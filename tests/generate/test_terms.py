@@ -72,6 +72,15 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_that_have_the_terms(
         assert [one.log_prob for one in found] == pytest.approx([one.log_prob for one in wanted], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["a word", "two tokens", "of three tokens, two of them alike"])
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_no_end_comes_before_all_of_them(table, name, beam_size):
+    terms, other = CHOICES[name], 3  # a word that they have not
+    for seed in range(20):
+        for one in run(table(seed), terms, 12, beam_size, n_best=beam_size, also=[other]):
+            assert has(one.tokens, terms) and not {EOS, other} & {*one.tokens}
+
+
 @pytest.mark.parametrize("name", CHOICES)
 @pytest.mark.parametrize("beam_size", [1, 2, 5])
 def test_every_output_has_them_with_the_probability_that_it_has(table, name, beam_size):
@@ -193,10 +202,10 @@ def test_a_term_of_the_prefix_has_been_said_and_others_come_behind_it(table):
 def test_what_is_told_before_a_text_is_no_part_of_it():
     told = Terms([term([1, 2], first=[[3]])], told=2)
     for row, token in ([], 2), ([2], 1):
-        told.chosen([row], {(0, token): -1.0}, 1, EOS, False)
+        told.chosen([row], {(0, token): -1.0}, 1, [EOS], False)
         told.follow([(0, token)])
     assert (told.rows[0].next, told.rows[0].missing) == ((1, 3), 1)
-    told.chosen([[2, 1]], {(0, 2): -1.0}, 1, EOS, False)
+    told.chosen([[2, 1]], {(0, 2): -1.0}, 1, [EOS], False)
     told.follow([(0, 2)])
     assert (told.rows[0].next, told.rows[0].missing) == ((1,), 2)
 

@@ -23,7 +23,7 @@ def test_any_end_ends_a_beam(beams: int, maker: Any) -> None:
     greedy.texts()
     end = greedy.tokens[0][2]
     for ends in ((eos, end), (end, eos), (end,)):
-        stream = engine.submit("a", ends=ends, max_new_tokens=8, beam_size=beams)
+        stream = engine.submit("a", turn_ends=ends, max_new_tokens=8, beam_size=beams)
         stream.texts()
         assert not {end, eos if eos in ends else end} & {*stream.tokens[0][:-1]}
         if beams == 1:

@@ -42,6 +42,23 @@ def test_completions_are_what_the_run_generates(speaker, way):
         assert answer["object"] == "text_completion" and answer["model"] == "tiny"
 
 
+@pytest.mark.parametrize("way", [{"temperature": 0}, {"n": 3, "seed": 4}, {"n": 2, "beam_size": 4}], ids=str)
+def test_the_ends_of_a_run_end_its_completions(way, serving):
+    """Each text has another end: a token that is said in its middle."""
+    for text in TEXTS[:3]:
+        made = make("decoder")
+        stream = made.engine().submit(text, **of_run(way))
+        plain, end = stream.texts(), stream.tokens[0][2]
+        made.generation = made.generation.model_copy(update={"ends": (made.tokenizer.tokens([end])[0],)})
+        with serving(made) as live:
+            answer = live.ask("/v1/completions", {"prompt": text, **way}).json()
+        found = [choice["text"] for choice in answer["choices"]]
+        assert [found] == made.generate([text], **{"n": 1} | of_run(way)) != [plain]
+        if "beam_size" not in way:
+            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert plain[0].startswith(found[0]) and len(found[0]) < len(plain[0])
+
+
 @pytest.mark.acceptance("C7")
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_pieces_of_a_stream_make_the_whole(speaker, way):

@@ -40,7 +40,7 @@ def talking(loop, tokens=12, **wishes):
     hears = Ear()
     talk = Talk(
         0,
-        engine.read("dogs", max_new_tokens=tokens, temperature=1.0, seed=3, ends=[299], **wishes),
+        engine.read("dogs", max_new_tokens=tokens, temperature=1.0, seed=3, turn_ends=[299], **wishes),
         hears,
         True,
     )
@@ -112,7 +112,7 @@ def test_who_has_ended_hears_so_at_once_however_many_go_on(monkeypatch):
     monkeypatch.setattr(module, "PACE", 60.0)
     loop, engine = Loop(), make("decoder").engine()
     short, long = (
-        Talk(i, engine.read("dogs", max_new_tokens=tokens, seed=i, ends=[299]), Ear(), True)
+        Talk(i, engine.read("dogs", max_new_tokens=tokens, seed=i, turn_ends=[299]), Ear(), True)
         for i, tokens in enumerate((4, 2000))
     )
     driver = Driver(engine, loop, stall=60.0, together=0)

@@ -71,6 +71,7 @@ def test_a_test_text_of_one_token_predicts_nothing(place: Path, tmp_path: Path) 
     ("generation", "message"),
     [
         ({"forbidden": ["<nuk>"]}, "generation.forbidden: no token '<nuk>' in the vocabulary"),
+        ({"ends": ["<nuk>"]}, "generation.ends: no token '<nuk>' in the vocabulary"),
         ({"cache": Choice("state")}, "generation.cache: cache 'state' keeps a state"),
         ({"cache": Choice("h2o", budget=1)}, "generation.cache: cache 'h2o': a budget of 1 tokens"),
         ({"cache": Choice("paged", block=0)}, "generation.cache: cache 'paged': block is 0"),
@@ -82,6 +83,15 @@ def test_settings_that_translations_are_refused_for_are_told_at_the_start(
     recipe = recipe_of(place, "translation", "late-decoding")
     changed = GenerationConfig.model_validate(recipe.generation.model_dump() | generation)
     refused(recipe.model_copy(update={"generation": changed}), message)
+
+
+def test_an_end_that_a_language_model_has_no_token_for_is_told_at_the_start(place: Path) -> None:
+    recipe = recipe_of(place, "language-model", "late-ends")
+    changed = recipe.generation.model_copy(update={"ends": ("<nuk>",)})
+    refused(
+        recipe.model_copy(update={"generation": changed}),
+        "generation.ends: no token '<nuk>' in the vocabulary",
+    )
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

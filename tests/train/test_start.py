@@ -92,10 +92,10 @@ def test_a_recipe_that_is_written_out_converses_too(task: str) -> None:
 def test_how_outputs_are_made_comes_with_the_start(first: Path) -> None:
     """Where the recipe says nothing else; what has classes reads as much of a text as it learns from."""
     origin = ph.load(first / "first")
-    origin.generation = GenerationConfig(beam_size=3, length_penalty=2.0, forbidden=["<pad>"])
+    origin.generation = GenerationConfig(beam_size=3, length_penalty=2.0, forbidden=["<pad>"], ends=["<unk>"])
     bare = tuned(first, "bare")
     said = bare.model_copy(update={"generation": GenerationConfig(length_penalty=0.5)})
-    wanted = GenerationConfig(beam_size=3, length_penalty=0.5, forbidden=["<pad>"])
+    wanted = GenerationConfig(beam_size=3, length_penalty=0.5, forbidden=["<pad>"], ends=["<unk>"])
     assert resolved(said, origin).generation == wanted
     assert resolved(bare, origin).generation == bare.generation  # which says all of it
     clash = bare.model_copy(update={"generation": GenerationConfig(beam_size=1)})

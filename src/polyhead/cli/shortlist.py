@@ -47,6 +47,7 @@ def run(
     polyhead translate runs/multi30k test.de --shortlist
     """
     from polyhead.cli.options import opened
+    from polyhead.generate.settings import ends_of
     from polyhead.generate.shortlist import FILE, Shortlist
     from polyhead.hf.reading import model_type
     from polyhead.models.build import check_able
@@ -66,9 +67,10 @@ def run(
         room -= (len(sources[end]) + 1) * len(targets[end])
         end += 1
     sides = translator.tokenizer.sides
+    ends = ends_of(translator.generation, translator.tokenizer.target, sides.end)
     made = Shortlist.learned(
         sources[held:end], targets[held:end], translator.config.vocab_size,
-        each=each, always=always, needed=[*sides.opening, sides.end],
+        each=each, always=always, needed=[*sides.opening, *ends],
     )  # fmt: skip
     print(f"learned from  {max(0, end - held):,} pairs", flush=True)
     told(made, sources[:held], targets[:held])

@@ -19,10 +19,9 @@ from polyhead.export.gguf_keys import keys_of, slower
 from polyhead.export.gguf_limits import arch_of
 from polyhead.export.gguf_vocabulary import vocabulary
 from polyhead.generate.frame import frame
-from polyhead.generation_section import GenerationConfig
 from polyhead.hf.generation import UNSAID, left_out
 from polyhead.hf.table import joined
-from polyhead.hf.writing import chat_ends
+from polyhead.hf.writing import all_ends
 from polyhead.nn.weights import weights
 from polyhead.run import Run
 from polyhead.text.chat.recognise import template_of
@@ -63,7 +62,7 @@ def write(run: Run, directory: Path, dtype: str = "fp32") -> str:
     writer = gguf.GGUFWriter(directory / FILE, arch.name)
     writer.add_file_type(file_type)
     _put(writer, {f"{arch.name}.{key}": value for key, value in keys_of(config, arch).items()})
-    _put(writer, vocabulary(run.tokenizer, config.vocab_size) | _around(run) | _sampling(run.generation))
+    _put(writer, vocabulary(run.tokenizer, config.vocab_size) | _around(run) | _sampling(run))
     tensors = named(run.model, arch)
     for name, tensor in tensors.items():
         held = _kind(name, tensor, kind)
@@ -122,13 +121,17 @@ def _around(run: Run) -> dict[str, Any]:
         found["tokenizer.ggml.bos_token_id"] = begin[0]
     if run.generation.chat:
         found["tokenizer.chat_template"] = template_of(run.generation.chat)
-        found["tokenizer.ggml.eot_token_id"] = chat_ends(run.generation, run.tokenizer)[-1]
+    if run.generation.chat or run.generation.ends:
+        found["tokenizer.ggml.eot_token_id"] = all_ends(run.generation, run.tokenizer)[:2][-1]
     return found
 
 
-def _sampling(settings: GenerationConfig) -> dict[str, Any]:
+def _sampling(run: Run) -> dict[str, Any]:
     """How it decodes if nobody says otherwise."""
-    left_out(settings, (*UNSAID, "logit_bias", "no_repeat_ngram_size"), FILE)
+    settings = run.generation
+    # there are words for one end beside the end of a text
+    ends = ["ends"] if settings.ends and len(all_ends(settings, run.tokenizer)) > 2 else []
+    left_out(settings, (*UNSAID, "logit_bias", "no_repeat_ngram_size", *ends), FILE)
     return {
         "general.sampling.temp": settings.temperature,
         "general.sampling.top_k": settings.top_k,

@@ -49,9 +49,10 @@ class Beaming:
     """The rule: the ``n_best`` outputs y by log P(y | x) / |y| ** length_penalty, best first.
 
     |y| counts the end of the sentence. Each step extends the live hypotheses by one token and looks at the
-    2 x beam_size best extensions: those among the first beam_size that end are finished, the best beam_size of the
-    rest live on. At its limit a hypothesis is finished as it is; where nothing may follow any
-    and none is finished, all of them are. A request is done when nothing lives, or when beam_size hypotheses are finished and ``early_stopping`` is
+    2 x beam_size best extensions, of several ends at beam_size more for each: those among the first beam_size that end
+    are finished, the best beam_size of the rest live on. At its limit a hypothesis is finished as it is; where nothing
+    may follow any and none is finished, all of them are. A request is done when nothing lives, or when beam_size
+    hypotheses are finished and ``early_stopping`` is
 
     - ``True``: at once;
     - ``False``: and the best live one, scored at its present length, is no better than the worst finished one;
@@ -60,7 +61,7 @@ class Beaming:
       (the present one if length_penalty is negative).
 
     These are the rules of Hugging Face ``generate``. One beam that stops early is greedy search, and costs no more.
-    An output may end with ``also`` as well as with the end of the sentence: conversations know several ends.
+    An output may end with ``also`` as well as with the end of the sentence: many models know several ends.
     ``min_new_tokens`` are wanted before any of them, ``forbidden`` tokens never come, and no
     ``no_repeat_ngram_size`` tokens in a row come twice. All that is said has the ``form``, if there is one. A request may have
     ``Terms``, phrases that its output must say: it keeps a hypothesis more for each of their tokens, and which live on is as they choose.
@@ -84,10 +85,11 @@ class Beaming:
             raise UserError(f"n_best is {n_best}, wanted 1 to beam_size ({beam_size})")
         if min_new_tokens < 0:
             raise UserError(f"min_new_tokens is {min_new_tokens}, wanted 0 or more")
-        self.size, self.eos_id, self.n_best, self.alpha = beam_size, eos_id, n_best, length_penalty
+        self.size, self.n_best, self.alpha = beam_size, n_best, length_penalty
         self.early_stopping, self.least, self.forbidden = early_stopping, min_new_tokens, list(forbidden)
         self.ngram, self.form, self.ends = no_repeat_ngram_size, form, {eos_id, *also}
-        self.looked_at = 1 if beam_size == 1 and early_stopping is True else 2 * beam_size
+        # of which beam_size go on, whatever ends
+        self.looked_at = 1 if beam_size == 1 and early_stopping is True else (1 + len(self.ends)) * beam_size
 
     def advance(self, searches: Sequence[Search], logits: Tensor, narrow: Narrow | None = None) -> None:
         """One token more for each; those of equal width, and of which all or none may end, together."""
@@ -137,7 +139,7 @@ class Beaming:
                 tried |= {(row, token): live + value for row, (live, value, token) in enumerate(firsts)}
                 if len(beam.rows[0]) >= len(beam.wish.prefix):
                     tried |= beam.terms.offered(beam.live, logits[own], barred[own], narrow)
-                beam.take(*beam.terms.chosen(beam.rows, tried, beam.width, self.eos_id, beam.last))
+                beam.take(*beam.terms.chosen(beam.rows, tried, beam.width, self.ends, beam.last))
 
 
 class Beams:

@@ -74,7 +74,7 @@ class Chat:
 
     def manner(self, tools: Tools = Tools()) -> dict[str, Any]:
         """Wishes for every answer: how it ends, and of one that may call tools how it is read, and its form if it must."""
-        said: dict[str, Any] = {"ends": self.ends, "trim": self.format.trims}
+        said: dict[str, Any] = {"turn_ends": self.ends, "trim": self.format.trims}
         if not tools.all or self.calls is None:  # a format that knows no tools has refused to write them
             return said
         return said | {"speaker": self.speaker} | ({"form": self.calls.form(tools)} if tools.must else {})

@@ -19,6 +19,7 @@ def generate(
     *,
     sampling: Sampling,
     eos_id: int,
+    also: Sequence[int] = (),
     max_new_tokens: int,
     n: int = 1,
     seed: int = 0,
@@ -31,7 +32,7 @@ def generate(
     """New tokens of every sequence as they are made; prompt i makes the sequences n * i to n * i + n - 1, and
     ``first`` is added to their numbers.
 
-    A sequence ends with ``eos_id`` or after ``max_new_tokens``. Where prompt and output outgrow ``max_len``, the model's
+    A sequence ends with ``eos_id``, with a token of ``also`` or after ``max_new_tokens``. Where prompt and output outgrow ``max_len``, the model's
     greatest length, the sequence goes on from its last ``max_len // 2`` tokens. A caller that has enough of a sequence
     sends its number (``generator.send({row, ...})``). What a sequence draws depends on (seed, its number) and never on
     the others; so many go on together as have ``batch_tokens`` tokens at their ends, those of one prompt at least.
@@ -42,7 +43,7 @@ def generate(
     lengths = [min(len(prompt) + max_new_tokens, max_len or 2**62) for prompt in prompts]
     engine, rule = (
         Engine(model, max_len=max(lengths), cache=cache, tokens=batch_tokens, refill=0.5),
-        Drawing(sampling, eos_id, form=form),
+        Drawing(sampling, eos_id, *also, form=form),
     )
     wishes = [
         engine.submit(prompt, Drawn(rule, prompt, max_new_tokens, n, seed, first + n * i), cost=n * length)

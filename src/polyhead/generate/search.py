@@ -40,6 +40,7 @@ def search(
     max_len: int,
     truncate: bool = False,
     prefix: Sequence[Sequence[int]] | None = None,
+    also: Sequence[int] = (),
     forbidden: Sequence[int] = (),
     shortlist: Shortlist | None = None,
     terms: Sequence[Sequence[Term]] | None = None,
@@ -50,12 +51,12 @@ def search(
     The longest begin first, so that what does not fit into memory fails at once. Lines of about one length run and end
     together, so the next ones join when those before are gone: letting them in one by one takes 1.2 to 1.6 times as long. An output has at most
     ``max_length_ratio`` x source tokens + ``max_length_extra`` tokens, and never more than ``max_len``, the model's
-    greatest length, end of sentence included. An empty line gives one empty output. A line longer than ``max_len``
-    is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
+    greatest length, end of sentence included; any of ``also`` is one as well. An empty line gives one empty output. A
+    line longer than ``max_len`` is a UserError before anything is decoded; with ``truncate`` its first tokens are used. ``prefix`` begins the
     output of each line, where the line is not empty. One beam is greedy search. With a ``shortlist`` only what a line suggests is said.
     The output of each line has all of its ``terms``. With ``draws`` nothing is searched for.
     """
-    lines = _fitting(sources, max_len - len(sides.source(())), truncate)
+    ends, lines = (sides.end, *also), _fitting(sources, max_len - len(sides.source(())), truncate)
     prefix = [[]] * len(lines) if prefix is None else prefix
     if len(prefix) != len(lines):
         raise UserError(f"{len(lines)} lines, but {len(prefix)} prefixes: one each is wanted")
@@ -64,10 +65,11 @@ def search(
             raise UserError(
                 f"the prefix of line {i + 1} has {len(given)} tokens; the model's greatest length is {max_len}"
             )
-        if sides.end in given:
-            raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {sides.end}")
+        if said := [token for token in given if token in ends]:
+            raise UserError(f"the prefix of line {i + 1} contains the end-of-sentence token {said[0]}")
     told = list(sides.opening) if sides.forced else []
-    beams, drawing = beaming(config, sides.end, forbidden), draws and Drawing(draws.sampling, sides.end)
+    beams = beaming(config, sides.end, forbidden, also=also)
+    drawing = draws and Drawing(draws.sampling, *ends)
     wanted = [
         insisted(own, sides, max_len, f" of line {i}") for i, own in enumerate(terms or [()] * len(lines), 1)
     ]
@@ -113,6 +115,7 @@ def continued(
     config: GenerationConfig,
     *,
     eos_id: int,
+    also: Sequence[int] = (),
     max_len: int,
     form: Form | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
@@ -123,7 +126,7 @@ def continued(
     """
     check_prompts(prompts, max_len)
     rule, limits = (
-        beaming(config, eos_id, form=form),
+        beaming(config, eos_id, form=form, also=also),
         [min(config.max_new_tokens, max_len - len(prompt) + 1) for prompt in prompts],
     )
     lengths = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]

@@ -17,7 +17,7 @@ from polyhead.generate.outcome import Stream
 from polyhead.generate.request import Search
 from polyhead.generate.sampling import Sampling
 from polyhead.generate.search import beaming, beams_for, insisted, limit
-from polyhead.generate.settings import sampled, sampling_of, searched
+from polyhead.generate.settings import ends_of, sampled, sampling_of, searched
 from polyhead.generate.stream import TextStream
 from polyhead.generation_section import DRAWS, GenerationConfig
 from polyhead.registry import CACHE, Choice
@@ -98,7 +98,7 @@ class TextEngine:
         seed: int = 0,
         stop: str | Sequence[str] = (),
         top: int = 0,
-        ends: Sequence[int] = (),
+        turn_ends: Sequence[int] = (),
         trim: bool = False,
         speaker: Tokenizer | None = None,
         source_lang: str | None = None,
@@ -110,7 +110,8 @@ class TextEngine:
 
         A language model draws ``n`` sequences, or with ``beam_size`` finds the n likeliest. An encoder-decoder searches;
         with ``temperature`` (0 is the likeliest token), top_k, top_p or min_p it draws, and its words come one by one.
-        With each token that is drawn the ``top`` likeliest are told. Any token of ``ends`` ends it, if they are given.
+        With each token that is drawn the ``top`` likeliest are told. Any token of ``turn_ends`` ends it, if they are given, in
+        place of the tokenizer's own end.
         ``trim`` takes the blanks at both ends away; of a language model's tokens ``speaker`` makes text, if it is given.
         A translation says what ``terms``, such as {"dog": "Hund"}, want of its words.
         The text may be given as tokens, such as ``tokens`` gives. A UserError says why the request cannot be served.
@@ -145,7 +146,7 @@ class TextEngine:
             (wanted,) = terms_of([said], terms, self.tokenizer.target) or [[]]
             sides = between(self.tokenizer, source_lang, target_lang)
             return self._translate(ids, config, n, seed, stops, drawn, sides, wanted)
-        last = tuple(ends) or (self.tokenizer.eos_id,)
+        last = ends_of(config, self.tokenizer, *turn_ends)
         if drawn:
             rule = self._draw(config, last, speaker)
             search: Search = Drawn(rule, ids, config.max_new_tokens, n, seed, top=top)
@@ -184,16 +185,17 @@ class TextEngine:
             )
         told = list(sides.opening) if sides.forced else []
         wanted = insisted(terms, sides, self.max_len)
+        ends = ends_of(config, self.tokenizer.target, sides.end)
         least = len(told) + (wanted.size if wanted else 0) + 1
         most = min(self.max_len, max(limit(len(ids), config), least))
         if drawn:
             begin = [sides.start, *told]
-            search = Drawn(self._draw(config, (sides.end,)), begin, max(1, most - len(told)), n, seed)
-            return Asked(begin, search, source, [], n, stops, (sides.end,))
+            search = Drawn(self._draw(config, ends), begin, max(1, most - len(told)), n, seed)
+            return Asked(begin, search, source, [], n, stops, ends)
         forbidden = [self.tokenizer.id_of(token) for token in config.forbidden]
         wish = Wish(most, told, len(told), [sides.start])
-        beams = beams_for(self._beam(config, (sides.end,), forbidden), wish, wanted)
-        return Asked([sides.start], beams, source, [], n, stops, (sides.end,), sides.opening)
+        beams = beams_for(self._beam(config, ends, forbidden), wish, wanted)
+        return Asked([sides.start], beams, source, [], n, stops, ends, sides.opening)
 
     def _draw(self, config: GenerationConfig, ends: tuple[int, ...], by: Tokenizer | None = None) -> Drawing:
         """One rule for all requests with the same settings, for those are drawn together."""

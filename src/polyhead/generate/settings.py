@@ -11,6 +11,7 @@ from polyhead.elsewhere import keys_of, told
 from polyhead.errors import UserError, check_whole, explain, nearest
 from polyhead.generate.sampling import Sampling
 from polyhead.generation_section import EFFECTIVE, GenerationConfig
+from polyhead.text.tokenizer import Tokenizer
 
 KNOWN = frozenset(GenerationConfig.model_fields) | {"seed"}
 BESIDE = {
@@ -70,6 +71,12 @@ def _check_number(changes: dict[str, Any], n: int) -> None:
     if "n_best" in changes:
         raise UserError("n says how many texts there are, not n_best")
     check_whole("n", n)
+
+
+def ends_of(config: GenerationConfig, tokenizer: Tokenizer, *own: int) -> tuple[int, ...]:
+    """The tokens of which any ends an output: its ``own``, that of the tokenizer if none are given, and the config's."""
+    named = [tokenizer.id_of(token) for token in config.ends]
+    return tuple(dict.fromkeys([*(own or [tokenizer.eos_id]), *named]))
 
 
 def sampling_of(config: GenerationConfig, vocab_size: int) -> Sampling:

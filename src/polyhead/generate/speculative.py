@@ -34,7 +34,7 @@ class Conditions(NamedTuple):
 
     sampling: Sampling
     chance: Chance  # what is drawn for a text is drawn from its own stream
-    eos_id: int
+    ends: tuple[int, ...]  # of which any ends a text
     longest: int  # tokens that the longest text may have in the end
 
 
@@ -67,6 +67,7 @@ def speculative(
     *,
     sampling: Sampling,
     eos_id: int,
+    also: Sequence[int] = (),
     max_new_tokens: int,
     n: int = 1,
     seed: int = 0,
@@ -92,7 +93,7 @@ def speculative(
         seen = [list(prompt) for prompt in prompts[begin:end] for _ in range(n)]
         reader = Reader(model, end - begin, max(lengths[begin:end]), max_len, cache)
         chance = Chance(seed, len(seen), first + n * begin)
-        conditions = Conditions(sampling, chance, eos_id, max(map(len, seen)) + max_new_tokens)
+        conditions = Conditions(sampling, chance, (eos_id, *also), max(map(len, seen)) + max_new_tokens)
         yield from _together(reader, proposer, conditions, seen, n, max_new_tokens, first + n * begin, form)
         begin = end
 
@@ -140,7 +141,7 @@ def _together(
             own = torch.stack([logits[i][done] for i in agreeing])
             said = [seen[live[i]][begun[live[i]] :] for i in agreeing]
             shaped = own if form is None else form.shaped(own, said)
-            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], conditions.eos_id, said)
+            allowed = sampling.apply(shaped, [seen[live[i]] for i in agreeing], conditions.ends[0], said)
             offers = [offer(guesses[i], done) for i in agreeing]
             drawn = judge(allowed, offers, sampling, conditions.chance, [live[i] for i in agreeing])
             chosen = torch.tensor(drawn, device=own.device)[:, None]
@@ -151,7 +152,7 @@ def _together(
             for i, token, log_prob in zip(agreeing, drawn, log_probs, strict=True):
                 row = live[i]
                 seen[row].append(token)
-                last = token == conditions.eos_id or len(seen[row]) == limits[row]
+                last = token in conditions.ends or len(seen[row]) == limits[row]
                 stopped |= (yield Token(first + row, token, log_prob, last)) or set()
                 if last:
                     stopped.add(first + row)

@@ -63,7 +63,12 @@ class Terms:
         return {step: live[step[0]] + value for step, value in zip(steps, found, strict=True)}
 
     def chosen(
-        self, rows: Sequence[Sequence[int]], found: Mapping[Step, float], width: int, end: int, last: bool
+        self,
+        rows: Sequence[Sequence[int]],
+        found: Mapping[Step, float],
+        width: int,
+        ends: Container[int],
+        last: bool,
     ) -> tuple[list[float], list[int], list[int]]:
         """Of the log-probabilities of extended rows those that are finished with all terms, then ``width`` others, best first.
 
@@ -74,8 +79,8 @@ class Terms:
         for (origin, token), score in sorted(found.items(), key=lambda one: -one[1]):
             if score == -inf:
                 break
-            after = self.rows[origin] if token == end else self._with(self.rows[origin], rows[origin], token)
-            if not (after.unmet and (last or token == end)):
+            after = self.rows[origin] if token in ends else self._with(self.rows[origin], rows[origin], token)
+            if not (after.unmet and (last or token in ends)):
                 self._after[origin, token] = after
                 banks.setdefault(after.missing, []).append((score, origin, token))
         queues = [iter(banks[missing]) for missing in sorted(banks)]
@@ -84,7 +89,7 @@ class Terms:
         while queues and len(going) < width:
             for queue in list(queues):
                 for one in queue:
-                    if not last and one[2] != end:
+                    if not last and one[2] not in ends:
                         going.append(one)
                         break
                     finished.append(one)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.loop import generate
 from polyhead.generate.search import continued
-from polyhead.generate.settings import sampling_of
+from polyhead.generate.settings import ends_of, sampling_of
 from polyhead.generate.speculative import Proposer, speculative
 from polyhead.generate.stream import TextStream
 from polyhead.generation_section import GenerationConfig
@@ -41,18 +41,19 @@ def continuations(
     So many prompts go on together as fit into ``config.batch_tokens``, one at least. With a ``proposer`` several tokens of
     a sequence are read at once, as far as it guesses them.
     """
-    sampling = sampling_of(config, tokenizer.vocab_size)
+    sampling, ends = sampling_of(config, tokenizer.vocab_size), ends_of(config, tokenizer)
     streams = [TextStream.of(tokenizer, stop, ids) for ids in prompts for _ in range(n)]
     rest: dict[str, Any] = {
         "sampling": sampling,
-        "eos_id": tokenizer.eos_id,
+        "eos_id": ends[0],
+        "also": ends[1:],
         "max_new_tokens": config.max_new_tokens,
         "n": n,
         "seed": seed,
         "max_len": max_len,
         "batch_tokens": config.batch_tokens,
         "cache": config.cache,
-        "form": form_of(config.form, tokenizer, [tokenizer.eos_id]),
+        "form": form_of(config.form, tokenizer, ends),
     }
     tokens = (
         generate(model, prompts, **rest)
@@ -66,7 +67,7 @@ def continuations(
         except StopIteration:
             break
         stream = streams[token.row]
-        text = stream.end() if token.id == tokenizer.eos_id else stream.feed(token.id, token.last)
+        text = stream.end() if token.id in ends else stream.feed(token.id, token.last)
         enough = {token.row} if stream.stopped and not token.last else None
         yield Said(token.row, text, token.last or stream.stopped)
 
@@ -87,9 +88,9 @@ def likeliest(
     max_len: int,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The ``config.n_best`` likeliest continuations of each prompt, as ``continued`` finds them."""
-    end = tokenizer.eos_id
-    form = form_of(config.form, tokenizer, [end])
-    return continued(model, prompts, config, eos_id=end, max_len=max_len, form=form)
+    end, *also = ends = ends_of(config, tokenizer)
+    form = form_of(config.form, tokenizer, ends)
+    return continued(model, prompts, config, eos_id=end, also=also, max_len=max_len, form=form)
 
 
 def likeliest_continuations(

@@ -8,7 +8,7 @@ from typing import Any
 from polyhead.errors import UserError, check_whole
 from polyhead.generate.decoder import Decoder, Hypothesis
 from polyhead.generate.search import Draws, search
-from polyhead.generate.settings import changed, sampled, sampling_of
+from polyhead.generate.settings import changed, ends_of, sampled, sampling_of
 from polyhead.generate.shortlist import Shortlist
 from polyhead.generation_section import DRAWS, GenerationConfig
 from polyhead.text.glossary import Entries, Glossary, terms_of
@@ -52,14 +52,16 @@ def translations(
     else:
         config = changed(generation, changes, "translations")
     check_texts([] if prefix is None else prefix, "prefix=")
+    sides = between(tokenizer, source_lang, target_lang)
     return search(
         model,
         tokenizer.encode([text if text.strip() else "" for text in texts]),
         config,
-        sides=between(tokenizer, source_lang, target_lang),
+        sides=sides,
         max_len=max_len,
         truncate=truncate,
         prefix=None if prefix is None else tokenizer.target.encode(prefix),
+        also=ends_of(config, tokenizer.target, sides.end)[1:],
         forbidden=[tokenizer.id_of(token) for token in config.forbidden],
         shortlist=shortlist,
         terms=terms_of(texts, terms, tokenizer.target),

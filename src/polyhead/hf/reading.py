@@ -24,7 +24,7 @@ from polyhead.hf.generation import drawing, searching
 from polyhead.hf.given import Given
 from polyhead.hf.sentences import dense_of, dense_rows, embedding_of, length_of, rating_of
 from polyhead.hf.table import joined, pieces, rows
-from polyhead.hf.tokens import open_tokenizer
+from polyhead.hf.tokens import open_tokenizer, other_ends
 from polyhead.models import Embedder
 from polyhead.models.build import Model, model_class
 from polyhead.nn.weights import settled, weights
@@ -73,10 +73,12 @@ def open_checkpoint(directory: Path) -> Opened:
     config, generation = _config(directory), read_json(directory, "generation_config.json")
     where = directory / ("config.json" if generation is None else "generation_config.json")
     model, family = mapped_model(directory, adapter), config["model_type"]
-    tokenizer = open_tokenizer(speaks, config, generation or {}, model.config.vocab_size)
+    tokenizer = open_tokenizer(speaks, config, generation, model.config.vocab_size)
+    ends = other_ends(tokenizer, config, generation)
     generation = config if generation is None else generation  # as before there were two files
     if model.config.kind == "encoder-decoder":
-        return Opened(model, tokenizer, searching(generation, tokenizer, where), family)
+        searched = searching(generation, tokenizer, where).model_copy(update={"ends": ends})
+        return Opened(model, tokenizer, searched, family)
     vectors = embedding_of(directory, mapped=bool(model.config.dense))
     if vectors or model.config.kind == "encoder":
         vectors |= {"max_text_len": length_of(directory, tokenizer, model.config.max_len)}
@@ -84,8 +86,8 @@ def open_checkpoint(directory: Path) -> Opened:
         vectors |= rating_of(directory, config)
     if model.config.kind == "encoder":
         return Opened(model, tokenizer, GenerationConfig(**vectors), family)
-    settings = drawing(generation, where).model_copy(update={"chat": chat_of(speaks), **vectors})
-    return Opened(model, tokenizer, settings, family)
+    rest = {"ends": ends, "chat": chat_of(speaks), **vectors}
+    return Opened(model, tokenizer, drawing(generation, where).model_copy(update=rest), family)
 
 
 def open_model(directory: Path, adapter: Adapter | None = None) -> Model:

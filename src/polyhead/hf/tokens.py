@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,16 @@ from polyhead.text.files import FILE, TARGET
 from polyhead.text.specials import DECODERS
 from polyhead.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
 
 def open_tokenizer(
-    directory: Path, config: dict[str, Any], generation: dict[str, Any], rows: int
+    directory: Path, config: dict[str, Any], generation: dict[str, Any] | None, rows: int
 ) -> Tokenizer:
     """tokenizer.json as it is, or what the family has in its place, with the roles that other files give, for a model
     that knows ``rows`` tokens.
 
     These are tokenizer_config.json, special_tokens_map.json, and the configs by ids. A role that no file gives stays
     without a token. Where padding is the end token it is no role of its own: positions say what is padding.
-    Where decoding ends with several tokens, one of them is the end here, and a warning says so.
+    Where decoding ends with several tokens, one of them is the end here; ``other_ends`` are the others.
     """
     family: Family = FAMILY.get(config["model_type"])
     made = _made(directory, family)
@@ -40,20 +37,31 @@ def open_tokenizer(
         if role not in roles and (ids := _ids(config, f"{role}_id")):
             roles[role] = _token(vocabulary, ids[0], f"{directory / 'config.json'}: {role}_id")
     for role in DECODERS:
-        if ids := _ids(generation, f"{role}_id") or _ids(config, f"{role}_id"):
+        if ids := _ids(generation or {}, f"{role}_id") or _ids(config, f"{role}_id"):
             roles[role] = _token(vocabulary, ids[0], f"{directory}: {role}_id")
-    ends = _ids(generation, "eos_token_id")
-    names = [_token(vocabulary, i, f"{directory / 'generation_config.json'}: eos_token_id") for i in ends]
+    where = directory / ("config.json" if generation is None else "generation_config.json")
+    names = [_token(vocabulary, i, f"{where}: eos_token_id") for i in _ends(config, generation)]
     if names and roles.get("eos_token") not in names:
         roles["eos_token"] = names[0]
-    if others := [name for name in dict.fromkeys(names) if name != roles["eos_token"]]:
-        log.warning(
-            "%s: decoding ends with %s; not with %s as well", directory, roles["eos_token"], ", ".join(others)
-        )
     if roles.get("pad_token") == roles.get("eos_token"):
         roles.pop("pad_token", None)
     found = made(roles)
     return found if found.vocab_size <= rows or found.target is not found else _known(found, roles, rows)
+
+
+def other_ends(
+    tokenizer: Tokenizer, config: dict[str, Any], generation: dict[str, Any] | None
+) -> tuple[str, ...]:
+    """The tokens with which decoding ends beside the tokenizer's own end."""
+    others = [i for i in _ends(config, generation) if i != tokenizer.eos_id]
+    return tuple(filter(None, tokenizer.target.tokens(others)))  # what has no name is never said
+
+
+def _ends(config: dict[str, Any], generation: dict[str, Any] | None) -> list[int]:
+    """What generation_config.json says that decoding ends with; where there is none config.json may list several."""
+    if generation is None and not isinstance(config.get("eos_token_id"), list):
+        return []  # a single one is often the default of a class, whatever the vocabulary
+    return list(dict.fromkeys(_ids(config if generation is None else generation, "eos_token_id")))
 
 
 def _known(tokenizer: Tokenizer, roles: dict[str, str], rows: int) -> Tokenizer:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhead.config import LayerParts, ModelConfig
 from polyhead.errors import UserError, show, unknown
+from polyhead.generate.settings import ends_of
 from polyhead.generation_section import GenerationConfig
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.files import WEIGHTS
@@ -78,7 +79,7 @@ def published(
     chosen: Family = FAMILY.get(family)
     said, ids = described(model.config, family), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
     ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
-    stops = {"eos_token_id": chat_ends(generation, tokenizer)} if generation.chat else {}
+    stops = {"eos_token_id": all_ends(generation, tokenizer)} if generation.chat or generation.ends else {}
     if model.config.kind == "encoder-decoder":
         ids["decoder_start_token_id"] = tokenizer.sides.start
     for key in said.keys() & ids.keys():
@@ -113,10 +114,10 @@ def published(
     )
 
 
-def chat_ends(generation: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
+def all_ends(generation: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
     """All tokens that end a text or an answer, the end of a text first."""
-    assert generation.chat is not None
-    return list(dict.fromkeys([tokenizer.eos_id, *ends(CHAT.build(generation.chat), tokenizer)]))
+    answers = ends(CHAT.build(generation.chat), tokenizer) if generation.chat else ()
+    return list(ends_of(generation, tokenizer.target, tokenizer.eos_id, *answers))
 
 
 def fitting(config: ModelConfig, family: str | None = None, origin: str | None = None) -> str:

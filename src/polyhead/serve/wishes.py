@@ -110,7 +110,7 @@ def _continued(
 
     A conversation has been ``fitted``, message by message, and nothing more of it is cut.
     """
-    most, given, fitted = engine.max_len, "max_tokens" in body.model_fields_set, "ends" in others
+    most, given, fitted = engine.max_len, "max_tokens" in body.model_fields_set, "turn_ends" in others
     usual, least = usual_length(service, engine), max(1, body.max_tokens)  # one is drawn where any is
     if body.truncate:
         wanted = least if given else min(usual, max(most // 2, most - len(ids) + 1))

@@ -92,7 +92,7 @@ class Drafting:
                 longer[i].append(token)
                 drawn[i].append(row)
             done += 1
-            going = [i for i in going if done < limits[i] and longer[i][-1] != self.conditions.eos_id]
+            going = [i for i in going if done < limits[i] and longer[i][-1] not in self.conditions.ends]
         found = [text[len(old) :] for text, old in zip(longer, texts, strict=True)]
         certain = self.conditions.sampling.temperature == 0
         return [Guess(tokens, None if certain else rows) for tokens, rows in zip(found, drawn, strict=True)]
@@ -108,7 +108,7 @@ class Drafting:
         # rows beyond the tokenizer's tokens: some models have more of them
         if logits.size(1) != self.draft.vocab_size:
             logits = F.pad(logits, (0, self.draft.vocab_size - logits.size(1)), value=NEVER)
-        allowed = self.conditions.sampling.apply(logits, texts, self.conditions.eos_id, said)
+        allowed = self.conditions.sampling.apply(logits, texts, self.conditions.ends[0], said)
         greedy = self.conditions.sampling.temperature == 0
         tokens = allowed.argmax(-1).tolist() if greedy else self.conditions.chance.draw(allowed, streams)
         q = allowed if greedy else allowed.double().softmax(-1)

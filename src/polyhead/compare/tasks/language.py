@@ -17,6 +17,7 @@ from polyhead.data.rows import Rows, collate_rows
 from polyhead.data.token_store import TokenStore
 from polyhead.generate.loop import generate
 from polyhead.generate.sampling import Sampling
+from polyhead.generate.settings import ends_of
 from polyhead.models import CausalLM
 from polyhead.nn.loss import IGNORED
 from polyhead.nn.place import beside
@@ -145,12 +146,13 @@ def losses(model: CausalLM, task: LanguageModel, store: TokenStore) -> tuple[lis
 def going_on(run: Run, prompts: list[list[int]], n: int) -> int:
     """Go on from some prompts greedily, ``n`` tokens at most; how many came. Turning them into text is left out."""
     assert isinstance(run.model, CausalLM)
-    t = run.tokenizer
+    end, *also = ends_of(run.generation, run.tokenizer)
     new = generate(
         run.model,
         prompts,
         sampling=Sampling(temperature=0.0),
-        eos_id=t.eos_id,
+        eos_id=end,
+        also=also,
         max_new_tokens=n,
         max_len=run.config.max_len,
         cache=run.generation.cache,

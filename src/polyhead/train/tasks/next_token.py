@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.rows import Rows
 from polyhead.errors import at
+from polyhead.generate.settings import ends_of
 from polyhead.models import CausalLM, Ensemble
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -21,8 +22,10 @@ from polyhead.train.tasks.base import Scores
 
 def check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """What texts would be refused for when all is learned is refused before."""
+    with at("generation.ends"):
+        ends = ends_of(recipe.generation, tokenizer)
     with at("generation.form"):
-        form_of(recipe.generation.form, tokenizer, [tokenizer.eos_id])
+        form_of(recipe.generation.form, tokenizer, ends)
     if recipe.generation.chat:
         with at("generation.chat"):
             check_fits(CHAT.build(recipe.generation.chat), tokenizer)

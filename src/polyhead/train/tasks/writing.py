@@ -8,6 +8,7 @@ from polyhead.analysis.cost.decoding import cache_shape
 from polyhead.cache.make import make_cache
 from polyhead.data.collate import Batch
 from polyhead.errors import at
+from polyhead.generate.settings import ends_of
 from polyhead.models import Ensemble, Seq2Seq
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -44,6 +45,8 @@ def check_decoding(recipe: Recipe, tokenizer: Tokenizer) -> None:
     with at("generation.forbidden"):
         for token in recipe.generation.forbidden:
             tokenizer.id_of(token)
+    with at("generation.ends"):
+        ends_of(recipe.generation, tokenizer.target)
     check_cache(recipe, tokenizer)
 
 
