@@ -53,10 +53,9 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     model = build(config, seed=1)
     with torch.no_grad():
-        model.head.weight[tokenizer.eos_id] = 0
         model.head.weight *= 0.01
     directory = tmp_path_factory.mktemp("runs") / "speaker"
-    Run(model, tokenizer, GenerationConfig()).save(directory)
+    Run(model, tokenizer, GenerationConfig(logit_bias={tokenizer.eos_id: -100})).save(directory)
     return directory
 
 
@@ -160,8 +159,8 @@ def test_told_to_stop_it_finishes_what_it_accepted_and_takes_nothing_new(speaker
 
 @pytest.mark.acceptance("E9")
 def test_told_twice_it_stops_at_once_and_leaves_no_child(speaker: Path) -> None:
-    with serving(speaker) as service:
-        (stream,) = service.streams(1, max_tokens=4096)
+    with serving(speaker, "--max-tokens", "100000") as service:
+        (stream,) = service.streams(1, max_tokens=100_000)
         children = psutil.Process(service.process.pid).children(recursive=True)
         os.kill(service.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 30
@@ -175,8 +174,8 @@ def test_told_twice_it_stops_at_once_and_leaves_no_child(speaker: Path) -> None:
 
 @pytest.mark.acceptance("E9")
 def test_what_does_not_end_within_the_grace_is_told_so(speaker: Path) -> None:
-    with serving(speaker, "--grace", "0.3") as service:
-        (stream,) = service.streams(1, max_tokens=4096)
+    with serving(speaker, "--grace", "0.3", "--max-tokens", "100000") as service:
+        (stream,) = service.streams(1, max_tokens=100_000)
         service.process.send_signal(signal.SIGINT)
         events = stream.whole().split("\n\n")
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
