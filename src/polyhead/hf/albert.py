@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from polyhead.hf import encoders
 from polyhead.hf.bert import keys
-from polyhead.hf.encoders import EMBEDDING, OLD, as_layers, named
-from polyhead.hf.family import FAMILY, HEAD, Family
+from polyhead.hf.encoders import EMBEDDING, OLD, as_layers, named, scores, ties
+from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.keys import Key, fixed, only, passed, size, unsaid
 from polyhead.hf.table import both, one
 
@@ -45,15 +45,11 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("predictions.dense", "transform"),
     *both("predictions.LayerNorm", "transform_norm"),
-    *one("predictions.bias", "head.bias"),
-    *one("predictions.decoder.weight", HEAD),
+    *scores("predictions"),
 )
 # what stands beside the head over the vocabulary after the first training, for the order of texts
 BUFFERS = r"albert\.embeddings\.(position|token_type)_ids|albert\.pooler\..*|sop_classifier\..*"
-TIED = {
-    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-    "predictions.decoder.bias": "predictions.bias",
-}
+TIED = ties("predictions", "albert")
 SPECIALS = encoders.SPECIALS | {"unk_token": "<unk>", "pad_token": "<pad>"}
 FAMILY.register("albert")(
     Family(named("Albert"), KEYS, TABLE, "albert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)

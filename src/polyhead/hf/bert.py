@@ -14,9 +14,10 @@ from polyhead.hf.encoders import (
     as_layers,
     heads,
     named,
-    one_matrix,
+    scores,
+    ties,
 )
-from polyhead.hf.family import FAMILY, HEAD, Family, activation
+from polyhead.hf.family import FAMILY, Family, activation
 from polyhead.hf.keys import Key, fixed, norm, number, only, passed, size
 from polyhead.hf.table import Row, both, one
 from polyhead.hf.vocabularies import word_pieces
@@ -59,7 +60,6 @@ def keys(
         only("add_cross_attention", False),
         only("pruned_heads", {}),
         heads(stem, pooled=pooled, bare=bare, head=head, trained=trained),
-        Key(one_matrix),
         *BODY,
         segments,
         feed_forward,
@@ -95,15 +95,10 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("cls.predictions.transform.dense", "transform"),
     *both("cls.predictions.transform.LayerNorm", "transform_norm"),
-    *one("cls.predictions.bias", "head.bias"),
-    *one("cls.predictions.decoder.weight", HEAD),
+    *scores("cls.predictions"),
 )
 # ids that older versions kept, and what stands beside the head over the vocabulary after the first training
 BUFFERS = r"bert\.embeddings\.(position|token_type)_ids|bert\.pooler\.dense\..*|cls\.seq_relationship\..*"
-TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
 FAMILY.register("bert")(
     Family(
         named("Bert"),
@@ -111,7 +106,7 @@ FAMILY.register("bert")(
         TABLE,
         "bert.",
         BUFFERS,
-        TIED,
+        ties("cls.predictions", "bert"),
         renamed=OLD,
         specials=SPECIALS,
         vocabulary=word_pieces,

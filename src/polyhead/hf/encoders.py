@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import head_activation
+from polyhead.hf.family import HEAD, head_activation
 from polyhead.hf.given import MAX_SIZE, Given
 from polyhead.hf.keys import Fields, Key, fixed
+from polyhead.hf.table import COPIED, Row, one
 from polyhead.registry import Choice
 
 ENCODER = "encoder"
@@ -83,11 +84,28 @@ def top_said(config: ModelConfig) -> dict[str, Any]:
     return {"tie_word_embeddings": config.tie_embeddings != "none", **labels_said(config)}
 
 
-def one_matrix(given: Given, fields: Fields) -> Fields:
-    """A head over the vocabulary that has a matrix of its own is not built."""
-    if fields.get("tie_embeddings") == "none":
-        given.only("tie_word_embeddings", True)
-    return {}
+def untied(config: ModelConfig) -> bool:
+    """Whether the head over the vocabulary has a matrix of its own."""
+    return config.tie_embeddings in ("inputs", "none")
+
+
+def scores(head: str) -> tuple[Row, ...]:
+    """The rows of that head, whose bias has two names. Beside a matrix of its own they are two tensors, and the reference adds
+    the second; before version 5 it wrote the first alone.
+    """
+    return (
+        *one(f"{head}.bias", "head.bias"),
+        *one(f"{head}.decoder.bias", "head.bias", step=COPIED, where=untied),
+        *one(f"{head}.decoder.weight", HEAD),
+    )
+
+
+def ties(head: str, encoder: str) -> dict[str, str]:
+    """Names of one tensor, which files may hold twice."""
+    return {
+        f"{head}.decoder.weight": f"{encoder}.embeddings.word_embeddings.weight",
+        f"{head}.decoder.bias": f"{head}.bias",
+    }
 
 
 def as_layers(given: Given, fields: Fields) -> Fields:
