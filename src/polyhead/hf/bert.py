@@ -48,6 +48,7 @@ def keys(
     bare: Mapping[str, Any] | None = FIRST,
     head: str | None = None,
     trained: str = "MaskedLM",
+    pair: str | None = None,
     segments: Key = SEGMENTS,
     feed_forward: Key = activation("hidden_act", "gelu"),
 ) -> tuple[Key, ...]:
@@ -59,7 +60,7 @@ def keys(
         only("is_decoder", False),
         only("add_cross_attention", False),
         only("pruned_heads", {}),
-        heads(stem, pooled=pooled, bare=bare, head=head, trained=trained),
+        heads(stem, pooled=pooled, bare=bare, head=head, trained=trained, pair=pair),
         *BODY,
         segments,
         feed_forward,
@@ -67,7 +68,8 @@ def keys(
     )
 
 
-KEYS = (*keys("Bert"), Key(as_layers))
+PAIR = "cls.seq_relationship"
+KEYS = (*keys("Bert", pair=f"{PAIR}.weight"), Key(as_layers))
 
 
 def layers(prefix: str) -> tuple[Row, ...]:
@@ -95,13 +97,13 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("cls.predictions.transform.dense", "transform"),
     *both("cls.predictions.transform.LayerNorm", "transform_norm"),
+    *both(PAIR, "follows"),
     *scores("cls.predictions"),
 )
-# ids that older versions kept, and what stands beside the head over the vocabulary after the first training
-BUFFERS = r"bert\.embeddings\.(position|token_type)_ids|bert\.pooler\.dense\..*|cls\.seq_relationship\..*"
+BUFFERS = r"bert\.embeddings\.(position|token_type)_ids"  # that older versions kept
 FAMILY.register("bert")(
     Family(
-        named("Bert"),
+        named("Bert") | {"PairLM": "BertForPreTraining"},
         KEYS,
         TABLE,
         "bert.",
@@ -110,5 +112,6 @@ FAMILY.register("bert")(
         renamed=OLD,
         specials=SPECIALS,
         vocabulary=word_pieces,
+        left=r"bert\.pooler\.dense\..*|cls\.seq_relationship\..*",
     )
 )

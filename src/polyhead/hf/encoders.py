@@ -33,19 +33,23 @@ def named(stem: str) -> dict[str, str]:
     }
 
 
-def model_of(given: Given, stem: str, head: str | None = None, trained: str = "MaskedLM") -> str:
+def model_of(
+    given: Given, stem: str, head: str | None = None, trained: str = "MaskedLM", pair: str | None = None
+) -> str:
     """Which of our models a file holds; where it does not say, the bare one, as AutoModel reads it.
 
-    The one that a family was first trained as is read as ``trained``: BERT's has one more head, for whether a text follows
-    another, which is passed over. Some bare ones still say that they fill masks, as they began: those without the
-    tensor ``head``.
+    The one that a family was first trained as is read as ``trained``. BERT's has one more head, for whether a text follows
+    another: what fills masks has it where the tensor ``pair`` is there, whatever it says. Some bare ones still say that
+    they fill masks, as they began: those without the tensor ``head``.
     """
     known = {theirs: ours for ours, theirs in named(stem).items()} | {f"{stem}ForPreTraining": trained}
     names = given.names("architectures") or [f"{stem}Model"]
     if names[0] not in known:
         raise given.wrong("architectures", f"one of {', '.join(known)}")
     found = known[names[0]]
-    return "Embedder" if found == "MaskedLM" and head and not given.holds(head, True) else found
+    if found == "MaskedLM" and head and not given.holds(head, True):
+        return "Embedder"
+    return "PairLM" if found == "MaskedLM" and pair and given.holds(pair, False) else found
 
 
 def heads(
@@ -55,11 +59,12 @@ def heads(
     bare: Mapping[str, Any] | None = None,
     head: str | None = None,
     trained: str = "MaskedLM",
+    pair: str | None = None,
 ) -> Key:
     """What stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does; others as in ``model_of``."""
 
     def read(given: Given, fields: Fields) -> Fields:
-        return top(given, model_of(given, stem, head, trained), pooled=pooled, bare=bare)
+        return top(given, model_of(given, stem, head, trained, pair), pooled=pooled, bare=bare)
 
     return Key(read, top_said)
 
@@ -72,8 +77,9 @@ def top(
     A model that fills masks has no use for ``pooled``, but a classifier that begins with it has.
     """
     tied = given.flag("tie_word_embeddings", True)
-    if model == "MaskedLM":
-        return {"tie_embeddings": "all" if tied else "none", "head_bias": True, "pooling": dict(pooled)}
+    if model in ("MaskedLM", "PairLM"):
+        scored = {"tie_embeddings": "all" if tied else "none", "head_bias": True}
+        return scored | {"pooling": dict(pooled), "pairs": model == "PairLM"}
     if model == "Classifier":
         return {"labels": labels(given), "pooling": dict(pooled)}
     return {"head": False, "pooling": None if bare is None else dict(bare)}

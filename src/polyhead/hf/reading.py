@@ -128,10 +128,12 @@ def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
         ours = weights(model_class(config)(config))
     wanted = joined(table, ours, config)
     found = _with_copies(family, wanted, found)
+    if left := [name for name in sorted(found) if name not in wanted and re.fullmatch(family.left, name)]:
+        log.warning("%s: left behind, since this model has no place for them: %s", directory, _listed(left))
     found = {
         name: value
         for name, value in found.items()
-        if name in wanted or not re.fullmatch(family.buffers, name)
+        if name in wanted or not re.fullmatch(f"{family.buffers}|{family.left}", name)
     }
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory)
