@@ -109,10 +109,7 @@ class ModelSection(Checked):
         None, gt=0, description="as many as n_heads if not given; 1 is multi-query"
     )
     head_dim: int | None = Field(
-        None,
-        gt=0,
-        le=WIDEST,
-        description="width of a head's queries and keys; d_model / n_heads if not given",
+        None, gt=0, le=WIDEST, description="width of a head's queries and keys; d_model/n_heads if not given"
     )
     v_head_dim: int | None = Field(
         None, gt=0, le=WIDEST, description="width of a head's values; head_dim if not given"
@@ -284,6 +281,7 @@ class ModelConfig(ModelSection):
     labels: tuple[str, ...] = Field((), description="classes that an encoder tells apart, if it does")
     dense: tuple[Dense, ...] = Field((), description="maps of a text's vector, in turn")
     causal: bool = Field(False, description="of an encoder: a language model without its head")
+    pairs: bool = Field(False, description="of an encoder: it has what it learned of pairs beside masks")
 
     @property
     def of_generator(self) -> ModelConfig:

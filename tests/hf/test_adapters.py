@@ -21,6 +21,7 @@ LLAMA = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }  # fmt: skip
+SIDE = {"layers": 1, "attention_heads": 4, "ffn_dim": 48}  # of BART
 # what PEFT 0.21 writes beside what a test says
 SAID = {
     "alpha_pattern": {}, "arrow_config": None, "base_model_name_or_path": "", "bias": "none", "ensure_weight_tying": False,
@@ -186,6 +187,35 @@ def test_a_tied_head_of_t5_becomes_its_own(tmp_path: Path) -> None:
     write(adapter, tmp_path / "base", {"shared.weight": head})
     with pytest.raises(ValueError, match=r"changes one of \S+ and shared.weight by itself, and in the checkpoint they are one"):  # fmt: skip
         ph.load(adapter)
+
+
+def test_a_tied_head_of_bart_becomes_its_own(tmp_path: Path) -> None:
+    """Both sides keep the embedding that they share; one that is changed by itself is refused."""
+    sizes = {f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in SIDE.items()}
+    model = make(tmp_path / "base", "BartConfig", auto="AutoModelForSeq2SeqLM", d_model=32, **sizes)
+    head = torch.randn(300, 32, generator=torch.Generator().manual_seed(3))
+    adapter = write(tmp_path / "a", tmp_path / "base", {"lm_head.weight": head})
+    model.lm_head.weight = nn.Parameter(head)
+    assert main(["export", str(adapter), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
+    with torch.no_grad():
+        wanted = model(input_ids=IDS, decoder_input_ids=IDS).logits
+        torch.testing.assert_close(ph.load(adapter).model(IDS, IDS), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(again(input_ids=IDS, decoder_input_ids=IDS).logits, wanted, atol=1e-5, rtol=1e-5)  # fmt: skip
+    for name in ("model.shared.weight", "model.encoder.embed_tokens.weight"):
+        write(adapter, tmp_path / "base", {name: head, "lm_head.weight": head + 1})
+        with pytest.raises(ValueError, match=r"changes one of \S+ and model.shared.weight by itself"):
+            ph.load(adapter)
+
+
+def test_a_tied_head_of_bert_becomes_its_own(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    model = make(tmp_path / "base", "BertConfig", auto="AutoModelForMaskedLM", **sizes)
+    head = torch.randn(300, 32, generator=torch.Generator().manual_seed(3))
+    adapter = write(tmp_path / "a", tmp_path / "base", {"cls.predictions.decoder.weight": head})
+    model.cls.predictions.decoder.weight = nn.Parameter(head)
+    with torch.no_grad():
+        torch.testing.assert_close(ph.load(adapter).model(IDS), model(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tied", [True, False])

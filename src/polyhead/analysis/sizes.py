@@ -16,7 +16,9 @@ from polyhead.presets import PUBLISHED
 from polyhead.undrawn import Undrawn
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
-HEADS = ("head", "out_proj", "transform", "transform_norm", "classifier", "detector", "detector_transform")
+HEADS = (
+    "head", "out_proj", "transform", "transform_norm", "classifier", "detector", "detector_transform", "follows",
+)  # fmt: skip
 NAMED = {
     "norm": "norm",
     "proj": "projection",

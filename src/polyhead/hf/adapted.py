@@ -12,7 +12,7 @@ import torch
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.hf.adapters import Changed, Low
-from polyhead.hf.family import Family
+from polyhead.hf.family import HEAD, Family
 from polyhead.hf.files import Entry
 from polyhead.hf.table import FUSED_TRANSPOSED, TRANSPOSED
 
@@ -46,12 +46,13 @@ def adapted(
         update={"tie_embeddings": "inputs" if config.kind == "encoder-decoder" else "none"}
     )
     places = {row.theirs for row in family.table if row.where(loose)}
+    heads = {row.theirs for row in family.table if row.ours == (HEAD,)}
     for name, of in tied.items():
         alike = found[name].shape == found[of].shape
         # what is whole may be in fp32 beside a checkpoint in bf16
         if alike and torch.allclose(found[name].tensor().float(), found[of].tensor().float()):
             del found[name]
-        elif {name, of} <= places:
+        elif name in heads and of in places:
             config = loose
         else:
             raise UserError(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from polyhead.hf import encoders
 from polyhead.hf.bert import keys
-from polyhead.hf.encoders import EMBEDDING, OLD, as_layers, named
-from polyhead.hf.family import FAMILY, HEAD, Family
+from polyhead.hf.encoders import EMBEDDING, OLD, as_layers, named, scores, ties
+from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.keys import Key, fixed, only, passed, size, unsaid
 from polyhead.hf.table import both, one
 
+PAIR = "sop_classifier.classifier"
 # what is not given is as in ALBERT-xxlarge
 KEYS = (
     unsaid(hidden_size=4096, num_attention_heads=64, intermediate_size=16384, vocab_size=30000),
@@ -18,7 +19,7 @@ KEYS = (
     passed("net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"),
     only("num_hidden_groups", 1, said=True),
     only("inner_group_num", 1, said=True),
-    *keys("Albert"),
+    *keys("Albert", pair=f"{PAIR}.weight"),
     Key(as_layers),
     size("embedding_size", "d_embedding", 128)._replace(
         write=lambda config: {"embedding_size": config.embedding_width}
@@ -45,16 +46,22 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("predictions.dense", "transform"),
     *both("predictions.LayerNorm", "transform_norm"),
-    *one("predictions.bias", "head.bias"),
-    *one("predictions.decoder.weight", HEAD),
+    *both(PAIR, "follows"),
+    *scores("predictions"),
 )
-# what stands beside the head over the vocabulary after the first training, for the order of texts
-BUFFERS = r"albert\.embeddings\.(position|token_type)_ids|albert\.pooler\..*|sop_classifier\..*"
-TIED = {
-    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-    "predictions.decoder.bias": "predictions.bias",
-}
+BUFFERS = r"albert\.embeddings\.(position|token_type)_ids"
+TIED = ties("predictions", "albert")
 SPECIALS = encoders.SPECIALS | {"unk_token": "<unk>", "pad_token": "<pad>"}
 FAMILY.register("albert")(
-    Family(named("Albert"), KEYS, TABLE, "albert.", BUFFERS, TIED, renamed=OLD, specials=SPECIALS)
+    Family(
+        named("Albert") | {"PairLM": "AlbertForPreTraining"},
+        KEYS,
+        TABLE,
+        "albert.",
+        BUFFERS,
+        TIED,
+        renamed=OLD,
+        specials=SPECIALS,
+        left=r"albert\.pooler\..*|sop_classifier\..*",
+    )
 )

@@ -5,11 +5,17 @@ from __future__ import annotations
 from polyhead.hf.family import FAMILY, HEAD, Family, activation
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, flag, number, only, passed, size
-from polyhead.hf.table import Row, Step, both, one
+from polyhead.hf.table import COPIED, Row, Step, both, one
 from polyhead.hf.vocabularies import framed_bytes
 from polyhead.text.specials import ROLES
 
 BIAS = "final_logits_bias"
+SHARED, SOURCE, TARGET = (
+    "model.shared.weight",
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+)
+LM_HEAD = "lm_head.weight"
 ROW = Step(lambda ours: ours[0][None], lambda theirs, rows: [theirs[0]])  # (V,) as (1, V)
 
 
@@ -26,6 +32,14 @@ def of_both(name: str, place: str, default: int) -> Key:
     return Key(read, lambda config: dict.fromkeys((encoder, decoder), getattr(config, place)))
 
 
+def tied(given: Given, fields: Fields) -> Fields:
+    """Whether all is one matrix, or each its own. Before version 5 of the reference both sides had one even then, and
+    files of that time hold it alone.
+    """
+    apart = "none" if given.holds(TARGET, True) else "inputs"
+    return {"tie_embeddings": "all" if given.flag("tie_word_embeddings", True) else apart}
+
+
 def keys(*, pre: bool, embedding_norm: bool = False, static: bool = True) -> tuple[Key, ...]:
     """What these families say alike, with norms before the sub-layers (``pre``) or behind them, one on embeddings or none,
     and positions that are computed (``static``) or learned."""
@@ -39,9 +53,9 @@ def keys(*, pre: bool, embedding_norm: bool = False, static: bool = True) -> tup
         passed("extra_pos_embeddings", "force_bos_token_to_be_generated", "save_step"),
         passed("init_std", "encoder_layerdrop", "decoder_layerdrop"),
         passed("classifier_dropout", "classif_dropout", "num_hidden_layers"),
-        only("tie_word_embeddings", True, said=True),
         fixed(kind="encoder-decoder", attention="softmax", norm="layernorm", init="normal"),
-        fixed(norm_first=pre, embedding_norm=embedding_norm, tie_embeddings="all"),
+        fixed(norm_first=pre, embedding_norm=embedding_norm),
+        Key(tied, lambda config: {"tie_word_embeddings": config.tie_embeddings in ("all", "target")}),
         size("vocab_size", "vocab_size"),
         size("d_model", "d_model", 1024),
         size("encoder_layers", "n_layers", 12),
@@ -84,21 +98,18 @@ def stack(side: str) -> list[Row]:
     ]
 
 
-SHARED, SOURCE, TARGET = (
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-)
-LM_HEAD = "lm_head.weight"
-TABLE = (
-    *one(SHARED, "encoder_embedding.token.weight", where=lambda config: config.tie_embeddings == "all"),
-    *one(SOURCE, "encoder_embedding.token.weight", where=lambda config: config.tie_embeddings != "all"),
+EMBEDDING = "encoder_embedding.token.weight"
+BODY = (
+    *one(SOURCE, EMBEDDING, step=COPIED, where=lambda config: config.tie_embeddings != "all"),
+    *one(TARGET, EMBEDDING, step=COPIED, where=lambda config: config.tie_embeddings == "inputs"),
     *one(TARGET, "decoder_embedding.token.weight"),
     *stack("encoder"),
     *stack("decoder"),
     *one(BIAS, "head.bias", step=ROW),
     *one(LM_HEAD, HEAD),
 )
+# the shared one is there even where nobody reads it, because all have their own
+TABLE = (*one(SHARED, EMBEDDING), *BODY)
 TIED = {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED}
 BUFFERS = r"model\.(en|de)coder\.version"  # of files before 2021
 FAMILY.register("bart")(

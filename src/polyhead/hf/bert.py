@@ -14,9 +14,10 @@ from polyhead.hf.encoders import (
     as_layers,
     heads,
     named,
-    one_matrix,
+    scores,
+    ties,
 )
-from polyhead.hf.family import FAMILY, HEAD, Family, activation
+from polyhead.hf.family import FAMILY, Family, activation
 from polyhead.hf.keys import Key, fixed, norm, number, only, passed, size
 from polyhead.hf.table import Row, both, one
 from polyhead.hf.vocabularies import word_pieces
@@ -47,6 +48,7 @@ def keys(
     bare: Mapping[str, Any] | None = FIRST,
     head: str | None = None,
     trained: str = "MaskedLM",
+    pair: str | None = None,
     segments: Key = SEGMENTS,
     feed_forward: Key = activation("hidden_act", "gelu"),
 ) -> tuple[Key, ...]:
@@ -58,8 +60,7 @@ def keys(
         only("is_decoder", False),
         only("add_cross_attention", False),
         only("pruned_heads", {}),
-        heads(stem, pooled=pooled, bare=bare, head=head, trained=trained),
-        Key(one_matrix),
+        heads(stem, pooled=pooled, bare=bare, head=head, trained=trained, pair=pair),
         *BODY,
         segments,
         feed_forward,
@@ -67,7 +68,8 @@ def keys(
     )
 
 
-KEYS = (*keys("Bert"), Key(as_layers))
+PAIR = "cls.seq_relationship"
+KEYS = (*keys("Bert", pair=f"{PAIR}.weight"), Key(as_layers))
 
 
 def layers(prefix: str) -> tuple[Row, ...]:
@@ -95,25 +97,21 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("cls.predictions.transform.dense", "transform"),
     *both("cls.predictions.transform.LayerNorm", "transform_norm"),
-    *one("cls.predictions.bias", "head.bias"),
-    *one("cls.predictions.decoder.weight", HEAD),
+    *both(PAIR, "follows"),
+    *scores("cls.predictions"),
 )
-# ids that older versions kept, and what stands beside the head over the vocabulary after the first training
-BUFFERS = r"bert\.embeddings\.(position|token_type)_ids|bert\.pooler\.dense\..*|cls\.seq_relationship\..*"
-TIED = {
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
+BUFFERS = r"bert\.embeddings\.(position|token_type)_ids"  # that older versions kept
 FAMILY.register("bert")(
     Family(
-        named("Bert"),
+        named("Bert") | {"PairLM": "BertForPreTraining"},
         KEYS,
         TABLE,
         "bert.",
         BUFFERS,
-        TIED,
+        ties("cls.predictions", "bert"),
         renamed=OLD,
         specials=SPECIALS,
         vocabulary=word_pieces,
+        left=r"bert\.pooler\.dense\..*|cls\.seq_relationship\..*",
     )
 )

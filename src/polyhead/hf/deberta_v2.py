@@ -13,7 +13,8 @@ from polyhead.hf.encoders import (
     as_layers,
     model_of,
     named,
-    one_matrix,
+    scores,
+    ties,
     top,
     top_said,
 )
@@ -32,14 +33,14 @@ def checked(given: Given, fields: Fields) -> Fields:
     given.only("embedding_size", fields["d_model"])
     given.only("pooler_hidden_size", fields["d_model"])
     given.only("attention_head_size", fields["d_model"] // fields["n_heads"])
-    given.flag("legacy", True)  # two names of one head
     return {}
 
 
 def model(given: Given, fields: Fields) -> Fields:
-    """What stands on the encoder."""
+    """What stands on the encoder. The head over the vocabulary has two forms, of which the first (``legacy`` false) has no matrix."""
     pooled = {"name": "first", "activation": given.word("pooler_hidden_act", "gelu", POOLED)}
-    return top(given, model_of(given, "DebertaV2"), pooled=pooled)
+    tied = {} if given.flag("legacy", True) else {"tie_embeddings": "all"}
+    return top(given, model_of(given, "DebertaV2"), pooled=pooled) | tied
 
 
 def positions(given: Given, fields: Fields) -> Fields:
@@ -117,7 +118,6 @@ KEYS = (
     *BODY,
     Key(checked),
     Key(model, model_said),
-    Key(one_matrix),
     Key(positions, positions_said),
     size("type_vocab_size", "segments", 0, least=0),
     activation("hidden_act", "gelu"),
@@ -154,14 +154,11 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("cls.predictions.transform.dense", "transform"),
     *both("cls.predictions.transform.LayerNorm", "transform_norm"),
-    *one("cls.predictions.bias", "head.bias"),
+    *scores("cls.predictions"),
 )  # fmt: skip
 # positions where none are added, and heads of the first training: over the vocabulary, and for which tokens were replaced
 BUFFERS = r"deberta\.embeddings\.position_.*|cls\.predictions\..*|lm_predictions\..*|mask_predictions\..*"
-TIED = {
-    "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
+TIED = ties("cls.predictions", "deberta")
 NEW = "lm_predictions.lm_head"  # the same head in the files of the authors
 RENAMED = {
     **{f"{NEW}.{name}.{end}": f"cls.predictions.transform.{name}.{end}" for name in ("dense", "LayerNorm") for end in ("weight", "bias")},

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import ModelConfig
-from polyhead.hf.family import head_activation
+from polyhead.hf.family import HEAD, head_activation
 from polyhead.hf.given import MAX_SIZE, Given
 from polyhead.hf.keys import Fields, Key, fixed
+from polyhead.hf.table import COPIED, Row, one
 from polyhead.registry import Choice
 
 ENCODER = "encoder"
@@ -32,19 +33,23 @@ def named(stem: str) -> dict[str, str]:
     }
 
 
-def model_of(given: Given, stem: str, head: str | None = None, trained: str = "MaskedLM") -> str:
+def model_of(
+    given: Given, stem: str, head: str | None = None, trained: str = "MaskedLM", pair: str | None = None
+) -> str:
     """Which of our models a file holds; where it does not say, the bare one, as AutoModel reads it.
 
-    The one that a family was first trained as is read as ``trained``: BERT's has one more head, for whether a text follows
-    another, which is passed over. Some bare ones still say that they fill masks, as they began: those without the
-    tensor ``head``.
+    The one that a family was first trained as is read as ``trained``. BERT's has one more head, for whether a text follows
+    another: what fills masks has it where the tensor ``pair`` is there, whatever it says. Some bare ones still say that
+    they fill masks, as they began: those without the tensor ``head``.
     """
     known = {theirs: ours for ours, theirs in named(stem).items()} | {f"{stem}ForPreTraining": trained}
     names = given.names("architectures") or [f"{stem}Model"]
     if names[0] not in known:
         raise given.wrong("architectures", f"one of {', '.join(known)}")
     found = known[names[0]]
-    return "Embedder" if found == "MaskedLM" and head and not given.holds(head, True) else found
+    if found == "MaskedLM" and head and not given.holds(head, True):
+        return "Embedder"
+    return "PairLM" if found == "MaskedLM" and pair and given.holds(pair, False) else found
 
 
 def heads(
@@ -54,11 +59,12 @@ def heads(
     bare: Mapping[str, Any] | None = None,
     head: str | None = None,
     trained: str = "MaskedLM",
+    pair: str | None = None,
 ) -> Key:
     """What stands on the encoder: ``pooled`` under the classes, ``bare`` where nothing else does; others as in ``model_of``."""
 
     def read(given: Given, fields: Fields) -> Fields:
-        return top(given, model_of(given, stem, head, trained), pooled=pooled, bare=bare)
+        return top(given, model_of(given, stem, head, trained, pair), pooled=pooled, bare=bare)
 
     return Key(read, top_said)
 
@@ -71,8 +77,9 @@ def top(
     A model that fills masks has no use for ``pooled``, but a classifier that begins with it has.
     """
     tied = given.flag("tie_word_embeddings", True)
-    if model == "MaskedLM":
-        return {"tie_embeddings": "all" if tied else "none", "head_bias": True, "pooling": dict(pooled)}
+    if model in ("MaskedLM", "PairLM"):
+        scored = {"tie_embeddings": "all" if tied else "none", "head_bias": True}
+        return scored | {"pooling": dict(pooled), "pairs": model == "PairLM"}
     if model == "Classifier":
         return {"labels": labels(given), "pooling": dict(pooled)}
     return {"head": False, "pooling": None if bare is None else dict(bare)}
@@ -83,11 +90,28 @@ def top_said(config: ModelConfig) -> dict[str, Any]:
     return {"tie_word_embeddings": config.tie_embeddings != "none", **labels_said(config)}
 
 
-def one_matrix(given: Given, fields: Fields) -> Fields:
-    """A head over the vocabulary that has a matrix of its own is not built."""
-    if fields.get("tie_embeddings") == "none":
-        given.only("tie_word_embeddings", True)
-    return {}
+def untied(config: ModelConfig) -> bool:
+    """Whether the head over the vocabulary has a matrix of its own."""
+    return config.tie_embeddings in ("inputs", "none")
+
+
+def scores(head: str) -> tuple[Row, ...]:
+    """The rows of that head, whose bias has two names. Beside a matrix of its own they are two tensors, and the reference adds
+    the second; before version 5 it wrote the first alone.
+    """
+    return (
+        *one(f"{head}.bias", "head.bias"),
+        *one(f"{head}.decoder.bias", "head.bias", step=COPIED, where=untied),
+        *one(f"{head}.decoder.weight", HEAD),
+    )
+
+
+def ties(head: str, encoder: str) -> dict[str, str]:
+    """Names of one tensor, which files may hold twice."""
+    return {
+        f"{head}.decoder.weight": f"{encoder}.embeddings.word_embeddings.weight",
+        f"{head}.decoder.bias": f"{head}.bias",
+    }
 
 
 def as_layers(given: Given, fields: Fields) -> Fields:

@@ -38,6 +38,7 @@ class Family(NamedTuple):
     vocabulary: Callable[[Path], Made] | None = None  # its tokenizer from files other than tokenizer.json
     # what files hold beside what is learned
     computed: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda config: {}
+    left: str = "$^"  # names of what was learned beside a model and is left behind, which is told
     older: str = ""  # what names in old files begin with in the place of ``prefix``
 
     def read(self, given: Given) -> Fields:

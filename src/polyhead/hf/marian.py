@@ -7,12 +7,13 @@ from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
-from polyhead.hf.bart import LM_HEAD, SHARED, SOURCE, TABLE, TARGET, keys
+from polyhead.hf.bart import BODY, EMBEDDING, SHARED, TIED, keys
 from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.files import read_json
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed
 from polyhead.hf.spm import cutting, read_numbers, read_pieces
+from polyhead.hf.table import one
 from polyhead.text.sides import TARGET_LANGUAGE
 from polyhead.text.specials import SPECIALS, UNK
 from polyhead.text.tokenizer import Tokenizer
@@ -21,8 +22,8 @@ from polyhead.text.tokenizer import Tokenizer
 def vocabularies(given: Given, fields: Fields) -> Fields:
     """Of both sides there is one, whose embeddings they share or not."""
     given.only("decoder_vocab_size", fields["vocab_size"])
-    shared = given.flag("share_encoder_decoder_embeddings", True)
-    return {"tie_embeddings": "all" if shared else "target"}
+    apart = not given.flag("share_encoder_decoder_embeddings", True)
+    return {"tie_embeddings": "target"} if apart and fields["tie_embeddings"] == "all" else {}
 
 
 def vocabularies_said(config: ModelConfig) -> dict[str, Any]:
@@ -59,7 +60,10 @@ def vocabulary(directory: Path) -> Made:
     return lambda roles: Tokenizer(source, roles, target=Tokenizer(target, roles))
 
 
-BUFFERS = r"model\.(en|de)coder\.embed_positions\.weight"  # sinusoids of older files
+# where not all is one, that both sides share nothing is said, and none but they have embeddings
+TABLE = (*one(SHARED, EMBEDDING, where=lambda config: config.tie_embeddings == "all"), *BODY)
+# sinusoids of older files, and what nobody reads
+BUFFERS = r"model\.((en|de)coder\.embed_positions|shared)\.weight"
 FAMILY.register("marian")(
     Family(
         {"Seq2Seq": "MarianMTModel"},
@@ -67,7 +71,7 @@ FAMILY.register("marian")(
         TABLE,
         "model.",
         BUFFERS,
-        {SOURCE: SHARED, TARGET: SHARED, LM_HEAD: SHARED},
+        TIED,
         specials={"eos_token": "</s>", "pad_token": "<pad>", "unk_token": UNK},
         vocabulary=vocabulary,
     )

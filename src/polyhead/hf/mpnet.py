@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from polyhead.hf.bert import keys
-from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, named
+from polyhead.hf.encoders import EMBEDDING, LAYER, OLD, named, ties
 from polyhead.hf.family import FAMILY, Family
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, only, passed, unsaid
-from polyhead.hf.roberta import LM_HEAD, own, tied
+from polyhead.hf.roberta import LM_HEAD, own
 from polyhead.hf.table import both, one
 from polyhead.text.specials import ROLES
 
@@ -53,5 +53,7 @@ TABLE = (
 BUFFERS = r"mpnet\.embeddings\.position_ids|mpnet\.pooler\.dense\..*"
 SPECIALS = ROLES | {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "[UNK]"}
 FAMILY.register("mpnet")(
-    Family(named("MPNet"), KEYS, TABLE, "mpnet.", BUFFERS, tied("mpnet."), own("mpnet."), OLD, SPECIALS)
+    Family(
+        named("MPNet"), KEYS, TABLE, "mpnet.", BUFFERS, ties("lm_head", "mpnet"), own("mpnet."), OLD, SPECIALS
+    )
 )

@@ -7,8 +7,8 @@ the keys of that code (``n_embd``) or those of today.
 from __future__ import annotations
 
 from polyhead.hf.bert import keys
-from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, named
-from polyhead.hf.family import FAMILY, GATED, HEAD, PLAIN, Family, activation, head_activation
+from polyhead.hf.encoders import EMBEDDING, LAYER, SPECIALS, named, scores, ties
+from polyhead.hf.family import FAMILY, GATED, PLAIN, Family, activation, head_activation
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, fixed, only, passed, unsaid
 from polyhead.hf.llama import HEAD_DIM, rotary
@@ -89,14 +89,10 @@ TABLE = (
     *both("classifier", "classifier"),
     *both("cls.predictions.transform.dense", "transform"),
     *both("cls.predictions.transform.layer_norm", "transform_norm"),
-    *one("cls.predictions.bias", "head.bias"),
-    *one("cls.predictions.decoder.weight", HEAD),
+    *scores("cls.predictions"),
 )
 BUFFERS = r"nomic_bert\.(embeddings\.(position|token_type)_ids|pooler\.dense\..*|encoder\.layers\.\d+\.attn\.rotary_emb\.inv_freq)"
-TIED = {
-    "cls.predictions.decoder.weight": "nomic_bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
+TIED = ties("cls.predictions", "nomic_bert")
 FAMILY.register("nomic_bert")(
     Family(named("NomicBert"), KEYS, TABLE, "nomic_bert.", BUFFERS, TIED, specials=SPECIALS)
 )

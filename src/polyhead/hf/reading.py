@@ -129,10 +129,13 @@ def mapped_model(directory: Path, adapter: Adapter | None = None) -> Model:
     with torch.device("meta"), Undrawn():
         ours = weights(model_class(config)(config))
     wanted = joined(table, ours, config)
+    found = _with_copies(family, wanted, found)
+    if left := [name for name in sorted(found) if name not in wanted and re.fullmatch(family.left, name)]:
+        log.warning("%s: left behind, since this model has no place for them: %s", directory, _listed(left))
     found = {
         name: value
         for name, value in found.items()
-        if name in wanted or not re.fullmatch(family.buffers, name)
+        if name in wanted or not re.fullmatch(f"{family.buffers}|{family.left}", name)
     }
     found = _without_copies(family, wanted, found, directory)
     _fit(found, wanted, directory, _taken(family, config, given))
@@ -189,6 +192,17 @@ def _named(family: Family, found: Mapping[str, T]) -> dict[str, T]:
         name = stored if today in found else today
         named[family.prefix + name if bare and name not in outside else name] = entry
     return named
+
+
+def _with_copies(family: Family, wanted: Mapping[str, Tensor], found: dict[str, Stored]) -> dict[str, Stored]:
+    """Some files hold once what is read under two names though the head is its own: embeddings of both sides, a bias."""
+    heads = {row.theirs for row in family.table if row.ours == (HEAD,)}
+    copies = {
+        name: found[of]
+        for name, of in family.tied.items()
+        if name in wanted.keys() - found.keys() - heads and of in found
+    }
+    return found | copies
 
 
 def _without_copies(

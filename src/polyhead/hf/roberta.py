@@ -12,11 +12,11 @@ from typing import Any
 
 from polyhead.config import ModelConfig
 from polyhead.hf.bert import keys, layers
-from polyhead.hf.encoders import OLD, named
-from polyhead.hf.family import FAMILY, HEAD, Family, Made
+from polyhead.hf.encoders import OLD, named, scores, ties
+from polyhead.hf.family import FAMILY, Family, Made
 from polyhead.hf.given import Given
 from polyhead.hf.keys import Fields, Key, unsaid
-from polyhead.hf.table import Row, both, one
+from polyhead.hf.table import Row, both
 from polyhead.hf.vocabularies import FRAMED, fairseq, framed_bytes
 
 
@@ -37,8 +37,7 @@ def positions_said(config: ModelConfig) -> dict[str, Any]:
 LM_HEAD = (
     *both("lm_head.dense", "transform"),
     *both("lm_head.layer_norm", "transform_norm"),
-    *one("lm_head.bias", "head.bias"),
-    *one("lm_head.decoder.weight", HEAD),
+    *scores("lm_head"),
 )
 
 
@@ -50,16 +49,7 @@ def own(prefix: str) -> dict[str, tuple[Row, ...]]:
     }
 
 
-def tied(prefix: str) -> dict[str, str]:
-    """Names of one tensor, which files may hold twice."""
-    return {
-        "lm_head.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    }
-
-
 TABLE = (*layers("roberta."), *LM_HEAD)
-OWN, TIED = own("roberta."), tied("roberta.")
 BUFFERS = r"roberta\.embeddings\.(position|token_type)_ids|roberta\.pooler\.dense\..*"
 
 
@@ -71,8 +61,8 @@ def family(stem: str, vocabulary: Callable[[Path], Made] | None) -> Family:
         TABLE,
         "roberta.",
         BUFFERS,
-        TIED,
-        OWN,
+        ties("lm_head", "roberta"),
+        own("roberta."),
         OLD,
         FRAMED,
         vocabulary,

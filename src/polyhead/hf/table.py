@@ -20,6 +20,8 @@ class Step(NamedTuple):
 
 
 SAME = Step(lambda ours: ours[0], lambda theirs, rows: [theirs])
+# in memory of its own: what is the same memory under two names is written once
+COPIED = Step(lambda ours: ours[0].clone(), SAME.split)
 STACKED = Step(lambda ours: torch.stack(list(ours)), lambda theirs, rows: theirs.unbind())
 TRANSPOSED = Step(lambda ours: ours[0].T, lambda theirs, rows: [theirs.T])
 FUSED = Step(lambda ours: torch.cat(list(ours)), lambda theirs, rows: theirs.split(rows))

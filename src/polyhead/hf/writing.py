@@ -215,8 +215,14 @@ def _named(value: object) -> str:
 
 
 def _heads(config: ModelConfig, family: Family) -> set[str]:
-    """What the files hold of a head, which configs do not say."""
-    there = {"head.bias": config.head_bias, "head.weight": config.tie_embeddings in ("inputs", "none")}
+    """What the files hold of heads and of embeddings, which configs do not say."""
+    ties = config.tie_embeddings
+    there = {
+        "head.bias": config.head_bias,
+        "head.weight": ties in ("inputs", "none"),
+        "decoder_embedding.token.weight": ties in ("target", "none"),
+        "follows.weight": config.pairs,
+    }
     return {row.theirs for row in family.rows(model_class(config).__name__) if there.get(row.ours[0])}
 
 

@@ -4,7 +4,7 @@ from polyhead.models.build import Model, build, preset
 from polyhead.models.causal_lm import CausalLM
 from polyhead.models.detector import Detector
 from polyhead.models.ensemble import Ensemble
-from polyhead.models.masked_lm import Classifier, Embedder, Encoder, MaskedLM
+from polyhead.models.masked_lm import Classifier, Embedder, Encoder, MaskedLM, PairLM
 from polyhead.models.seq2seq import Seq2Seq
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Ensemble",
     "MaskedLM",
     "Model",
+    "PairLM",
     "Seq2Seq",
     "build",
     "preset",

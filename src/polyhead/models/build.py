@@ -12,7 +12,7 @@ from polyhead.config import ModelConfig, ModelSection
 from polyhead.errors import UserError, check_whole, show, unknown
 from polyhead.models.causal_lm import CausalLM
 from polyhead.models.detector import Detector
-from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM
+from polyhead.models.masked_lm import Classifier, Embedder, MaskedLM, PairLM
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.presets import PRESETS
 from polyhead.registry import INIT
@@ -55,7 +55,9 @@ def model_class(config: ModelConfig) -> type[Model]:
         return Classifier
     if config.generator:
         return Detector
-    return MaskedLM if config.head else Embedder
+    if not config.head:
+        return Embedder
+    return PairLM if config.pairs else MaskedLM
 
 
 @told

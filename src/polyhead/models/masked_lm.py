@@ -66,6 +66,18 @@ class MaskedLM(nn.Module):
         return out
 
 
+class PairLM(MaskedLM):
+    """One that learned beside it which texts follow others, from their vectors: W tanh(U x_1 + b) + c (Devlin et al., 2018, sec. 3.1).
+
+    Nothing is trained so here; a classifier that begins with it takes the pooler, U and b.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.pooler = POOLING.build(config.pooling or POOLING.check(Choice("first")), config)
+        self.follows = nn.Linear(config.d_model, 2)
+
+
 class Classifier(nn.Module):
     """An encoder that tells classes of texts apart (Devlin et al., 2018, sec. 4.1)."""
 
