@@ -252,7 +252,7 @@ def test_options_without_effect_are_refused(
     run = ph.load(learned[0])
     with pytest.raises(
         UserError,
-        match="length_penalty has no effect on drawn text; these have: batch_tokens, cache, form, frequency_penalty",
+        match="length_penalty has no effect on drawn text; these have: batch_tokens, cache, ends, form, frequency_penalty",
     ):
         run.generate(["a"], length_penalty=2.0)
     with pytest.raises(
