@@ -10,8 +10,8 @@ from polyhead.hf.writing import published
 from polyhead.run import Run
 from polyhead.run_files import write_json
 from polyhead.text.chat.recognise import template_of
+from polyhead.text.masks import hiding
 from polyhead.text.tokenizer import Tokenizer
-from polyhead.text.words import words_of
 
 
 def describe(run: Run, directory: Path) -> None:
@@ -41,16 +41,10 @@ def save_tokenizer(run: Run, directory: Path, filled: bool = False) -> None:
 
 
 def _ruled(run: Run) -> Tokenizer:
-    """The run's tokenizer, whose rules put around a text what the run has learned with it; published ones are as they came.
-
-    What stands for something hidden stands for the blank before it where tokens hold that, for so it was learned.
-    """
-    tokenizer = run.tokenizer
-    if run.recipe and words_of(tokenizer).blank_before:
-        masks = [tokenizer.ids["mask_token"]] if "mask_token" in tokenizer.ids else []
-        tokenizer = tokenizer.hiding([*masks, *tokenizer.sentinel_ids])
+    """The run's tokenizer, whose rules put around a text what the run has learned with it; published ones are as they came."""
+    tokenizer = hiding(run.tokenizer) if run.recipe else run.tokenizer
     if run.config.kind == "encoder-decoder":
-        return tokenizer.framed(list(tokenizer.sides.before), list(tokenizer.sides.after))
+        return tokenizer.framed(tokenizer.sides.before, tokenizer.sides.after)
     if run.config.kind == "encoder" and not run.config.causal and not tokenizer.begin:
         return tokenizer.framed([tokenizer.bos_id], [tokenizer.eos_id])
     if run.config.kind == "decoder" and run.recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from codecs import utf_8_decode
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,10 +14,10 @@ from polyhead.run import Run
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.serve.strict import finite
+from polyhead.text.specials import BYTE
 from polyhead.text.spoken import Spoken
 from polyhead.text.tokenizer import Tokenizer
 
-BYTE = re.compile("<0x([0-9A-F]{2})>")  # how a token that is one byte is called where others are texts
 NUMBER = 32  # characters in which a number is told, with what stands around it
 ENTRY = 80  # characters in which a token of a conversation is told: its text, how likely it was, its bytes
 

@@ -43,6 +43,14 @@ def encode_masked(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]
     return [encoding.ids for encoding in reading.encode_batch(named, add_special_tokens=False)]
 
 
+def hiding(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, whose mask and sentinels take the blank before them in its rules, where tokens hold that: so they are learned."""
+    if not words_of(tokenizer).blank_before:
+        return tokenizer
+    mask = {i for role, i in tokenizer.ids.items() if role == "mask_token"}
+    return tokenizer.hiding(mask.union(tokenizer.sentinel_ids))
+
+
 def count_masks(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
     """How many masks each text has."""
     name, named = _named(tokenizer, texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
@@ -19,6 +20,8 @@ DECODERS = ("decoder_start_token", "forced_bos_token")
 UNK = ROLES["unk_token"]
 # Every special token starts with it, so where it stands alone no text can spell one.
 OPENING = "<"
+# how a token that is one byte is called where others are texts
+BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Special(NamedTuple):

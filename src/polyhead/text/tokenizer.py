@@ -114,7 +114,7 @@ class Tokenizer:
 
     def framed(self, before: Sequence[int], after: Sequence[int]) -> Tokenizer:
         """The same, with these ids around a text in its rules, so that other tools put the same tokens there."""
-        if (self._ruled[0].before, self._ruled[0].after) == (before, after):
+        if (self._ruled[0].before, self._ruled[0].after) == (list(before), list(after)):
             return self
         return Tokenizer(with_rules(self._inner, before, after), self._roles, target=self._target)
 

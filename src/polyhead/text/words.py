@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polyhead.text.specials import BYTE
 from polyhead.text.spoken import said
 from polyhead.text.tokenizer import Tokenizer
 
 Bools = NDArray[np.bool_]
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 SENTENCE_ENDS = ".!?。！？…"
 CLOSING = "\"'”’)]»」』）"
 FIRST_WIDE = 0xE3  # the first byte in UTF-8 of U+3000 and all above it, where scripts have no blanks

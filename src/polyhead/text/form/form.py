@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from polyhead.errors import UserError
 from polyhead.registry import FORM, Choice
 from polyhead.text.form.library import llguidance
+from polyhead.text.specials import BYTE
 from polyhead.text.tokenizer import Tokenizer
 
 FUEL = 200_000  # how complex a grammar may be; with the library's own limit some take seconds a token, and all wait
@@ -25,7 +25,6 @@ STUCK = (
     "the form lets no token come next: it is too complex, the vocabulary cannot write it, "
     "or no_repeat_ngram_size or a least length forbids what it wants"
 )
-BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Form:
