@@ -13,6 +13,7 @@ import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["POLYHEAD_LANG"] = "en"  # whatever the language of the machine
 # CTranslate2's own sums of int8 overflow on processors of AMD without VNNI; it reads this once, on import
 os.environ.setdefault("CT2_USE_MKL", "1")
 

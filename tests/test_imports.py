@@ -19,6 +19,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # from low to high; a module may import from its own layer and those below
 LAYERS = [
     {
+        "core",
         "errors",
         "elsewhere",
         "alive",

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import polyhead
-from polyhead.errors import nearest
+from polyhead.core import i18n
+from polyhead.errors import UserError, nearest
 
 # verb -> (its module in this package, what it does)
 VERBS = {
@@ -70,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(typed: list[str]) -> int:
     """Help, version, or the verb that was typed; its exit code."""
+    try:
+        typed = take_language(typed)
+    except UserError as error:
+        print(f"polyhead: {error}", file=sys.stderr)
+        return 2
     if not typed or typed[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -78,9 +84,26 @@ def answer(typed: list[str]) -> int:
         return 0
     if typed[0] not in VERBS:
         hint = nearest(typed[0], VERBS) or f"; there are: {', '.join(VERBS)}"
-        print(f"polyhead: unknown verb {typed[0]!r}{hint}", file=sys.stderr)
+        message = i18n.translate_message(f"unknown verb {typed[0]!r}{hint}")
+        print(f"polyhead: {message}", file=sys.stderr)
         return 2
     return run_verb(typed[0], typed[1:])
+
+
+def take_language(typed: list[str]) -> list[str]:
+    """Set the language that ``--lang`` names, before or after the verb; returns the other arguments."""
+    i18n.set_language(None)
+    for place, word in enumerate(typed):
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        if name == "--lang":
+            used = 1 if equals else 2
+            if not equals:
+                value = typed[place + 1] if place + 1 < len(typed) else ""
+            i18n.set_language(value)
+            return typed[:place] + typed[place + used :]
+    return typed
 
 
 def overview() -> str:
@@ -95,7 +118,8 @@ def overview() -> str:
             "",
             *lines,
             "",
-            "polyhead VERB --help tells more; polyhead --version, the version.",
+            "Run 'polyhead VERB --help' for details, 'polyhead --version' for the version.",
+            "--lang en|zh sets the language of messages and pages; the default is that of LANG.",
         ]
     )
 
@@ -119,5 +143,5 @@ def run_verb(verb: str, arguments: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # what click's mistakes have, and typer's own copy of them
             raise
-        print(f"polyhead: {usage.said(verb, error)}", file=sys.stderr)
+        print(f"polyhead: {i18n.translate_message(usage.said(verb, error))}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from polyhead.core.i18n import translate_message
 from polyhead.errors import UserError
 from polyhead.foreign import FOUND
 
@@ -60,7 +61,7 @@ def stop(message: str, code: int) -> NoReturn:
 
 def tell(message: str, code: int) -> int:
     """Say why; returns the exit code."""
-    lines = message.splitlines() or ["stopped"]
+    lines = [translate_message(line) for line in message.splitlines()] or ["stopped"]
     print("\n".join(f"polyhead: {line}" for line in lines), file=sys.stderr)
     return code
 

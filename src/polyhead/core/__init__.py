@@ -1,0 +1,1 @@
+"""What every other package may use: no torch, and no part of a model."""
