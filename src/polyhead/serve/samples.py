@@ -26,7 +26,6 @@ from polyhead.train.tasks.translation import corpus_of
 Sample = tuple[str, ...]  # one text, or the two of a pair
 SAMPLES = 200
 LARGEST = 1 << 26  # bytes of a file that is read to its end to find the share that was held out
-PROMPT_WORDS, PROMPT_CHARACTERS = 5, 8  # how a text begins
 
 
 def validation_samples(recipe: Recipe | None) -> list[Sample]:
@@ -46,22 +45,6 @@ def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[Sample]:
     fitting = partial(max, sentences, key=lambda code: _bytes_per_token(tokenizer, sentences[code]))
     code = re.split("[-_]", language.lower())[0] or fitting()
     return [(sentence,) for sentence in sentences.get(code, [])]
-
-
-def begin_text(text: str) -> str:
-    """How a text begins: its first words, or characters of a script without blanks between words."""
-    return text[:PROMPT_CHARACTERS] if is_unspaced(text) else " ".join(text.split()[:PROMPT_WORDS])
-
-
-def mask_word(text: str) -> str:
-    """The text with the word in its middle hidden, or the character of a script without blanks between words."""
-    if is_unspaced(text):
-        middle = len(text) // 2
-        return f"{text[:middle]}<mask>{text[middle + 1 :]}"
-    words = text.split()
-    middle = len(words) // 2
-    end = words[middle][len(words[middle].rstrip(".,;:!?\"'")) :]
-    return " ".join([*words[:middle], f"<mask>{end}", *words[middle + 1 :]])
 
 
 def is_unspaced(text: str) -> bool:
