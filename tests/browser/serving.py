@@ -51,7 +51,7 @@ MODELS: dict[str, Callable[[], Run]] = {
     "chat": chatting,
     "classifier": lambda: with_recipe(make("classifier"), "classification"),
     "pairs": lambda: with_recipe(make("classifier"), "classification", text=["a", "b"]),
-    "reranker": lambda: make("classifier", labels=("score",)),
+    "reranker": lambda: make("classifier", labels=("score",), max_len=96),
     "masked": lambda: make("encoder"),
     "vectors": lambda: make("encoder", head=False),
 }

@@ -10,18 +10,14 @@ from importlib.resources import files
 from itertools import islice
 
 from polyhead import hub
-from polyhead.data.conversations import ConversationReport
-from polyhead.data.corpus import CorpusReport
-from polyhead.data.labelled import LabelledReport
-from polyhead.data.text import texts
+from polyhead.data.conversations import ConversationReport, open_conversations
+from polyhead.data.corpus import CorpusReport, open_corpus
+from polyhead.data.labelled import LabelledReport, open_labelled
+from polyhead.data.text import open_text, texts
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import unspaced
-from polyhead.train.tasks.chat import conversations_of
-from polyhead.train.tasks.classification import labelled_of
-from polyhead.train.tasks.plain_text import text_of
-from polyhead.train.tasks.translation import corpus_of
 
 Sample = tuple[str, ...]  # one text, or the two of a pair
 SAMPLES = 200
@@ -62,23 +58,32 @@ def _is_local(recipe: Recipe) -> bool:
 
 
 def _sources(recipe: Recipe) -> Iterator[Sample]:
-    corpus = corpus_of(recipe, "valid")
+    data, (files, share, held) = recipe.data, recipe.data.part("valid")
+    corpus = open_corpus(
+        files, format=data.format, source=data.source, target=data.target, share=share, held=held
+    )
     return ((pair.source,) for pair in corpus.pairs(CorpusReport(corpus.where)))
 
 
 def _labelled(recipe: Recipe) -> Iterator[Sample]:
-    labelled = labelled_of(recipe, "valid")
-    return (example.texts for example in labelled.examples(LabelledReport(labelled.where)))
+    data, (files, share, held) = recipe.data, recipe.data.part("valid")
+    found = open_labelled(files, format=data.format, text=data.text, label=data.label, share=share, held=held)
+    return (example.texts for example in found.examples(LabelledReport(found.where)))
 
 
 def _questions(recipe: Recipe) -> Iterator[Sample]:
-    found = conversations_of(recipe, "valid")
+    found = open_conversations(*recipe.data.part("valid"))
     for _, messages in found.read(ConversationReport(found.where)):
         yield from [(message.content,) for message in messages if message.role == "user"][:1]
 
 
 def _lines(recipe: Recipe) -> Iterator[Sample]:
-    return ((line.strip(),) for line in texts(text_of(recipe, "valid")) if line.strip())
+    data, (files, share, _) = recipe.data, recipe.data.part("valid")
+    found = texts(
+        open_text(files, data.documents, (1.0 - share if share else 0.0, 1.0), data.text, data.format)
+    )
+    # a share of a file begins anywhere in a line
+    return ((line.strip(),) for line in islice(found, 1 if share else 0, None) if line.strip())
 
 
 _READERS: dict[str, Callable[[Recipe], Iterator[Sample]]] = {

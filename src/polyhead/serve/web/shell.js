@@ -23,9 +23,11 @@ function describeTask() {
   if (kind === "encoder") return tasks.includes("fill-mask") ? t("Fills in hidden words, and compares texts by their vectors") : t("Compares texts by their vectors");
   if (model.learned === "denoising") return t("Restores damaged text");
   const [source, target] = ["source", "target"].map((side) => model[side] || settled[side]);
+  const [a, b] = [source, target].map((code) => code && languageName(code));
+  if (languages.source.length === 2 && source && target) return t("Translates between {a} and {b}", { a, b });
   if (languages.source.length > 1) return t("Translates between {n} languages", { n: languages.source.length });
   if (languages.target.length > 1) return t("Translates into {n} languages", { n: languages.target.length });
-  if (source && target && source !== target) return t("Translates {source} to {target}", { source: languageName(source), target: languageName(target) });
+  if (source && target && source !== target) return t("Translates {source} to {target}", { source: a, target: b });
   return t("Turns one text into another");
 }
 
