@@ -14,7 +14,8 @@ function matrix(figure) {
     mark.setAttribute("x", left + state.column * across / m.columns);
     mark.setAttribute("y", top + state.row * down / m.rows);
     mark.setAttribute("visibility", "visible");
-    output.textContent = `${m.row} ${state.row + m.first[0]}, ${m.column} ${state.column + m.first[1]}: ${value.toPrecision(2)}`;
+    const place = { row: m.row, i: state.row + m.first[0], column: m.column, j: state.column + m.first[1] };
+    output.textContent = t("{row} {i}, {column} {j}: {value}", { ...place, value: value.toPrecision(2) });
   };
   const at = (event) => {
     const box = svg.getBoundingClientRect(), unit = svg.viewBox.baseVal.width / box.width;
@@ -70,8 +71,11 @@ function clouds(root) {
         name(svg, dots[s][j], plain(tokens.names[j]), j === i ? "tag on" : "tag", taken);
       }
     });
-    const often = tokens.counts ? `, ${tokens.counts[i].toLocaleString("en")} times` : "";
-    readout.replaceChildren(make("b", {}, tokens.names[i]), `${often}; nearest: ${tokens.near[i].map((j) => plain(tokens.names[j])).join(", ")}`);
+    const near = tokens.near[i].map((j) => plain(tokens.names[j])).join(", ");
+    const about = tokens.counts
+      ? t(", {n} times; nearest: {tokens}", { n: tokens.counts[i].toLocaleString("en"), tokens: near })
+      : t("; nearest: {tokens}", { tokens: near });
+    readout.replaceChildren(make("b", {}, tokens.names[i]), about);
   }
   const leave = () => { clear(); readout.textContent = empty; };
   for (const svg of svgs) {
