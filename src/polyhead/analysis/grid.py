@@ -21,6 +21,7 @@ from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 
 STEPS = 127  # shades on each side of zero
+NARROW = (340, 248)  # pixels: of a wide picture on a narrow screen
 
 
 class Grid(NamedTuple):
@@ -36,7 +37,10 @@ class Grid(NamedTuple):
 
 
 def grid_figure(grid: Grid, width: int = 300, height: int = 248) -> str:
-    """The matrix with its name, its axes and the range of its colours; ``height`` is that of the cells together."""
+    """The matrix with its name, its axes and the range of its colours; ``height`` is that of the cells together.
+
+    A picture wider than ``NARROW`` is drawn in that size too, and the style shows the one that fits.
+    """
     rows = as_rows(grid)
     most = max((abs(v) for row in rows for v in row), default=0.0) or 1.0
     shades = [[round(STEPS * v / most) for v in row] for row in rows]
@@ -50,9 +54,13 @@ def grid_figure(grid: Grid, width: int = 300, height: int = 248) -> str:
     described = {"rows": len(rows), "columns": len(rows[0]), "most": most, "values": packed,
                  "row": tr(grid.row), "column": tr(grid.column), "first": [grid.first_row, grid.first_column]}  # fmt: skip
     about = f'<p class="about">{escape(grid.about)}</p>' if grid.about else ""
+    sizes = [(width, height)]
+    if width > NARROW[0]:
+        sizes.append((NARROW[0], min(height, NARROW[1])))
+    pictures = "".join(picture(grid, shades, *size) for size in sizes)
     return (
-        f'<figure class="card matrix"><figcaption><b>{escape(grid.title)}</b>'
-        f"</figcaption>{picture(grid, shades, width, height)}{ramp}{about}{data(described)}</figure>"
+        f'<figure class="card matrix{" sizes" * (len(sizes) > 1)}"><figcaption><b>{escape(grid.title)}</b>'
+        f"</figcaption>{pictures}{ramp}{about}{data(described)}</figure>"
     )
 
 
@@ -73,7 +81,7 @@ def picture(grid: Grid, shades: Sequence[Sequence[int]], width: int, down: int) 
     left, top, bottom = 44, 6, 36
     across = width - left - 8
     total = top + down + bottom
-    name = hashlib.sha256(repr((grid.title, shades)).encode()).hexdigest()[:12]
+    name = hashlib.sha256(repr((grid.title, shades, width)).encode()).hexdigest()[:12]
     label = tr("{title}: {rows} by {columns}; arrow keys read it", title=grid.title, rows=n, columns=m)
     frame = f'x="{left}" y="{top}" width="{across}" height="{down}"'
     parts = [

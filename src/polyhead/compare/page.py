@@ -111,7 +111,8 @@ def explain_row(row: Row) -> str:
     if row["status"] == "waiting":
         return tr("not run yet")
     if row["status"] == "done":
-        return "; ".join(translate_message(note, "pages") for note in row["note"].split("; "))
+        notes = (translate_message(note, "pages") for note in row["note"].split("; "))
+        return "; ".join(map(translate_message, notes))
     return tr(
         "cannot be built: {reason}" if row["status"] == "refused" else "failed: {reason}",
         reason=translate_message(row["message"] or row["note"]),
