@@ -133,7 +133,7 @@ def recipes(rows: Sequence[Row]) -> Section:
         changes = " ".join(row["changes"]) or tr("the recipe as it is")
         parts.append(
             f"<details><summary><b>{escape(row['name'])}</b> <code>{escape(changes)}</code></summary>"
-            f"<pre>{escape(row['recipe'])}</pre></details>"
+            f'<pre tabindex="0">{escape(row["recipe"])}</pre></details>'
         )
     about = tr(
         "Complete, every default written out: saved as a file, polyhead train makes the same run again."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyhead.analysis.page import Section
+from polyhead.analysis.page import Section, scrollable
 from polyhead.compare import table
 from polyhead.compare.plan import Plan
 from polyhead.compare.tasks.base import Measure
@@ -39,7 +39,7 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
             cells.append(f"<td>{range_bar(row, measure, spans[name], base)}</td>")
             cells.append(p_cell(row, measure, base))
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
-    return Section(tr("Quality"), about_quality(done[0]["split"], plan), framed(head, lines))
+    return Section(tr("Quality"), about_quality(done[0]["split"], plan), framed(tr("Quality"), head, lines))
 
 
 def about_quality(split: str, plan: Plan) -> str:
@@ -125,7 +125,7 @@ def cost(done: Sequence[Row], plan: Plan) -> Section:
         tr("Dead: hidden feed-forward units that no token of the validation text activates."),
     ]
     head = ["Design", *(one.title for one in columns)]
-    return Section(tr("Cost"), " ".join(filter(None, about)), framed(head, lines) if done else "")
+    return Section(tr("Cost"), " ".join(filter(None, about)), framed(tr("Cost"), head, lines) if done else "")
 
 
 def name_cell(i: int, row: Row) -> str:
@@ -135,10 +135,8 @@ def name_cell(i: int, row: Row) -> str:
     return f'<th scope="row"><div class="who"><span class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
 
 
-def framed(head: Sequence[str], lines: Sequence[str]) -> str:
+def framed(name: str, head: Sequence[str], lines: Sequence[str]) -> str:
     """A table that scrolls sideways where it does not fit."""
     titles = "".join(f'<th scope="col">{escape(tr(title))}</th>' for title in head)
-    return (
-        f'<div class="scroll framed"><table class="designs"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    table = f'<table class="designs"><thead><tr>{titles}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return scrollable(table, name, "framed")
