@@ -105,7 +105,7 @@ def final_measures(record: RunRecord) -> dict[str, str]:
     if losses:
         best, step = min(losses)
         found[tr("Best validation loss")] = number(best)
-        found[tr("At step")] = number(step)
+        found[tr("Best at step")] = number(step)
     for key, name in measured(record.metrics, "valid").items():
         last = [row[key] for row in record.rows("valid") if isinstance(row.get(key), int | float)][-1]
         found[name] = number(float(last))
@@ -116,7 +116,7 @@ def result_section(record: RunRecord) -> Section:
     """The numbers at the top, and the table of the finished run's README.md, whatever stands there."""
     tiles = {tr("State"): tr(STATES.get(record.state, record.state))} | final_measures(record)
     section = headline(tiles)
-    rows = facts_table(record.facts) if record.facts else ""
+    rows = facts_table({tr(name): value for name, value in record.facts.items()}) if record.facts else ""
     return Section(tr("Result"), "", section.body + rows)
 
 
@@ -160,20 +160,43 @@ def measured(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> 
         for key, value in row.items()
         if key not in DRAWN and isinstance(value, int | float)
     }
-    return {key: tr((SMALL | NAMES).get(key, key)) for key in keys}
+    return {key: named(key) for key in keys}
+
+
+def named(key: str) -> str:
+    """A key of metrics as people say it."""
+    if key.startswith("f1_"):
+        return tr("F1 of {label}", label=key.removeprefix("f1_"))
+    return tr((SMALL | NAMES).get(key, key))
+
+
+def with_learning_speed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows with the speed of learning alone: as they are logged, evaluations and checkpoints count as time."""
+    found, before = [], {"step": 0, "seconds": 0.0}
+    for row in rows:
+        if row.get("split", "train") == "train" and isinstance(row.get("seconds"), int | float):
+            steps, seconds = row["step"] - before["step"], row["seconds"] - before["seconds"]
+            keys = [key for key in ("tokens_per_s", "texts_per_s") if isinstance(row.get(key), int | float)]
+            if seconds > 0:
+                elapsed = steps * row["ms_per_step"] / 1e3
+                row = {**row, **{key: row[key] * elapsed / seconds for key in keys}}
+            before = {"step": row["step"], "seconds": row["seconds"]}
+        found.append(row)
+    return found
 
 
 def measures_section(records: Sequence[RunRecord]) -> Section:
     """Learning rate, speed and everything else that was measured, small, one chart each."""
     found: dict[str, str] = {}
-    for record in records:
-        found |= measured(record.metrics)
+    metrics = {record.name: with_learning_speed(record.metrics) for record in records}
+    for rows in metrics.values():
+        found |= measured(rows)
     body = ""
     for key, name in found.items():
         if len(records) == 1:
-            drawn = [Curve(tr(c.name), c.points) for c in curves(records[0].metrics, key)]
+            drawn = [Curve(tr(c.name), c.points) for c in curves(metrics[records[0].name], key)]
         else:
-            drawn = [Curve(r.name, c.points) for r in records for c in curves(r.metrics, key)[-1:]]
+            drawn = [Curve(name, c.points) for name, rows in metrics.items() for c in curves(rows, key)[-1:]]
         if drawn:
             body += plot(name, drawn, (310, 190), from_zero=all(y >= 0 for c in drawn for _, y in c.points),
                          x_label=tr("step"))  # fmt: skip

@@ -28,20 +28,18 @@ def runs_page(records: Sequence[RunRecord], live: Live | None = None) -> str:
     if len(records) > MOST:
         raise UserError(f"{len(records)} runs; one chart shows at most {MOST}: name fewer")
     records = name_apart(records)
-    tables = {
-        tr("Final measures"): {
-            record.name: {tr("State"): tr(STATES.get(record.state, record.state)), **final_measures(record)}
-            for record in records
-        },
-        tr("Results of the finished runs"): {record.name: dict(record.facts) for record in records},
-        tr("What differs in the recipes"): differing(records),
+    measures = {
+        record.name: {tr("State"): tr(STATES.get(record.state, record.state)), **final_measures(record)}
+        for record in records
     }
+    facts = {record.name: {tr(name): value for name, value in record.facts.items()} for record in records}
     sections = [
-        Section(heading, "", table_html(rows, heading))
-        for heading, rows in tables.items()
-        if any(rows.values())
+        table_section(tr("Final measures"), measures),
+        loss_section(records),
+        measures_section(records),
+        table_section(tr("Results of the finished runs"), facts),
+        table_section(tr("What differs in the recipes"), differing(records)),
     ]
-    sections[1:1] = [loss_section(records), measures_section(records)]
     title = tr("{count} runs", count=len(records))
     return document(title, ", ".join(record.name for record in records), sections, live)
 
@@ -66,24 +64,20 @@ def differing(records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
     }
 
 
-def table_html(
-    rows: Mapping[str, Mapping[str, str]],
-    label: str,
-    links: Mapping[str, str] | None = None,
-    choose: bool = False,
-) -> str:
-    """A row a run, a column for each name that any run has; names link to their pages, and may have a box to choose them."""
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in [tr("Run"), *columns])
-    body = ""
-    for run, row in rows.items():
-        name = f'<a href="{escape(links[run])}">{escape(run)}</a>' if links else escape(run)
-        if choose:
-            about = escape(tr("Compare {run}", run=run))
-            name = f'<input type="checkbox" name="run" value="{escape(run)}" aria-label="{about}"> {name}'
-        cells = "".join(f"<td>{escape(row.get(column, '–'))}</td>" for column in columns)
-        body += f'<tr><th scope="row">{name}</th>{cells}</tr>'
+def table_section(heading: str, columns: Mapping[str, Mapping[str, str]]) -> Section:
+    """A column a run, a row for each name that any run has; empty where there is none."""
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    head = "".join(f'<th scope="col">{escape(run)}</th>' for run in columns)
+    rows = ""
+    for name in names:
+        cells = "".join(f"<td>{escape(column.get(name, '–'))}</td>" for column in columns.values())
+        rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
+    return Section(heading, "", scrolling(f"<tr><td></td>{head}</tr>", rows, heading) if names else "")
+
+
+def scrolling(head: str, rows: str, label: str) -> str:
+    """A table that scrolls sideways by itself where it is wider than the window."""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="runs">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>"
     )

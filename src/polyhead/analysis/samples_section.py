@@ -23,10 +23,9 @@ def examples_section(samples: Samples) -> Section:
         return Section("", "", "")
     right = sum(example["output"] == example["reference"] for example in samples.examples)
     lead = [tr(samples.about)]
-    if samples.differences != "none":
+    if samples.differences == "pieces":
         total = len(samples.examples)
         lead.append(tr("{right} of these {total} equal their reference.", right=right, total=total))
-    if samples.differences == "pieces":
         lead.append(tr("Red: only in the output. Green: only in the reference."))
     shown, rest = samples.examples[:OPEN], samples.examples[OPEN:]
     if samples.differences == "pieces":  # they are sorted by length: show some of all lengths
@@ -128,6 +127,6 @@ def confusion_html(confusion: Confusion) -> str:
     caption = escape(tr("Which class is taken for which: rows are labels, columns predictions"))
     corner = escape(tr("label"))
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="confusion"><caption>{caption}'
-        f'</caption><thead><tr><th scope="col">{corner}</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><p class="caption">{caption}</p>'
+        f'<table class="confusion"><thead><tr><th scope="col">{corner}</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )

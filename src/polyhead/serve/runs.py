@@ -22,7 +22,7 @@ import uvicorn
 from polyhead.analysis.page import Section
 from polyhead.analysis.run_page import STATES, Live, document, final_measures, run_page
 from polyhead.analysis.run_record import METRICS, REPORT, RunRecord, is_training, read_run
-from polyhead.analysis.runs_page import MOST, runs_page, table_html
+from polyhead.analysis.runs_page import MOST, runs_page, scrolling
 from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.serve.keys import host_of, is_loopback
@@ -130,22 +130,31 @@ class RunPages:
 
 def index_page(directory: Path, records: Sequence[RunRecord], live: Live) -> str:
     """All runs, each with a link to its page and a box to choose it for the common one."""
-    rows = {
-        record.name: {
-            tr("State"): tr(STATES.get(record.state, record.state)),
-            tr("Step"): tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
-            **final_measures(record),
-        }
-        for record in records
-    }
-    links = {name: f"/runs/{quote(name)}" for name in rows}
-    if records:
-        button = f"<button>{escape(tr('Compare the chosen runs'))}</button>"
-        table = table_html(rows, tr("Runs"), links, choose=True)
-        body = f'<form action="/compare">{table}<p>{button}</p></form>'
-    else:
-        body = f"<p>{escape(tr('No training has been logged here yet.'))}</p>"
+    if not records:
+        nothing = f"<p>{escape(tr('No training has been logged here yet.'))}</p>"
+        return document(tr("Runs"), str(directory), [Section(tr("Runs"), "", nothing)], live)
+    names = [tr("Run"), tr("State"), tr("Step"), tr("Measures")]
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    table = scrolling(f"<tr>{head}</tr>", "".join(map(row_html, records)), tr("Runs"))
+    body = f'<form action="/compare">{table}<p><button>{escape(tr("Compare the chosen runs"))}</button></p></form>'
     return document(tr("Runs"), str(directory), [Section(tr("Runs"), "", body)], live)
+
+
+def row_html(record: RunRecord) -> str:
+    """A run in the table of the index."""
+    name, label = escape(record.name), escape(tr("Compare {run}", run=record.name))
+    measures = ", ".join(f"{measure}: {value}" for measure, value in final_measures(record).items())
+    cells = [
+        tr(STATES.get(record.state, record.state)),
+        tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
+        measures,
+    ]
+    return (
+        f'<tr><th scope="row"><input type="checkbox" name="run" value="{name}" aria-label="{label}">'
+        f'<a href="/runs/{quote(record.name)}">{name}</a></th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+    )
 
 
 class RunServer(uvicorn.Server):

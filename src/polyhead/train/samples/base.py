@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -32,11 +34,26 @@ def take_samples(task: Any, run: Run) -> Samples:
 
 
 def readable(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    """Tokens as one text: masks are written out, other special tokens left out."""
-    (mask,) = tokenizer.encode([" [mask]"])
+    """Tokens as one text: masks as [mask], other special tokens left out."""
     special = set(tokenizer.special_ids) - {tokenizer.mask_id}
-    written = [one for i in ids if i not in special for one in (mask if i == tokenizer.mask_id else [i])]
-    return tokenizer.decode([written])[0].strip()
+    pieces: list[list[int]] = [[]]
+    for token in ids:
+        if token == tokenizer.mask_id:
+            pieces.append([])
+        elif token not in special:
+            pieces[-1].append(token)
+    known = [token for piece in pieces for token in piece]
+    ends = accumulate(len(piece) for piece in pieces)
+    # texts of beginnings, for a piece by itself would lose the blank before it
+    whole, *heads = tokenizer.decode([known, *(known[:end] for end in ends)])
+    places = [0, *(common_length(whole, head) for head in heads)]
+    written = [whole[start:end] for start, end in pairwise(places)]
+    return re.sub(r"(?<=\S)\[mask\]", " [mask]", "[mask]".join(written)).strip()
+
+
+def common_length(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def is_short(tokenizer: Tokenizer, text: str) -> bool:
