@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from polyhead.core.extras import install_command
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 
@@ -115,7 +116,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "train.tensorboard needs the extra 'board': pip install 'polyhead[board]'"
+                f"train.tensorboard needs the extra 'board': {install_command('board')}"
             ) from None
         self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
