@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from polyhead.analysis.forecast import duration
 from polyhead.analysis.run_record import COUNTERS, read_metrics
+from polyhead.core.extras import install_command
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 
@@ -104,7 +105,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "train.tensorboard needs the extra 'board': pip install 'polyhead[board]'"
+                f"train.tensorboard needs the extra 'board': {install_command('board')}"
             ) from None
         self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
