@@ -50,6 +50,7 @@ from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, check_parts, open_start, resolved
 from polyhead.train.tasks.base import RunTask, TaskPart
+from polyhead.train.trackers import open_tracker
 from polyhead.train.training import Training, final_weights
 
 Judge = Callable[[Run, Any], dict[str, str]]
@@ -148,9 +149,14 @@ def _known(resumed: Path | None, origin: Run | None) -> tuple[int, str | None]:
 
 
 def reporters(recipe: Recipe, from_step: int, shown: Reporter | None) -> Reporters:
-    """Terminal, metrics.jsonl and, if asked for, TensorBoard."""
-    boards = [TensorBoard(recipe.out / "tensorboard", from_step)] if recipe.train.tensorboard else []
-    return Reporters(shown or at_terminal(), Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
+    """Terminal, metrics.jsonl and, if asked for, TensorBoard and a tracker of experiments."""
+    shown = shown or at_terminal()
+    boards: list[Reporter] = []
+    if recipe.train.tensorboard:
+        boards.append(TensorBoard(recipe.out / "tensorboard", from_step))
+    if recipe.train.log:
+        boards.append(open_tracker(recipe, from_step > 0, shown.say))
+    return Reporters(shown, Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
 
 
 def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -> Tokenizer:
