@@ -30,11 +30,22 @@ class Section(NamedTuple):
 
 
 def page(
-    title: str, lead: str, sections: Sequence[Section], note: str = "", *, style: str = "", script: str = ""
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    note: str = "",
+    *,
+    style: str = "",
+    script: str = "",
+    connects: bool = False,
 ) -> str:
-    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own."""
+    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own.
+
+    A page that ``connects`` may ask the service that it came from; others ask nobody.
+    """
     script = asset("page.js") + script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; img-src data:"
+    policy += "; connect-src 'self'" if connects else ""
     body = "\n".join(section_html(section) for section in sections)
     return f"""<!DOCTYPE html>
 <html lang="{get_language()}">
@@ -73,6 +84,11 @@ def section_html(section: Section) -> str:
     """A section of the page."""
     lead = f'<p class="about">{escape(section.lead)}</p>' if section.lead else ""
     return f"<section>\n<h2>{escape(section.heading)}</h2>\n{lead}\n{section.body}\n</section>"
+
+
+def scrollable(html: str, name: str, kind: str = "") -> str:
+    """HTML that scrolls sideways where it does not fit, by the keyboard too; ``name`` is for who cannot see it."""
+    return f'<div class="{f"scroll {kind}".strip()}" role="region" tabindex="0" aria-label="{escape(name)}">{html}</div>'
 
 
 def data(value: Any, attributes: str = "") -> str:
