@@ -30,11 +30,22 @@ class Section(NamedTuple):
 
 
 def page(
-    title: str, lead: str, sections: Sequence[Section], note: str = "", *, style: str = "", script: str = ""
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    note: str = "",
+    *,
+    style: str = "",
+    script: str = "",
+    connects: bool = False,
 ) -> str:
-    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own."""
+    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own.
+
+    A page that ``connects`` may ask the service that it came from; others ask nobody.
+    """
     script = asset("page.js") + script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; img-src data:"
+    policy += "; connect-src 'self'" if connects else ""
     body = "\n".join(section_html(section) for section in sections)
     return f"""<!DOCTYPE html>
 <html lang="{get_language()}">

@@ -20,6 +20,7 @@ VERBS = {
     "demo": ("demo", "Train a translator in minutes on text that is included, and judge it."),
     "recipe": ("recipe", "Look at your own text, and write a recipe that fits it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
+    "report": ("report", "Show how a training went, or several: a page."),
     "plan": ("plan", "Say what a design costs before it is trained: operations, memory, time."),
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity, accuracy."),
