@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from polyhead import document
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError, explain
 from polyhead.places import file_place, put
 from polyhead.recipe import Recipe
@@ -69,4 +70,5 @@ def run(
     put(output, text.encode())
     for line in text.split("\n")[: 1 + len(found.notes)]:
         print(line.removeprefix("# "), file=sys.stderr)
-    print(f"{output}; train it: polyhead train {shlex.quote(str(output))}", file=sys.stderr)
+    train = f"polyhead train {shlex.quote(str(output))}"
+    print(tr("{file}; train it: {command}", file=output, command=train), file=sys.stderr)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from polyhead.core.i18n import tr
 from polyhead.train.reporting import Reporter, Row, duration
 
 LEAST = 20  # steps that a prediction is made from, behind those of the first row, which warm up
@@ -101,7 +102,11 @@ class Timed:
         if predicted is None:
             return ""
         more = self.seconds / max(predicted.seconds, 1e-9) - 1
-        return (
-            f"planned {duration(predicted.seconds)} at step {predicted.at}, took {duration(self.seconds)} ({more:+.0%}); "
-            f"evaluations {duration(self.evaluated)} more"
+        return tr(
+            "planned {planned} at step {step}, took {took} ({more:+.0%}); evaluations {evaluated} more",
+            planned=duration(predicted.seconds),
+            step=predicted.at,
+            took=duration(self.seconds),
+            more=more,
+            evaluated=duration(self.evaluated),
         )
