@@ -290,7 +290,8 @@ def test_translations_are_those_of_the_run_with_their_scores(translator, way):
     answer = translator.ask("/v1/translations", {"input": TEXTS, **way}).json()
     for found, one in zip(wanted, answer["data"], strict=True):
         ways = [one, *one.get("alternatives", [])]
-        assert [w["text"] for w in ways] == translator.run.tokenizer.decode([h.tokens for h in found])
+        plain = translator.run.tokenizer.decode([h.tokens for h in found])
+        assert [w["text"] for w in ways] == [text.rstrip("\ufffd") for text in plain]
         assert [w["score"] for w in ways] == pytest.approx([h.score for h in found], abs=1e-5)
     assert answer["usage"]["prompt_tokens"] == sum(
         len(ids) + 1 for ids in translator.run.tokenizer.encode(TEXTS)
