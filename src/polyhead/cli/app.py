@@ -20,6 +20,7 @@ VERBS = {
     "demo": ("demo", "Train a translator in minutes on text that is included, and judge it."),
     "recipe": ("recipe", "Look at your own text, and write a recipe that fits it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
+    "report": ("report", "Show how a training went, or several: a page."),
     "plan": ("plan", "Say what a design costs before it is trained: operations, memory, time."),
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity, accuracy."),
@@ -115,18 +116,20 @@ def take_language(typed: list[str]) -> list[str]:
 def overview() -> str:
     """The text of ``polyhead --help``."""
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {what}" for verb, (_, what) in VERBS.items()]
+    lines = [f"  {verb:<{width}}  {i18n.tr(what)}" for verb, (_, what) in VERBS.items()]
     return "\n".join(
         [
-            "Usage: polyhead VERB [ARGUMENTS]",
+            i18n.tr("Usage: polyhead VERB [ARGUMENTS]"),
             "",
-            "Builds, trains, measures and serves Transformers; every part is chosen by name.",
+            i18n.tr("Builds, trains, measures and serves Transformers; every part is chosen by name."),
             "",
             *lines,
             "",
-            "Run 'polyhead VERB --help' for details, 'polyhead --version' for the version.",
-            "--install-completion [bash|zsh|fish] lets the shell complete verbs and options; --show-completion prints how.",
-            "--lang en|zh sets the language of messages and pages; the default is that of LANG.",
+            i18n.tr("Run 'polyhead VERB --help' for details, 'polyhead --version' for the version."),
+            i18n.tr(
+                "--install-completion [bash|zsh|fish] lets the shell complete verbs and options; --show-completion prints how."
+            ),
+            i18n.tr("--lang en|zh sets the language of messages and pages; the default is that of LANG."),
         ]
     )
 

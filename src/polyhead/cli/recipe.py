@@ -81,7 +81,8 @@ def run(
     put(output, text.encode())
     for line in text.split("\n")[: 1 + len(found.notes)]:
         print(line.removeprefix("# "), file=sys.stderr)
-    print(f"{output}; train it: polyhead train {shlex.quote(str(output))}", file=sys.stderr)
+    train = f"polyhead train {shlex.quote(str(output))}"
+    print(tr("{file}; train it: {command}", file=output, command=train), file=sys.stderr)
 
 
 def show_example(names: Sequence[str], output: Path | None) -> None:

@@ -19,7 +19,10 @@ EXTRAS = {
     "form": ("llguidance",),
     "serve": ("uvicorn", "prometheus-client"),
     "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2", "gguf"),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }
+SERVICES = ("wandb", "mlflow")  # extras that "all" does not install: each is of use with its service alone
 _REQUIRED_BY_EXTRAS = {"onnx_ir": "export"}  # imported too, and installed by one of the above
 _ROOT = Path(__file__).parents[3]  # of a clone; some other directory where the package was copied
 
