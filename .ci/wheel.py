@@ -36,7 +36,9 @@ def use(wheel: Path, directory: Path) -> None:
     python, polyhead = directory / "env/bin/python", directory / "env/bin/polyhead"
     pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-c", str(ROOT / "constraints.txt")]
     dev = runpy.run_path(str(ROOT / "dev"))
-    if json.loads(dev["STAMP"].read_text())["torch"] != "cuda":  # the build that ./dev took, from the same place
+    if (
+        json.loads(dev["STAMP"].read_text())["torch"] != "cuda"
+    ):  # the build that ./dev took, from the same place
         options = ["--index-url", dev["CPU_INDEX"], "--no-deps", "--timeout", "10", "--retries", "1"]
         subprocess.run([*pip, *options, "torch"], check=False)
     run([*pip, str(wheel)], cwd=directory)
