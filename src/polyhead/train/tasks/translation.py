@@ -29,6 +29,7 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores, warn_of_few
+from polyhead.train.tasks.swapped import check_sides
 
 Measure = Callable[[Seq2Seq, Each], dict[str, float]]
 COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
@@ -76,11 +77,13 @@ class Translation:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and holds pairs, or a UserError says what is wrong."""
-        found = [corpus_of(recipe, split) for split in recipe.data.splits]
+        corpora = {split: corpus_of(recipe, split) for split in recipe.data.splits}
+        found = list(corpora.values())
         if found[0].wanted != COLUMNS and all(corpus.format == "parallel" for corpus in found):
             raise UserError(
                 f"{found[0].where} are a side each, without columns or keys: leave out data.source and data.target"
             )
+        check_sides(recipe.data, corpora)
 
     @classmethod
     def texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -101,6 +104,8 @@ class Translation:
         report.say(f"valid: {valid.report}")
         for store in (train, valid):
             warn_of_few(store.report, recipe, report)
+        for warning in check_sides(recipe.data, {s: corpus_of(recipe, s) for s in recipe.data.splits}):
+            report.say(warning)
         if recipe.data.test:
             report.say(f"test: {read_pairs(corpus_of(recipe, 'test'))[2]}")
         if copied := [split for split in recipe.data.splits if corpus_of(recipe, split).copies]:
