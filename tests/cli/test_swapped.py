@@ -161,3 +161,24 @@ def test_text_of_the_wrong_side_is_warned_of_once(
     assert main(typed.split()) == 0
     warned = [line for line in capsys.readouterr().err.splitlines() if "did you swap" in line]
     assert warned == ([f"polyhead: {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "faulty"),
+    [("en", "zh", True), ("en", "de", True), ("en", "en", False)],
+)
+def test_two_languages_of_unlike_lengths_are_a_faulty_translation(
+    place: Path, one: str, other: str, faulty: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "one.txt").write_text("\n".join(TEXTS[one] * 20) + "\n", encoding="utf-8")
+    (place / "other.txt").write_text("\n".join(TEXTS[other] * 21) + "\n", encoding="utf-8")
+    assert main(["recipe", "one.txt", "other.txt"]) == (2 if faulty else 0)
+    said = capsys.readouterr()
+    if faulty:
+        assert said.err == (
+            "polyhead: one.txt has 60 lines and other.txt 63 lines, and the two are of different languages: line n of a "
+            "translation is that of line n of its source, so give files of as many lines; task=language-model learns from "
+            "both as plain text\n"
+        )
+    else:
+        assert "task: language-model" in said.out

@@ -12,6 +12,7 @@ import typer
 from polyhead.cli.guard import INTERRUPTED
 from polyhead.cli.lines import harmless, one_line
 from polyhead.errors import UserError
+from polyhead.places import directory_place
 from polyhead.text.control import spelled
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run(
     """
     if translate is not None and not translate.strip():
         raise UserError("--translate: there is nothing to translate")
-    out = out or default_out(source, target)
+    out = directory_place(out or default_out(source, target))
     from rich.console import Console
 
     from polyhead import demo

@@ -13,17 +13,17 @@ from pydantic import ValidationError
 from polyhead import document
 from polyhead.errors import UserError, explain
 from polyhead.places import file_place, put
-from polyhead.recipe import Recipe
+from polyhead.recipe import Recipe, is_recipe
 
 
 def run(
     given: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="FILE... [KEY=VALUE]...",
             help="the text to learn from, and keys of the recipe that are known already, e.g. data.text=review",
         ),
-    ],
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="file for the recipe", show_default="standard output")
     ] = None,
@@ -42,9 +42,12 @@ def run(
     from polyhead.starter.look import look
     from polyhead.starter.propose import propose, written
 
+    given = given or []
     files = [one for one in given if "=" not in one or Path(one).exists()]
     if not files:
         raise UserError("name the files to learn from: polyhead recipe train.en train.de")
+    for recipe in filter(is_recipe, files):
+        raise UserError(f"{recipe} is a recipe already; train it: polyhead train {shlex.quote(recipe)}")
     if output is not None and file_place(output, "--output", files).exists():
         raise UserError(f"--output {output} is there already; name another file, or remove it first")
     changes = document.parse_overrides([one for one in given if one not in files], Recipe)

@@ -99,5 +99,8 @@ def tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         columns = line.split("\t")
         if len(columns) != 2:
             found = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
-            raise UserError(f"line {number}: expected source, tab, translation; found {found}")
+            way = "; files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
+            raise UserError(
+                f"line {number}: expected source, tab, translation; found {found}{way * (number == 1)}"
+            )
         yield columns[0], columns[1]

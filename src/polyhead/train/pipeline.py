@@ -44,6 +44,7 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.room import check_room
 from polyhead.train.schedule import faint, late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
@@ -115,6 +116,7 @@ def run_training(
                 told.say(f"resumed at step {saved.step} of {steps}")
             if first:
                 run.save_description(out)
+            ranks.tell(lambda: check_room(out, training, config, recipe.train, steps))
             together = f" on {ranks.world} processes" if ranks.world > 1 else ""
             told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
             _warn(recipe.train, steps, told)
