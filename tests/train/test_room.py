@@ -32,7 +32,7 @@ def take_step(training: Training) -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"ema": 0.9}, {"optimizer": "adafactor"}, {"optimizer": "muon"}, {"freeze": ["encoder.embedding"]}],
+    [{}, {"ema": 0.9}, {"optimizer": "adafactor"}, {"optimizer": "muon"}, {"freeze": ["encoder_embedding"]}],
 )
 def test_the_bytes_of_a_checkpoint_are_those_of_its_files(keys: dict[str, Any], tmp_path: Path) -> None:
     train = TrainConfig(steps=10, **keys)
