@@ -176,7 +176,7 @@ def test_two_languages_of_unlike_lengths_are_a_faulty_translation(
     said = capsys.readouterr()
     if faulty:
         assert said.err == (
-            "polyhead: one.txt has 60 lines and other.txt 63 lines, and the two are of different languages: line n of a "
+            "polyhead: one.txt has 60 lines and other.txt 63, and the two are of different languages: line n of a "
             "translation is that of line n of its source, so give files of as many lines; task=language-model learns from "
             "both as plain text\n"
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from polyhead.core.i18n import tr
 from polyhead.data.conversations import ConversationReport, open_conversations
 from polyhead.data.corpus import CorpusReport, open_corpus
 from polyhead.data.files import check_file, lines
@@ -114,14 +115,21 @@ def _task_of_plain(paths: Sequence[Path]) -> tuple[str, list[str]]:
     one, other = (sum(1 for _ in lines(path)) for path in paths)
     if one == other > 1:
         return "translation", []
-    counts = f"{paths[0].name} has {_lines(one)} and {paths[1].name} {_lines(other)}"
     if _are_two_languages(paths):
         raise UserError(
-            f"{counts}, and the two are of different languages: line n of a translation is that of line n of its source, so "
-            "give files of as many lines; task=language-model learns from both as plain text"
+            f"{paths[0].name} has {one:,} lines and {paths[1].name} {other:,}, and the two are of different languages: "
+            "line n of a translation is that of line n of its source, so give files of as many lines; "
+            "task=language-model learns from both as plain text"
         )
-    why = f"{counts}, and two sides of translations have as many, two or more"
-    return "language-model", [f"taken for plain text of one language model: {why}"]
+    note = tr(
+        "taken for plain text of one language model: {one} has {lines} and {other} {more}, and two sides of translations "
+        "have as many, two or more",
+        one=paths[0].name,
+        lines=_lines(one),
+        other=paths[1].name,
+        more=_lines(other),
+    )
+    return "language-model", [note]
 
 
 def _are_two_languages(paths: Sequence[Path]) -> bool:
@@ -132,7 +140,7 @@ def _are_two_languages(paths: Sequence[Path]) -> bool:
 
 
 def _lines(count: int) -> str:
-    return f"{count:,} line{'s' * (count != 1)}"
+    return tr("{count:,} line" if count == 1 else "{count:,} lines", count=count)
 
 
 def _languages(section: DataConfig, data: Mapping[str, Any], parallel: bool) -> dict[str, str]:
