@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polyhead.config import ModelConfig
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.files import replace_file
@@ -137,7 +138,7 @@ def run_training(
             run.model.eval()
             if page:
                 page.finish(outcome.how)
-                told.say(f"report: {page.path}")
+                told.say(tr("report: {path}", path=page.path))
             return run, outcome
 
 
