@@ -271,7 +271,7 @@ class Run:
         return maps(*given, lambda: self.hypotheses([source])[0][0].tokens)
 
     def display(self, token: int) -> str:
-        """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+        """A token as a person reads it; bytes that are no whole character are written as ⟨E4 B8⟩."""
         return display(self.tokenizer, token)
 
     def evaluate(

@@ -201,7 +201,7 @@ function attention(root) {
     columnLabels.forEach((label, s) => label.classList.toggle("on", s === best));
     targetChips.forEach((chip, t) => chip.setAttribute("aria-pressed", t === row));
     chips.forEach((chip, s) => {
-      chip.style.background = `color-mix(in srgb, var(--accent) ${Math.round(70 * opacity(weights[row][s]))}%, transparent)`;
+      chip.style.background = `color-mix(in srgb, var(--accent) ${Math.round(45 * opacity(weights[row][s]))}%, transparent)`;
       chip.title = (weights[row][s] / 1000).toFixed(3);
     });
     clear(readout).append(

@@ -86,6 +86,11 @@ def section_html(section: Section) -> str:
     return f"<section>\n<h2>{escape(section.heading)}</h2>\n{lead}\n{section.body}\n</section>"
 
 
+def scrollable(html: str, name: str, kind: str = "") -> str:
+    """HTML that scrolls sideways where it does not fit, by the keyboard too; ``name`` is for who cannot see it."""
+    return f'<div class="{f"scroll {kind}".strip()}" role="region" tabindex="0" aria-label="{escape(name)}">{html}</div>'
+
+
 def data(value: Any, attributes: str = "") -> str:
     """Data for the page's script. "<" is written as an escape, so no text can close the element it stands in."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -12,11 +12,14 @@ from polyhead.analysis.heat_map import AttentionMap
 from polyhead.data.framed import collate_framed, framed
 from polyhead.errors import MOST, UserError, check_whole
 from polyhead.generate.frame import Frame
+from polyhead.generate.stream import UNFINISHED
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
 from polyhead.nn.place import beside
 from polyhead.text.masks import count_masks, encode_masked
 from polyhead.text.sides import between
+from polyhead.text.spoken import spell_bytes
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.text.words import bytes_of
 
 BEGIN, END = "▶", "■"
 
@@ -134,12 +137,20 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def display(tokenizer: Tokenizer, token: int) -> str:
-    """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+    """A token as a person reads it: its blanks as ␣, bytes that are no whole character as ⟨E4 B8⟩."""
     return text_of(tokenizer, token).replace(" ", "␣")
 
 
 def text_of(tokenizer: Tokenizer, token: int) -> str:
     """The same with its blanks as they are: what it adds to a text, or its name."""
     check_whole("token", token, 0)
-    (text,) = tokenizer.decode([[token]])
-    return tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text
+    return spell_tokens(tokenizer, [token]) or tokenizer.tokens([token])[0]
+
+
+def spell_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Tokens as one text, special ones left out; bytes that are no whole character are written as ⟨E4 B8⟩."""
+    (text,) = tokenizer.decode([ids])
+    if UNFINISHED not in text:
+        return text
+    utf8 = bytes_of(tokenizer)
+    return spell_bytes(b"".join(utf8[i] for i in ids if i not in tokenizer.silent_ids))
