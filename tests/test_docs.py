@@ -32,7 +32,11 @@ from polyhead.registry import ALL, Registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
+TRANSLATED = ("guide", "serving", "compare", "cost", "distributed", "checkpoints")
+PAIRS = [
+    ("README.md", "README.zh-CN.md"),
+    *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
+]
 WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, listed on its own page
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
