@@ -473,10 +473,11 @@ def test_the_pages_of_the_parts_are_listed() -> None:
     assert set(re.findall(r"\((\w+\.md)\)", (ROOT / "docs/parts/README.md").read_text())) == pages
 
 
-def test_the_page_on_serving_lists_every_route() -> None:
+@pytest.mark.parametrize(("page", "head"), [("serving.md", "route"), ("serving.zh-CN.md", "路径")])
+def test_the_page_on_serving_lists_every_route(page: str, head: str) -> None:
     from polyhead.serve.routes import ROUTES
 
-    rows = table((ROOT / "docs/serving.md").read_text(), "route")
+    rows = table((ROOT / "docs" / page).read_text(), head)
     listed = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))
     assert sorted(listed) == sorted((route.method, route.path) for route in ROUTES if route.path != "/")
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.metrics import Score
 from polyhead.analysis.report import write_report
+from polyhead.core.i18n import get_language
 from polyhead.data.cldr import find_locale, write_corpus
 from polyhead.data.corpus import read_pairs
 from polyhead.errors import UserError
@@ -220,5 +221,5 @@ def seconds(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def title(locale: str) -> str:
-    """The English name of a locale."""
-    return find_locale(locale).english_name or locale
+    """The name of a locale in the current language."""
+    return find_locale(locale).get_display_name(get_language()) or locale
