@@ -68,6 +68,9 @@ class TrainConfig(Section):
     )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
+    log: Literal["wandb", "mlflow"] | None = Field(
+        None, description="send the numbers of metrics.jsonl to Weights & Biases or MLflow as well"
+    )
     threads: int | None = Field(None, gt=0, le=1024, description="CPU threads; all cores if not given")
     device: str = Field(
         "auto", description="where the model learns: cpu, cuda, cuda:1; auto: a GPU where there is one"

@@ -153,9 +153,11 @@ def translations(
 
     ``first`` is the number of the first text among all.
     """
+    from polyhead.generate.stream import decode_whole
+
     given = [text if text.strip() else "" for text in texts]
     for text, best in zip(given, run.hypotheses(given, n_best=n_best, first=first, **changes), strict=True):
-        outputs = run.tokenizer.decode([hypothesis.tokens for hypothesis in best])
+        outputs = decode_whole(run.tokenizer, [hypothesis.tokens for hypothesis in best])
         for hypothesis, output in zip(best, outputs, strict=True):
             yield hypothesis.score if text else None, one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))

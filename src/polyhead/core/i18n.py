@@ -18,9 +18,8 @@ from typing import Any
 from polyhead.errors import UserError, nearest
 
 LANGUAGES = {"en": "English", "zh": "中文"}
-NO_MESSAGES = frozenset(
-    {"progress", "facts"}
-)  # catalogs of labels, which as patterns would match any message
+# catalogs of labels, which as patterns would match any message
+NO_MESSAGES = frozenset({"progress", "facts", "pages", "lab"})
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
 _PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
 _language: str | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from polyhead.analysis.charts import line_chart, number, thin
-from polyhead.analysis.page import Section, asset, data, page
+from polyhead.analysis.page import Section, asset, data, page, scrollable
 from polyhead.lab.dots import dot_chart
 from polyhead.lab.front import front_chart
 from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
@@ -95,10 +95,11 @@ def tabled(table: Table) -> str:
         f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in table.rows
     )
     more = f"<span>{escape(table.about)}</span>" if table.about else ""
-    return (
-        f'<div class="sheet scroll"><table class="figures"><caption>{escape(table.title)}{more}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    body = (
+        f'<table class="figures"><caption>{escape(table.title)}{more}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
+    return scrollable(body, table.title, "sheet")
 
 
 def cell_text(cell: str | float) -> str:

@@ -249,8 +249,8 @@ const TOOLS = {
       empty(others);
       if (n > 1) for (const one of answer.data) for (const way of [one, ...one.alternatives])
         others.append(row(way.text, way.score?.toFixed(3) ?? "", "log-probability / length ^ penalty"));
-      const maps = answer.data.filter((one) => one.attention).map(({ text, attention: { source, target, weights } }) =>
-        ({ kind: "cross-attention", title: text, source: source.map(bare), target: target.map(bare), weights }));
+      const maps = answer.data.filter((one) => one.attention).map(({ text, attention: { source, target, layers, weights } }) =>
+        ({ kind: "cross-attention", title: text, source: source.map(bare), target: target.map(bare), layers, weights }));
       looks.hidden = !maps.length;
       if (maps.length) {
         const root = make("div", { class: "attention" });

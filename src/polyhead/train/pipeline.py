@@ -33,8 +33,9 @@ from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
-from polyhead.train.loop import How, Outcome, total_steps, train
+from polyhead.train.loop import How, Look, Outcome, total_steps, train
 from polyhead.train.ranks import ALONE, Each, Ranks
+from polyhead.train.report import RunReport
 from polyhead.train.reporting import (
     Metrics,
     Reporter,
@@ -50,6 +51,7 @@ from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, check_parts, open_start, resolved
 from polyhead.train.tasks.base import RunTask, TaskPart
+from polyhead.train.trackers import open_tracker
 from polyhead.train.training import Training, final_weights
 
 Judge = Callable[[Run, Any], dict[str, str]]
@@ -88,7 +90,8 @@ def run_training(
     with RunLock(out) if first else nullcontext():
         saved = everywhere(checkpoint.newest(checkpoints) if resume and first else None, ranks)
         done = saved.step if saved else 0
-        with reporters(recipe, done, report) if first else Reporters() as several:
+        page = RunReport(out, resumed=bool(done)) if first else None
+        with reporters(recipe, done, report) if first else Reporters() as several, page or nullcontext():
             told = Timed(several, read_metrics(out / "metrics.jsonl") if first else (), done)
             if origin and not resume:
                 tokenizer = origin.tokenizer
@@ -129,8 +132,11 @@ def run_training(
                 else tr("{size}, {steps:,} steps, to {out}", size=size, steps=steps, out=out)
             )
             _warn(recipe.train, steps, told)
+            if page:
+                page.begin(run, task, told.say)
             with stop_on_signal(told.say) as stopped:
-                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
+                look: Look = (lambda row: page.look(row)) if page else (lambda row: None)
+                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks, look)
                 if outcome.how != "interrupted":
                     if took := told.compared(outcome.step):
                         told.say(took)
@@ -143,6 +149,9 @@ def run_training(
                     saved_at if judge else tr("{saved}; go on with: {command}", saved=saved_at, command=on)
                 )
             run.model.eval()
+            if page:
+                page.finish(outcome.how)
+                told.say(f"report: {page.path}")
             return run, outcome
 
 
@@ -154,9 +163,14 @@ def _known(resumed: Path | None, origin: Run | None) -> tuple[int, str | None]:
 
 
 def reporters(recipe: Recipe, from_step: int, shown: Reporter | None) -> Reporters:
-    """Terminal, metrics.jsonl and, if asked for, TensorBoard."""
-    boards = [TensorBoard(recipe.out / "tensorboard", from_step)] if recipe.train.tensorboard else []
-    return Reporters(shown or at_terminal(), Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
+    """Terminal, metrics.jsonl and, if asked for, TensorBoard and a tracker of experiments."""
+    shown = shown or at_terminal()
+    boards: list[Reporter] = []
+    if recipe.train.tensorboard:
+        boards.append(TensorBoard(recipe.out / "tensorboard", from_step))
+    if recipe.train.log:
+        boards.append(open_tracker(recipe, from_step > 0, shown.say))
+    return Reporters(shown, Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
 
 
 def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -> Tokenizer:

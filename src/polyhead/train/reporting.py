@@ -10,12 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from polyhead.analysis.forecast import duration
+from polyhead.analysis.run_record import COUNTERS, read_metrics
+from polyhead.core.extras import install_command
 from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 
+__all__ = ["COUNTERS", "duration", "read_metrics"]  # which others import from here
+
 Row = Mapping[str, float]
-COUNTERS = ("step", "epoch", "seconds", "best", "split")  # what of a row was not measured
 
 
 class Reporter(Protocol):
@@ -94,20 +98,6 @@ def _number(value: Any) -> Any:
     return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
-    if not path.is_file():
-        return []
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    try:
-        rows = [json.loads(line) for line in lines]
-        if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-            return rows
-    except ValueError:
-        pass
-    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to go on")
-
-
 class TensorBoard:
     """The same numbers for TensorBoard (extra ``board``)."""
 
@@ -116,7 +106,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "train.tensorboard needs the extra 'board': pip install 'polyhead[board]'"
+                f"train.tensorboard needs the extra 'board': {install_command('board')}"
             ) from None
         self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
@@ -225,14 +215,3 @@ def measures(row: Row) -> str:
 
 def _left(row: Row) -> str:
     return tr("{time} left", time=duration((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3))
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return tr("{hours} h {minutes:02} min", hours=hours, minutes=minutes)
-    if minutes:
-        return tr("{minutes} min {seconds:02} s", minutes=minutes, seconds=seconds)
-    return tr("{seconds} s", seconds=seconds)

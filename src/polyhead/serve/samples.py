@@ -1,0 +1,119 @@
+"""Texts to try a model on: those that its run is measured on, or everyday sentences in its language."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from importlib.resources import files
+from itertools import islice
+
+from polyhead import hub
+from polyhead.data.conversations import ConversationReport
+from polyhead.data.corpus import CorpusReport
+from polyhead.data.labelled import LabelledReport
+from polyhead.data.text import texts
+from polyhead.errors import UserError
+from polyhead.recipe import Recipe
+from polyhead.text.tokenizer import Tokenizer
+from polyhead.text.words import unspaced
+from polyhead.train.tasks.chat import conversations_of
+from polyhead.train.tasks.classification import labelled_of
+from polyhead.train.tasks.plain_text import text_of
+from polyhead.train.tasks.translation import corpus_of
+
+Sample = tuple[str, ...]  # one text, or the two of a pair
+SAMPLES = 200
+LARGEST = 1 << 26  # bytes of a file that is read to its end to find the share that was held out
+PROMPT_WORDS, PROMPT_CHARACTERS = 5, 8  # how a text begins
+
+
+def validation_samples(recipe: Recipe | None) -> list[Sample]:
+    """The first texts that a run is measured on; none where its files are not on this machine."""
+    if recipe is None or not _is_local(recipe):
+        return []
+    read = _READERS.get(recipe.task.name, _lines)
+    try:
+        return list(islice(read(recipe), SAMPLES))
+    except (UserError, OSError):
+        return []
+
+
+def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[Sample]:
+    """Sentences in a language; without one in that which the tokenizer writes in the fewest tokens. Few languages have some."""
+    sentences = _sentences()
+    fitting = partial(max, sentences, key=lambda code: _bytes_per_token(tokenizer, sentences[code]))
+    code = re.split("[-_]", language.lower())[0] or fitting()
+    return [(sentence,) for sentence in sentences.get(code, [])]
+
+
+def begin_text(text: str) -> str:
+    """How a text begins: its first words, or characters of a script without blanks between words."""
+    return text[:PROMPT_CHARACTERS] if is_unspaced(text) else " ".join(text.split()[:PROMPT_WORDS])
+
+
+def mask_word(text: str) -> str:
+    """The text with the word in its middle hidden, or the character of a script without blanks between words."""
+    if is_unspaced(text):
+        middle = len(text) // 2
+        return f"{text[:middle]}<mask>{text[middle + 1 :]}"
+    words = text.split()
+    middle = len(words) // 2
+    end = words[middle][len(words[middle].rstrip(".,;:!?\"'")) :]
+    return " ".join([*words[:middle], f"<mask>{end}", *words[middle + 1 :]])
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether most of the text is in a script that puts no blanks between words."""
+    return 2 * sum(map(unspaced, text)) > len(text)
+
+
+def _is_local(recipe: Recipe) -> bool:
+    data = recipe.data
+    names = data.valid or data.train
+    if any(name.startswith(hub.PREFIX) for name in names):
+        return False
+    found = [path for name in names for path in data.local(name)]
+    return bool(found) and (data.valid is not None or all(path.stat().st_size < LARGEST for path in found))
+
+
+def _sources(recipe: Recipe) -> Iterator[Sample]:
+    corpus = corpus_of(recipe, "valid")
+    return ((pair.source,) for pair in corpus.pairs(CorpusReport(corpus.where)))
+
+
+def _labelled(recipe: Recipe) -> Iterator[Sample]:
+    labelled = labelled_of(recipe, "valid")
+    return (example.texts for example in labelled.examples(LabelledReport(labelled.where)))
+
+
+def _questions(recipe: Recipe) -> Iterator[Sample]:
+    found = conversations_of(recipe, "valid")
+    for _, messages in found.read(ConversationReport(found.where)):
+        yield from [(message.content,) for message in messages if message.role == "user"][:1]
+
+
+def _lines(recipe: Recipe) -> Iterator[Sample]:
+    return ((line.strip(),) for line in texts(text_of(recipe, "valid")) if line.strip())
+
+
+_READERS: dict[str, Callable[[Recipe], Iterator[Sample]]] = {
+    "translation": _sources, "classification": _labelled, "chat": _questions,
+}  # fmt: skip
+
+
+@cache
+def _sentences() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads(
+        files("polyhead.serve").joinpath("examples.json").read_text("utf-8")
+    )
+    return found
+
+
+def _bytes_per_token(tokenizer: Tokenizer, sentences: list[str]) -> float:
+    """0 where the tokenizer cannot write them."""
+    encoded = tokenizer.encode(sentences)
+    if any(tokenizer.ids.get("unk_token") in ids for ids in encoded):
+        return 0.0
+    return sum(len(sentence.encode()) for sentence in sentences) / max(1, sum(map(len, encoded)))
