@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from tests.browser.conftest import SCREENS, check_accessibility, show_on
-from tests.browser.reading import find_english
+from tests.browser.reading import find_english, run_command
 
 from polyhead import demo
-from polyhead.cli import main
 
 pytest.importorskip("babel")
 
@@ -35,7 +34,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             patch.setattr(demo, "SETTINGS", settings)
             patch.setattr(demo, "PAIRS", {"n": 300, "n_valid": 20, "n_test": 20})
             patch.chdir(place)
-            assert main(["--lang", language, "demo"]) == 0
+            run_command(language, "demo")
         return place / "runs" / "demo"
 
     return make_one

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from tests.browser.conftest import SCREENS, check_accessibility, show_on
-from tests.browser.reading import embedded, find_english
+from tests.browser.reading import embedded, find_english, run_command
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.draw_page import embeddings
 from polyhead.analysis.positions import bias, table
-from polyhead.cli import main
 from polyhead.generation_section import GenerationConfig
 from polyhead.recipe import Recipe
 from polyhead.run import Run
@@ -49,7 +48,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]
             Run(build(config, seed=0), tokenizer, GenerationConfig(), recipe).save(run)
         if not html.exists():
             options = ["--positions", str(N), "--tokens", "60", "--out", str(html)]
-            assert main(["--lang", language, "draw", str(run), *options]) == 0
+            run_command(language, "draw", str(run), *options)
         return html
 
     return make_one

@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from polyhead.core.i18n import tr
+
 LEAST = 20  # steps that a prediction is made from, behind those of the first row, which warm up
 
 
@@ -61,10 +63,8 @@ def duration(seconds: float) -> str:
     """Seconds as people say them."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02} min"
-        if hours
-        else f"{minutes} min {seconds:02} s"
-        if minutes
-        else f"{seconds} s"
-    )
+    if hours:
+        return tr("{hours} h {minutes:02} min", hours=hours, minutes=minutes)
+    if minutes:
+        return tr("{minutes} min {seconds:02} s", minutes=minutes, seconds=seconds)
+    return tr("{seconds} s", seconds=seconds)

@@ -75,12 +75,22 @@ def _check_length(name: str, tokens: list[int], most: int) -> None:
 
 def cross(found: dict[str, AttentionMap]) -> tuple[list[str], list[str], Tensor]:
     """The map of cross-attention alone: source tokens, target tokens, weights (layers, heads, T, S)."""
+    columns, rows, weights, *_ = cross_map(found)
+    return list(columns), list(rows), weights
+
+
+def cross_map(found: dict[str, AttentionMap]) -> AttentionMap:
+    """The map of cross-attention alone, with a mark for blanks in its tokens."""
     if "cross" not in found:
         raise UserError(
             f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}"
         )
-    columns, rows, weights = found["cross"][:3]
-    return (*([token.replace(" ", "␣") for token in side] for side in (columns, rows)), weights)
+    of_cross = found["cross"]
+    columns, rows = (
+        [token.replace(" ", "␣") for token in side]
+        for side in (of_cross.source_tokens, of_cross.target_tokens)
+    )
+    return of_cross._replace(source_tokens=columns, target_tokens=rows)
 
 
 def pair_maps(

@@ -35,6 +35,11 @@ def get_language() -> str:
     return "en"
 
 
+def get_chosen_language() -> str | None:
+    """The language set by ``set_language``, as ``--lang`` does; None where that of the environment counts."""
+    return _language
+
+
 def set_language(language: str | None) -> None:
     """Set the language of this process, a key of ``LANGUAGES``; None returns to that of the environment."""
     global _language
@@ -77,6 +82,7 @@ def translate_message(message: str, subject: str | None = None) -> str:
     """A finished English message in the current language; as it is where the catalog has no entry that matches.
 
     An entry matches if it is the message with ``{name}`` in place of what varies. The one with the most literal text wins.
+    What a placeholder stands for is translated too if it is an entry of the errors itself, such as "a classifier".
     ``subject`` looks in one catalog only; without it all but those of ``NO_MESSAGES`` are used.
     """
     catalog = load_catalog(get_language(), subject)
@@ -84,7 +90,10 @@ def translate_message(message: str, subject: str | None = None) -> str:
         return catalog[message]
     for pattern, translated in _patterns(get_language(), subject):
         if match := pattern.fullmatch(message):
-            return translated.format(**match.groupdict())
+            words = load_catalog(get_language(), "errors")
+            return translated.format(
+                **{name: words.get(word, word) for name, word in match.groupdict().items()}
+            )
     return message
 
 

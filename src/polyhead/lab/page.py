@@ -47,7 +47,7 @@ def translate_result(result: Result) -> Result:
 def _translated(value: Any) -> Any:
     """Each text of a value in the language of the page, as far as the catalog of the lab knows it."""
     if isinstance(value, str):
-        return "\n\n".join(translate_message(paragraph, "lab") for paragraph in value.split("\n\n"))
+        return "\n\n".join(tr(translate_message(part, "lab")) for part in value.split("\n\n"))
     if isinstance(value, Result):
         return replace(
             value, **{field.name: _translated(getattr(value, field.name)) for field in fields(value)}

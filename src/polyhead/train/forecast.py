@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from polyhead.analysis.forecast import Forecast, Tick, compare_times, duration, forecast, seconds_at
+from polyhead.core.i18n import tr
 from polyhead.train.reporting import Reporter, Row
 
 __all__ = ["Forecast", "Tick", "forecast", "seconds_at"]  # which others import from here
@@ -59,7 +60,11 @@ class Timed:
         if found is None:
             return ""
         predicted, more = found
-        return (
-            f"planned {duration(predicted.seconds)} at step {predicted.at}, took {duration(self.seconds)} ({more:+.0%}); "
-            f"evaluations {duration(self.evaluated)} more"
+        return tr(
+            "planned {planned} at step {step}, took {took} ({more:+.0%}); evaluations {evaluated} more",
+            planned=duration(predicted.seconds),
+            step=predicted.at,
+            took=duration(self.seconds),
+            more=more,
+            evaluated=duration(self.evaluated),
         )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.files import remove
 from polyhead.nn.loss import Loss
@@ -103,7 +104,7 @@ def train(
         parts = [ranks.share(task, next(stream)) for _ in range(config.accumulate)]
         batches = [task.batch(part[0]) if part else None for part in parts]
         if why := update(training, task, batches, config, ranks):
-            report.say(f"step {progress.step}: {why}; skipped")
+            report.say(tr("step {step}: {why}; skipped", step=progress.step, why=why))
             ranks.tell(lambda: _check_skips(progress, checkpoints, steps))
         last = progress.step == steps
         if progress.step % config.log_every == 0 or last:
@@ -214,12 +215,14 @@ def update(
     model.zero_grad(set_to_none=True)
     if scale and count and math.isfinite(total) and scale.learn(finite):
         progress.skipped += 1
-        return f"gradients overflow in fp16, so the loss is scaled by {scale.value:g} from now on"
+        return tr(
+            "gradients overflow in fp16, so the loss is scaled by {scale:g} from now on", scale=scale.value
+        )
     if count and finite:
         return ""
     progress.skipped += 1
     progress.in_a_row += not finite
-    return "no label counts, nothing to learn" if finite else "the loss is not finite"
+    return tr("no label counts, nothing to learn") if finite else tr("the loss is not finite")
 
 
 def _count(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from polyhead.config import ModelConfig
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.files import replace_file
@@ -46,6 +46,7 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.room import check_room
 from polyhead.train.schedule import faint, late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
@@ -116,11 +117,22 @@ def run_training(
                     planned = total_steps(task, before.train)
                     check_rates(recipe.train, config.d_model, saved.step, planned, steps)
                 training.restore(saved)
-                told.say(f"resumed at step {saved.step} of {steps}")
+                told.say(tr("resumed at step {step} of {steps}", step=saved.step, steps=steps))
             if first:
                 run.save_description(out)
-            together = f" on {ranks.world} processes" if ranks.world > 1 else ""
-            told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
+            ranks.tell(lambda: check_room(out, training, config, recipe.train, steps))
+            size = counted(run.model)
+            told.say(
+                tr(
+                    "{size}, {steps:,} steps on {n} processes, to {out}",
+                    size=size,
+                    steps=steps,
+                    n=ranks.world,
+                    out=out,
+                )
+                if ranks.world > 1
+                else tr("{size}, {steps:,} steps, to {out}", size=size, steps=steps, out=out)
+            )
             _warn(recipe.train, steps, told)
             if page:
                 page.begin(run, task, told.say)
@@ -133,8 +145,11 @@ def run_training(
                     outcome.how = _finish(run, task, outcome, training, told, judge, ranks)
             if outcome.how == "interrupted":
                 on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.again])
+                saved_at = tr("saved at step {step}", step=outcome.step)
                 # whoever has a judge of its own goes on in its own way
-                told.say(f"saved at step {outcome.step}{'' if judge else f'; go on with: {on}'}")
+                told.say(
+                    saved_at if judge else tr("{saved}; go on with: {command}", saved=saved_at, command=on)
+                )
             run.model.eval()
             if page:
                 page.finish(outcome.how)
@@ -168,7 +183,8 @@ def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -
     tokenizer = train_tokenizer(
         part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
     )
-    report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
+    took = duration(time.monotonic() - started)
+    report.say(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=took))
     return tokenizer
 
 
@@ -188,9 +204,11 @@ def _opened(
 def _warn(train: TrainConfig, steps: int, report: Reporter) -> None:
     """Say what hardly lets the model learn."""
     if said := late(train.schedule, steps):
-        report.say(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
+        report.say(
+            translate_message(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
+        )
     if said := faint(train.schedule, train.lr):
-        report.say(said)
+        report.say(translate_message(said))
 
 
 def _finish(
@@ -220,17 +238,30 @@ def _finish(
             facts |= ranks.tell(lambda: judge(run, task)) if judge else task.facts(run, ranks.map)
     except KeyboardInterrupt:
         ranks.interrupt()
-        report.say("training is done, its final evaluation is not")
+        report.say(tr("training is done, its final evaluation is not"))
         return "interrupted"
     if not ranks.rank:
         replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
     for name, value in facts.items():
-        report.say(f"{name}: {value}")
-    how = "" if outcome.how == "done" else f" ({outcome.how})"
+        report.say(tr("{name}: {value}", name=_translate_fact(name), value=_translate_fact(value)))
     # there it stands for the run
     use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)
-    report.say(f"finished{how} at step {outcome.step}; use it: {use}")
+    report.say(
+        tr("finished at step {step}; use it: {command}", step=outcome.step, command=use)
+        if outcome.how == "done"
+        else tr(
+            "finished ({how}) at step {step}; use it: {command}",
+            how=tr(outcome.how),
+            step=outcome.step,
+            command=use,
+        )
+    )
     return outcome.how
+
+
+def _translate_fact(text: str) -> str:
+    """A name or a value of the run's README.md, which is in English, in the current language."""
+    return translate_message(text, "facts")
 
 
 def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:

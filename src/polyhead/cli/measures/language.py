@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.run import Run
 from polyhead.train.tasks.plain_text import text_in, text_of
@@ -29,12 +30,18 @@ def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str]
     measured = run.measure(given)
     seconds = time.perf_counter() - start
     if measured.broken:
-        print(
-            f"polyhead: {given.where}: skipped {measured.broken:,} lines that are no text or too long",
-            file=sys.stderr,
+        skipped = tr(
+            "{file}: skipped {count:,} lines that are no text or too long",
+            file=given.where,
+            count=measured.broken,
         )
-    show("loss", measured.loss, f"nats of a token, {measured.tokens:,} tokens")
-    show("perplexity", measured.per_token, "of a token, which depends on the tokenizer")
-    show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")
-    show("bits", measured.bits_per_character, f"of a character, {measured.characters:,} characters")
-    show("speed", measured.tokens / seconds, f"tokens a second, in {seconds:,.1f} s with the tokenizer")
+        print(f"polyhead: {skipped}", file=sys.stderr)
+    tokens, words, characters = measured.tokens, measured.words, measured.characters
+    show(tr("loss"), measured.loss, tr("nats of a token, {count:,} tokens", count=tokens))
+    show(tr("perplexity"), measured.per_token, tr("of a token, which depends on the tokenizer"))
+    show(tr("word-ppl"), measured.per_word, tr("of a word, {count:,} with the ends of lines", count=words))
+    show(
+        tr("bits"), measured.bits_per_character, tr("of a character, {count:,} characters", count=characters)
+    )
+    remark = tr("tokens a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
+    show(tr("speed"), tokens / seconds, remark)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from polyhead.analysis.heat_map import columns
+from polyhead.core.i18n import tr
 from polyhead.data.corpus import CorpusReport
 from polyhead.data.labelled import LabelledReport
 from polyhead.errors import UserError
@@ -17,8 +19,8 @@ Split = Literal["test", "valid"]
 
 
 def show(name: str, value: float, remark: str) -> None:
-    """One line of the table."""
-    print(f"{name:<11} {value:>9.3f}  {remark}", flush=True)
+    """One line of the table: a name and a remark, both in the current language, around a figure."""
+    print(f"{name}{' ' * (11 - columns(name))} {value:>9.3f}  {remark}", flush=True)
 
 
 def no_files(split: str, files: str, run: Run) -> UserError:
@@ -42,7 +44,10 @@ def write_answers(output: Path, found: Iterable[str], report: CorpusReport | Lab
         lines[row - 1] = line
     write_lines(output, lines)
     if left := len(lines) - len(report.rows):
-        print(
-            f"polyhead: {output}: {left:,} of {len(lines):,} lines are blank, for what was skipped",
-            file=sys.stderr,
+        blank = tr(
+            "{file}: {left:,} of {count:,} lines are blank, for what was skipped",
+            file=output,
+            left=left,
+            count=len(lines),
         )
+        print(f"polyhead: {blank}", file=sys.stderr)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.core.i18n import tr
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.train.reporting import Reporters
@@ -30,13 +31,13 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changed)})
     task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
     remarks = {
-        "loss": "nats of a token asked for",
-        "ppl": "of a token asked for",
-        "accuracy": "the share of them that is right",
-        "f1": "of the tokens that were replaced",
+        "loss": tr("nats of a token asked for"),
+        "ppl": tr("of a token asked for"),
+        "accuracy": tr("the share of them that is right"),
+        "f1": tr("of the tokens that were replaced"),
     }
     measured = task.evaluate(run.model)
     if "f1" in measured:
-        remarks["loss"] = "nats: the generator's, and the encoder's as it is weighed"
+        remarks["loss"] = tr("nats: the generator's, and the encoder's as it is weighed")
     for name, value in measured.items():
-        show("perplexity" if name == "ppl" else name, value, remarks[name])
+        show(tr("perplexity" if name == "ppl" else name), value, remarks[name])

@@ -11,7 +11,9 @@ from typing import Any
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
 from polyhead.cli.options import parts, typed
+from polyhead.cli.swapped import SwapCheck
 from polyhead.cli.terms_file import read_terms
+from polyhead.core.i18n import tr
 from polyhead.data.columns import format_like
 from polyhead.data.corpus import CorpusReport, open_corpus, read_pairs
 from polyhead.errors import UserError
@@ -45,6 +47,7 @@ def measure(
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     entries = None if terms is None else read_terms(terms)
     sources, references, report = pairs(run, files, split, limit, columns)
+    SwapCheck(run, source_lang, target_lang).read_pairs(sources, references)
     changes: dict[str, Any] = typed(
         beam_size=beam_size,
         length_penalty=length_penalty,
@@ -64,13 +67,15 @@ def measure(
     counter.add(len(sources))
     counter.close()
     for score in measured.scores:
-        show(score.name, score.value, score.signature)
+        show(tr(score.name), score.value, score.signature)
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
-    show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
+    remark = tr("% of the translations equal to their reference")
+    show(tr("exact"), 100 * exact / len(references), remark)
     if output is not None:
         write_answers(output, map(one_line, measured.outputs), report)
     show_perplexity(run, sources, references)
-    show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
+    remark = tr("translations a second, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
+    show(tr("speed"), len(sources) / seconds, remark)
 
 
 def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
@@ -80,13 +85,16 @@ def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None
     fits = [max(map(len, pair)) <= most for pair in sides]
     kept = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]
     if long := len(fits) - len(kept):
-        print(
-            f"polyhead: {long:,} pairs have more than {most} tokens a side: translated from "
-            "their beginning, and left out of the perplexity",
-            file=sys.stderr,
+        left_out = tr(
+            "{count:,} pairs have more than {most} tokens a side: translated from their beginning, and left out of "
+            "the perplexity",
+            count=long,
+            most=most,
         )
+        print(f"polyhead: {left_out}", file=sys.stderr)
     if kept:
-        show("perplexity", run.perplexity([a for a, _ in kept], [b for _, b in kept]), "of a reference token")
+        perplexity = run.perplexity([a for a, _ in kept], [b for _, b in kept])
+        show(tr("perplexity"), perplexity, tr("of a reference token"))
 
 
 def pairs(
@@ -108,7 +116,7 @@ def pairs(
             f"{corpus.where} are a side each, without columns or keys: leave out --source and --target"
         )
     sources, references, report = read_pairs(corpus, limit)
-    print(report, file=sys.stderr)
+    print(report.describe(), file=sys.stderr)
     return sources, references, report
 
 
