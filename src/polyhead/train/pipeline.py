@@ -151,7 +151,7 @@ def run_training(
             run.model.eval()
             if page:
                 page.finish(outcome.how)
-                told.say(f"report: {page.path}")
+                told.say(tr("report: {file}", file=page.path))
             return run, outcome
 
 
