@@ -227,7 +227,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("data.source=[1]", "data.source: [1] is not a column's number or a key's name"),
         (
             "data.format=csv",
-            "data.format: 'csv' is not one of auto, parallel, tsv, jsonl; did you mean 'tsv'?",
+            "data.format: 'csv': a file x.csv is read by its name; leave data.format out",
         ),
         (
             "generation.early_stopping=maybe",

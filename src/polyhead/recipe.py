@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -101,6 +103,9 @@ class TrainConfig(Section):
         return self
 
 
+YAML = (".yaml", ".yml")
+TEXTS = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".gz")
+"""Ends of the names of files with text, some of which can be read as YAML."""
 MADE = {"made": True}
 """The context in which the recipe of a run that is there is read: what had no effect in it does no harm."""
 
@@ -201,7 +206,7 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: b
     if not isinstance(path, str | Path):
         raise UserError(f"wanted the file of a recipe, got {show(path)}; Recipe(**mapping) is one of keys")
     path = Path(path)
-    tree = document.read(path)
+    tree = read_recipe(path, overrides or [])
     for keys, value in document.parse_overrides(overrides or [], Recipe):
         document.assign(tree, keys, value, Recipe)
     tree = {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
@@ -209,3 +214,29 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: b
         return Recipe.model_validate(tree, context=MADE if made else None)
     except ValidationError as error:
         raise explain(error, Recipe) from None
+
+
+def is_recipe(path: str | Path) -> bool:
+    """Whether a file is YAML with the keys that every recipe has."""
+    if Path(path).suffix not in YAML or not Path(path).is_file():
+        return False
+    try:
+        return {"data", "train"} <= document.read(Path(path)).keys()
+    except UserError:
+        return False
+
+
+def read_recipe(path: Path, overrides: Sequence[str]) -> document.Tree:
+    """The keys of a recipe; of text that was given in its place a UserError shows the command that makes a recipe of it."""
+    other = path.is_file() and path.suffix not in YAML
+    if not other or path.suffix not in TEXTS:
+        try:
+            return document.read(path)
+        except UserError:
+            if not other:
+                raise
+    files = [str(path), *(one for one in overrides if "=" not in one and Path(one).is_file())]
+    typed = shlex.join(["polyhead", "recipe", *files, "--output", "mine.yaml"])
+    raise UserError(
+        f"{path} is not a recipe (a YAML file); to learn from text, make a recipe of it first: {typed}"
+    )

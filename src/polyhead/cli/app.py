@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import polyhead
+from polyhead import elsewhere
 from polyhead.core import i18n
 from polyhead.errors import UserError, nearest
 
@@ -90,7 +91,13 @@ def answer(typed: list[str]) -> int:
     if typed[0] in ("--show-completion", "--install-completion"):
         return run_completion(typed[0], typed[1:])
     if typed[0] not in VERBS:
-        hint = nearest(typed[0], VERBS) or f"; there are: {', '.join(VERBS)}"
+        meant = [verb for verb, names in elsewhere.VERBS.items() if typed[0].lower() in names.split()]
+        hint = (
+            f"; did you mean {meant[0]!r}?"
+            if meant
+            else nearest(typed[0], [*VERBS, "--version", "--help", "-V"])
+        )
+        hint = hint or f"; there are: {', '.join(VERBS)}"
         message = i18n.translate_message(f"unknown verb {typed[0]!r}{hint}")
         print(f"polyhead: {message}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from polyhead.cli.guard import INTERRUPTED
 from polyhead.cli.lines import harmless, one_line
 from polyhead.core.i18n import tr
 from polyhead.errors import UserError
+from polyhead.places import directory_place
 from polyhead.text.control import spelled
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def run(
     """
     if translate is not None and not translate.strip():
         raise UserError("--translate: there is nothing to translate")
-    out = out or default_out(source, target)
+    out = directory_place(out or default_out(source, target))
     from rich.console import Console
 
     from polyhead import demo

@@ -15,7 +15,7 @@ from polyhead import document
 from polyhead.core.i18n import tr
 from polyhead.errors import UserError, explain
 from polyhead.places import file_place, put
-from polyhead.recipe import Recipe
+from polyhead.recipe import Recipe, is_recipe
 
 
 def run(
@@ -55,9 +55,12 @@ def run(
     from polyhead.starter.look import look
     from polyhead.starter.propose import propose, written
 
+    given = given or []
     files = [one for one in given if "=" not in one or Path(one).exists()]
     if not files:
         raise UserError("name the files to learn from: polyhead recipe train.en train.de")
+    for recipe in filter(is_recipe, files):
+        raise UserError(f"{recipe} is a recipe already; train it: polyhead train {shlex.quote(recipe)}")
     check_output(output, files)
     changes = document.parse_overrides([one for one in given if one not in files], Recipe)
     known = {keys[1]: value for keys, value in changes if keys[0] == "data" and len(keys) == 2}

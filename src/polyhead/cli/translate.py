@@ -113,6 +113,7 @@ def run(
     ) | parts(cache=cache)
     output_place(output, [source, prefix, terms], directory, others)
     lines, beside = read_lines(source), files_beside(source, prefix, terms)
+    from polyhead.cli.swapped import SwapCheck
     from polyhead.text.sides import between
 
     translator = opened(directory, others, dtype, device)
@@ -125,8 +126,10 @@ def run(
         file.about(cuts, sides, most)
         changes |= file.of([], 0)
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
+    swap = SwapCheck(translator, source_lang, target_lang)
     with answers(output, "translations") as add:
         for texts in chunks(lines, chunk_size(source, chunk)):
+            swap.read(texts)
             if not truncate:
                 way = "Split the line, or translate its beginning with --truncate"
                 refuse_long(cuts.encode(texts), most - len(sides.source(())), done + 1, "line", way)

@@ -182,8 +182,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
 
 
 def _held(row: Row, share: float) -> bool:
-    """Whether a pair is of those that a share holds out; what is no pair is of the others."""
-    return not isinstance(row, str) and zlib.crc32(row[0].encode()) < share * 2**32
+    """Whether a pair is of those that a share holds out; what is no pair, or has no source, is of the others."""
+    return not isinstance(row, str) and not blank(row[0]) and zlib.crc32(row[0].encode()) < share * 2**32
 
 
 def _texts(a: Any, b: Any) -> Row:

@@ -142,6 +142,10 @@ def _language(name: str, languages: dict[int, str]) -> int:
     names = {i: _bare(token) for i, token in languages.items()}
     exact = [i for i, token in languages.items() if name in (token, names[i])]
     found = exact or [i for i, bare in names.items() if bare.startswith(f"{name}_")]
+    if not languages:
+        raise UserError(
+            f"language {name!r}: no token of this model names it, nor any other language: it translates one pair; leave it out"
+        )
     if len(found) != 1:
         what = (
             f"{len(found)} languages of this model begin with it"

@@ -46,6 +46,7 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.room import check_room
 from polyhead.train.schedule import faint, late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
@@ -119,6 +120,7 @@ def run_training(
                 told.say(tr("resumed at step {step} of {steps}", step=saved.step, steps=steps))
             if first:
                 run.save_description(out)
+            ranks.tell(lambda: check_room(out, training, config, recipe.train, steps))
             size = counted(run.model)
             told.say(
                 tr(
@@ -151,7 +153,7 @@ def run_training(
             run.model.eval()
             if page:
                 page.finish(outcome.how)
-                told.say(f"report: {page.path}")
+                told.say(tr("report: {path}", path=page.path))
             return run, outcome
 
 

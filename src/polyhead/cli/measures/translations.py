@@ -11,6 +11,7 @@ from typing import Any
 from polyhead.cli.lines import Counter, one_line
 from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
 from polyhead.cli.options import parts, typed
+from polyhead.cli.swapped import SwapCheck
 from polyhead.cli.terms_file import read_terms
 from polyhead.core.i18n import tr
 from polyhead.data.columns import format_like
@@ -46,6 +47,7 @@ def measure(
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     entries = None if terms is None else read_terms(terms)
     sources, references, report = pairs(run, files, split, limit, columns)
+    SwapCheck(run, source_lang, target_lang).read_pairs(sources, references)
     changes: dict[str, Any] = typed(
         beam_size=beam_size,
         length_penalty=length_penalty,

@@ -10,7 +10,7 @@ from torch import nn
 
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.analysis.recovered import perplexity_of
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import tr, translate_message
 from polyhead.data.batches import ByLength, deal
 from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
@@ -30,6 +30,7 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores, say_split, warn_of_few
+from polyhead.train.tasks.swapped import check_sides
 
 Measure = Callable[[Seq2Seq, Each], dict[str, float]]
 COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
@@ -77,11 +78,13 @@ class Translation:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and holds pairs, or a UserError says what is wrong."""
-        found = [corpus_of(recipe, split) for split in recipe.data.splits]
+        corpora = {split: corpus_of(recipe, split) for split in recipe.data.splits}
+        found = list(corpora.values())
         if found[0].wanted != COLUMNS and all(corpus.format == "parallel" for corpus in found):
             raise UserError(
                 f"{found[0].where} are a side each, without columns or keys: leave out data.source and data.target"
             )
+        check_sides(recipe.data, corpora)
 
     @classmethod
     def texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -102,6 +105,8 @@ class Translation:
         say_split(report, "valid", valid.report.describe())
         for store in (train, valid):
             warn_of_few(store.report, recipe, report)
+        for warning in check_sides(recipe.data, {s: corpus_of(recipe, s) for s in recipe.data.splits}):
+            report.say(translate_message(warning))
         if recipe.data.test:
             say_split(report, "test", read_pairs(corpus_of(recipe, "test"))[2].describe())
         if copied := [split for split in recipe.data.splits if corpus_of(recipe, split).copies]:
