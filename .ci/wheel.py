@@ -6,7 +6,9 @@ an empty environment, and there it trains on the text that it brings. Neither th
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -32,11 +34,14 @@ def use(wheel: Path, directory: Path) -> None:
     """Install the wheel in an environment in the directory, and go from nothing to a translation."""
     venv.create(directory / "env", with_pip=True)
     python, polyhead = directory / "env/bin/python", directory / "env/bin/polyhead"
-    constraints = str(ROOT / "constraints.txt")
-    run(
-        [str(python), "-m", "pip", "install", "-q", "--no-compile", "-c", constraints, str(wheel)],
-        cwd=directory,
-    )
+    pip = [str(python), "-m", "pip", "install", "-q", "--no-compile", "-c", str(ROOT / "constraints.txt")]
+    dev = runpy.run_path(str(ROOT / "dev"))
+    if (
+        json.loads(dev["STAMP"].read_text())["torch"] != "cuda"
+    ):  # the build that ./dev took, from the same place
+        options = ["--index-url", dev["CPU_INDEX"], "--no-deps", "--timeout", "10", "--retries", "1"]
+        subprocess.run([*pip, *options, "torch"], check=False)
+    run([*pip, str(wheel)], cwd=directory)
     for arguments in (
         ["--version"],
         ["recipe", "--example"],

@@ -32,7 +32,11 @@ from polyhead.registry import ALL, Registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
+TRANSLATED = ("guide", "serving", "compare", "cost", "distributed", "checkpoints")
+PAIRS = [
+    ("README.md", "README.zh-CN.md"),
+    *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
+]
 WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, listed on its own page
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
@@ -469,10 +473,11 @@ def test_the_pages_of_the_parts_are_listed() -> None:
     assert set(re.findall(r"\((\w+\.md)\)", (ROOT / "docs/parts/README.md").read_text())) == pages
 
 
-def test_the_page_on_serving_lists_every_route() -> None:
+@pytest.mark.parametrize(("page", "head"), [("serving.md", "route"), ("serving.zh-CN.md", "路径")])
+def test_the_page_on_serving_lists_every_route(page: str, head: str) -> None:
     from polyhead.serve.routes import ROUTES
 
-    rows = table((ROOT / "docs/serving.md").read_text(), "route")
+    rows = table((ROOT / "docs" / page).read_text(), head)
     listed = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))
     assert sorted(listed) == sorted((route.method, route.path) for route in ROUTES if route.path != "/")
 

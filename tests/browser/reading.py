@@ -1,4 +1,4 @@
-"""What a reader finds on a page: its texts, and those that stayed in English."""
+"""Pages written by a command in a language, and what a reader finds on them: texts, and those that stayed in English."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+
+from polyhead.cli import main
+from polyhead.core import i18n
 
 _TEXTS = """() => {
   const found = [];
@@ -20,6 +23,14 @@ _TEXTS = """() => {
   return found.map((text) => text.trim()).filter(Boolean);
 }"""
 _WORD = re.compile("[A-Za-z]{2,}")
+
+
+def run_command(language: str, *arguments: str) -> None:
+    """Run a command in a language, and leave that of the tests as it was."""
+    try:
+        assert main(["--lang", language, *arguments]) == 0
+    finally:
+        i18n.set_language(None)
 
 
 def read_texts(page: Any) -> list[str]:

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.browser.conftest import SCREENS, check_accessibility
-from tests.browser.reading import find_english
+from tests.browser.reading import find_english, run_command
 
 import polyhead
 from polyhead import Choice, ModelConfig, build
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.cli import main
 from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
@@ -49,7 +48,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Made]
             Run(build(config, seed=0), tokenizer, GenerationConfig()).save(run)
         texts = [SOURCE, TARGET] if kind == "encoder-decoder" else [SOURCE]
         if not html.exists():
-            assert main(["--lang", language, "attend", str(run), *texts, "--out", str(html)]) == 0
+            run_command(language, "attend", str(run), *texts, "--out", str(html))
         return Made(html, list(polyhead.load(run).attention_maps(*texts).values()))
 
     return make_one

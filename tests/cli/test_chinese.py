@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from polyhead import demo
 from polyhead.analysis.heat_map import columns
 from polyhead.cli import main
 from polyhead.cli.app import VERBS
@@ -164,6 +165,12 @@ def test_a_recipe_has_chinese_comments_and_trains(place: Path, capsys: pytest.Ca
     assert type_in("train own.yaml train.steps=1 model.d_model=16 model.n_heads=2") == 0
 
 
+def test_languages_of_the_demo_have_chinese_names() -> None:
+    assert (demo.title("en"), demo.title("zh"), demo.title("fr")) == ("英语", "中文", "法语")
+    i18n.set_language("en")
+    assert (demo.title("en"), demo.title("pt_BR")) == ("English", "Portuguese (Brazil)")
+
+
 def test_the_overview_is_chinese_for_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert type_in("--help") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -255,6 +262,11 @@ def test_mistakes_with_a_run_are_answered_in_chinese(
     )
     assert answer("eval runs/min") == "没有运行目录 'runs/min'；您是想写 'runs/mine' 吗？"
     assert answer("translate runs/mine valid.enn") == "没有文件 'valid.enn'；您是想写 'valid.en' 吗？"
+    (place / "long.en").write_text("a dog barks here now " * 10)
+    long = answer("translate runs/mine long.en")
+    assert re.fullmatch(
+        r"第 1 行有 \d+ 个词元；这个模型最多读 63 个。请把这一行拆开，或用 --truncate 只翻译开头", long
+    )
     with RunLock(place / "runs/busy"):
         busy = answer("train mine.yaml out=runs/busy")
     assert re.fullmatch(r"runs/busy 正由进程 \d+ 使用；请停止该进程，或换一个目录", busy)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.analysis.test_report import Page
 from tests.train.conftest import Notes
+from tests.train.several import together
 from tests.train.task_runs import TASKS, task_recipe, write_texts
 
 import polyhead as ph
@@ -21,7 +22,9 @@ from polyhead.models import build
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.train import report
 from polyhead.train.pipeline import run_training
+from polyhead.train.ranks import Ranks
 from polyhead.train.report import RunReport
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -235,3 +238,23 @@ def test_a_report_without_its_json_still_shows_the_curves(place: Path) -> None:
     record = read_run(recipe.out)
     assert record.state == "unknown" and not record.samples.examples and len(record.rows("train")) == 3
     assert json.loads((recipe.out / "metrics.jsonl").read_text().splitlines()[0])["nll"] > 0
+
+
+def test_the_first_of_several_processes_alone_writes_it(place: Path) -> None:
+    recipe = task_recipe(place, "translation", place / "together")
+
+    def work(ranks: Ranks) -> list[str]:
+        written: list[str] = []
+        write = report.RunReport._write
+
+        def remember(self: RunReport, *given: Any) -> None:
+            written.append(self.state)
+            write(self, *given)
+
+        report.RunReport._write = remember  # type: ignore[method-assign]
+        run_training(recipe, report=Notes(), ranks=ranks)
+        return written
+
+    ends = together(2, work)
+    assert [end.said for end in ends] == [["training", "training", "done"], []], ends
+    assert read_run(recipe.out).samples.examples and (recipe.out / "report.html").is_file()

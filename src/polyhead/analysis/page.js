@@ -63,11 +63,10 @@ function plot(figure) {
 const MEAN = -1;
 const average = (maps) => maps[0].map((row, t) => row.map((_, s) => maps.reduce((sum, m) => sum + m[t][s], 0) / maps.length));
 const opacity = (thousandths) => Math.pow(Math.max(thousandths, 0) / 1000, 0.7);
-const ATTENTION = {
+const kindName = (kind) => ({
   "cross-attention": t("cross-attention"), "self-attention": t("self-attention"),
   "encoder self-attention": t("encoder self-attention"), "decoder self-attention": t("decoder self-attention"),
-};
-const kindName = (kind) => ATTENTION[kind] ?? kind;
+})[kind] ?? kind;
 const clip = (text) => [...text].length <= 14 ? text : [...text].slice(0, 13).join("") + "…";
 
 function attention(root) {

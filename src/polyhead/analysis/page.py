@@ -104,8 +104,12 @@ def script_catalog(script: str) -> str:
     """
     if get_language() == "en":
         return ""
-    texts = {json.loads(text) for text in _TEXT.findall(script)}
-    return data({text: tr(text) for text in sorted(texts)}, ' id="catalog"') + "\n"
+    return data({text: tr(text) for text in script_texts(script)}, ' id="catalog"') + "\n"
+
+
+def script_texts(script: str) -> list[str]:
+    """All texts that a script passes to ``t("...")``."""
+    return sorted({json.loads(text) for text in _TEXT.findall(script)})
 
 
 def asset(name: str, package: str = "polyhead.analysis") -> str:

@@ -96,7 +96,7 @@ def read_facts(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     rows = [_ROW.fullmatch(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    found = {row[1]: row[2].replace("\\|", "|") for row in rows if row}
+    found = dict([text.replace("\\|", "|") for text in row.groups()] for row in rows if row)
     return {name: value for name, value in found.items() if name not in ("measure", "---")}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polyhead.core.i18n import tr
 from polyhead.places import file_place, own_files
 
 
@@ -41,4 +42,4 @@ def run(
     place = file_place(output or default, "--output", [file for one in runs for file in own_files(one)])
     records = [read_run(one) for one in runs]
     page = run_page(records[0]) if len(records) == 1 else runs_page(records)
-    print(f"report: {write(place, page)}")
+    print(tr("report: {path}", path=write(place, page)))

@@ -57,7 +57,7 @@ def lead(rows: Sequence[Row], plan: Plan) -> str:
         tr("Equal parameters.") if plan.match else "",
         tr("{n} designs have not been run yet.", n=waiting) if waiting else "",
     ]
-    return " ".join(filter(None, sentences))
+    return tr(" ").join(filter(None, sentences))
 
 
 def note(done: Sequence[Row]) -> str:

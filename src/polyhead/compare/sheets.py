@@ -46,7 +46,7 @@ def about_quality(split: str, plan: Plan) -> str:
     """What the columns of the first table are, and how their intervals were found."""
     losses, *others = plan.task.measures
     *first, last = (tr(measure.column) for measure in others)
-    return " ".join(
+    return tr(" ").join(
         [
             tr("Loss and perplexity are of a token of the validation text.")
             if losses.of_tokens
@@ -125,7 +125,9 @@ def cost(done: Sequence[Row], plan: Plan) -> Section:
         tr("Dead: hidden feed-forward units that no token of the validation text activates."),
     ]
     head = ["Design", *(one.title for one in columns)]
-    return Section(tr("Cost"), " ".join(filter(None, about)), framed(tr("Cost"), head, lines) if done else "")
+    return Section(
+        tr("Cost"), tr(" ").join(filter(None, about)), framed(tr("Cost"), head, lines) if done else ""
+    )
 
 
 def name_cell(i: int, row: Row) -> str:

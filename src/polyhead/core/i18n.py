@@ -35,6 +35,11 @@ def get_language() -> str:
     return "en"
 
 
+def get_chosen_language() -> str | None:
+    """The language set by ``set_language``, as ``--lang`` does; None where that of the environment counts."""
+    return _language
+
+
 def set_language(language: str | None) -> None:
     """Set the language of this process, a key of ``LANGUAGES``; None returns to that of the environment."""
     global _language

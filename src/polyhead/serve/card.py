@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
 from polyhead.analysis.vectors import reach
 from polyhead.run import Run
-from polyhead.serve.samples import (
-    Sample,
-    begin_text,
-    everyday_samples,
-    is_unspaced,
-    mask_word,
-    validation_samples,
-)
+from polyhead.serve.samples import Sample, everyday_samples, is_unspaced, validation_samples
 from polyhead.text.sides import settled_languages
 
 EXAMPLES = 4
@@ -36,13 +30,15 @@ class Card(NamedTuple):
     """What the page begins with."""
 
     limit: TextLimit
-    examples: list[Any]  # texts, or pairs of them
+    examples: list[str | list[str]]  # texts, or pairs of them
 
     @classmethod
     def of(cls, run: Run, *, shows_own: bool) -> Card:
         """Measured on the validation text of the run where that is on this machine; the examples are of it with ``shows_own``."""
         own, everyday = validation_samples(run.recipe), _everyday(run)
-        return cls(limit_text(run, own or everyday), examples(run, own if own and shows_own else everyday))
+        limit = limit_text(run, own or everyday)
+        most = min(LONGEST, limit.characters or LONGEST)
+        return cls(limit, examples(own if own and shows_own else everyday, most))
 
 
 def limit_text(run: Run, samples: Sequence[Sample]) -> TextLimit:
@@ -56,16 +52,12 @@ def limit_text(run: Run, samples: Sequence[Sample]) -> TextLimit:
     return TextLimit(tokens, characters, None if is_unspaced("".join(texts)) else words)
 
 
-def examples(run: Run, samples: Sequence[Sample]) -> list[Any]:
-    """Different ones of moderate length; for language models how they begin, for those that fill in with a mask."""
-    different = list(dict.fromkeys(tuple(map(first_sentence, one)) for one in samples))
-    moderate = [one for one in different if SHORTEST <= sum(map(len, one)) <= LONGEST]
-    sentences = [one for one in moderate if one[-1].endswith(SENTENCE_ENDS)]
-    chosen = (sentences or moderate or different)[:EXAMPLES]
-    if run.kind == "decoder" and run.generation.chat is None:
-        return list(dict.fromkeys(begin_text(text) for (text,) in chosen))
-    if run.kind == "encoder" and run.config.head:
-        return [mask_word(text) for (text,) in chosen]
+def examples(samples: Sequence[Sample], most: int = LONGEST) -> list[str | list[str]]:
+    """Different ones of at most so many characters, whole sentences first."""
+    different = dict.fromkeys(tuple(map(first_sentence, one)) for one in samples)
+    short = [one for one in different if sum(map(len, one)) <= most]
+    sentences = [one for one in short if len(one[0]) >= SHORTEST and one[-1].endswith(SENTENCE_ENDS)]
+    chosen = (sentences or short)[:EXAMPLES]
     return [one[0] if len(one) == 1 else list(one) for one in chosen]
 
 
@@ -83,6 +75,12 @@ def round_down(number: int) -> int:
     return max(1, number // step * step)
 
 
+def reads_pairs(run: Run) -> bool:
+    """Whether it is a reranker, or a classifier that has learned from pairs of texts."""
+    learned = len(run.recipe.data.text) if run.recipe else 0
+    return run.kind == "classifier" and (len(run.config.labels) == 1 or learned == 2)
+
+
 def _everyday(run: Run) -> list[Sample]:
     """Sentences in the language that the model reads; none where it is not known and one tokenizer writes two."""
     tokenizer, named = run.tokenizer, run.recipe.data.source_lang if run.recipe else ""
@@ -92,7 +90,8 @@ def _everyday(run: Run) -> list[Sample]:
     )
     if translates and not language and tokenizer.target is tokenizer:
         return []
-    return everyday_samples(tokenizer, language)
+    found = everyday_samples(tokenizer, language)
+    return [a + b for a, b in pairwise(found)] if reads_pairs(run) else found
 
 
 def _most_tokens(run: Run) -> int:

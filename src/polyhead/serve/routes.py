@@ -24,8 +24,9 @@ from polyhead.serve.bodies import (
     TranslationBody,
 )
 from polyhead.serve.call import Call
+from polyhead.serve.card import reads_pairs
 from polyhead.serve.fields import OF_RUN
-from polyhead.serve.page import page, policy
+from polyhead.serve.page import page, page_language, policy
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
 from polyhead.text.sides import languages, settled_languages
@@ -66,11 +67,11 @@ def described(service: Service) -> dict[str, Any]:
     about: dict[str, Any] = {
         "kind": service.kind, "tasks": service.tasks, "max_len": own.max_len, "vocab_size": run.tokenizer.vocab_size,
         "dtype": dtype_of(run.model), "labels": list(own.labels), "text_limit": service.card.limit._asdict(),
-        "examples": service.card.examples,
+        "examples": service.card.examples, "pairs": reads_pairs(run),
         "limits": {"texts": limits.batch, "n": limits.n, "beams": limits.beams, "max_tokens": limits.max_tokens},
     }  # fmt: skip
     if run.recipe is not None:
-        about |= {"learned": run.recipe.task.name, "texts": len(run.recipe.data.text)}
+        about["learned"] = run.recipe.task.name
     if run.recipe is not None and run.recipe.data.source_lang:
         about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
     if "embeddings" in service.tasks:
@@ -118,7 +119,11 @@ async def openapi(service: Service, call: Call) -> None:
 
 async def front(service: Service, call: Call) -> None:
     """The page."""
-    await call.send(page(), "text/html; charset=utf-8", headers={"content-security-policy": policy()})
+    language = page_language(call.headers.get("accept-language", ""))
+    headers = {
+        "content-security-policy": policy(), "content-language": language, "vary": "accept-language",
+    }  # fmt: skip
+    await call.send(page(language), "text/html; charset=utf-8", headers=headers)
 
 
 ROUTES = [

@@ -10,23 +10,18 @@ from importlib.resources import files
 from itertools import islice
 
 from polyhead import hub
-from polyhead.data.conversations import ConversationReport
-from polyhead.data.corpus import CorpusReport
-from polyhead.data.labelled import LabelledReport
-from polyhead.data.text import texts
+from polyhead.data.conversations import ConversationReport, open_conversations
+from polyhead.data.corpus import CorpusReport, open_corpus
+from polyhead.data.labelled import LabelledReport, open_labelled
+from polyhead.data.text import open_text, texts
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.text.words import unspaced
-from polyhead.train.tasks.chat import conversations_of
-from polyhead.train.tasks.classification import labelled_of
-from polyhead.train.tasks.plain_text import text_of
-from polyhead.train.tasks.translation import corpus_of
 
 Sample = tuple[str, ...]  # one text, or the two of a pair
 SAMPLES = 200
 LARGEST = 1 << 26  # bytes of a file that is read to its end to find the share that was held out
-PROMPT_WORDS, PROMPT_CHARACTERS = 5, 8  # how a text begins
 
 
 def validation_samples(recipe: Recipe | None) -> list[Sample]:
@@ -48,22 +43,6 @@ def everyday_samples(tokenizer: Tokenizer, language: str = "") -> list[Sample]:
     return [(sentence,) for sentence in sentences.get(code, [])]
 
 
-def begin_text(text: str) -> str:
-    """How a text begins: its first words, or characters of a script without blanks between words."""
-    return text[:PROMPT_CHARACTERS] if is_unspaced(text) else " ".join(text.split()[:PROMPT_WORDS])
-
-
-def mask_word(text: str) -> str:
-    """The text with the word in its middle hidden, or the character of a script without blanks between words."""
-    if is_unspaced(text):
-        middle = len(text) // 2
-        return f"{text[:middle]}<mask>{text[middle + 1 :]}"
-    words = text.split()
-    middle = len(words) // 2
-    end = words[middle][len(words[middle].rstrip(".,;:!?\"'")) :]
-    return " ".join([*words[:middle], f"<mask>{end}", *words[middle + 1 :]])
-
-
 def is_unspaced(text: str) -> bool:
     """Whether most of the text is in a script that puts no blanks between words."""
     return 2 * sum(map(unspaced, text)) > len(text)
@@ -79,23 +58,32 @@ def _is_local(recipe: Recipe) -> bool:
 
 
 def _sources(recipe: Recipe) -> Iterator[Sample]:
-    corpus = corpus_of(recipe, "valid")
+    data, (files, share, held) = recipe.data, recipe.data.part("valid")
+    corpus = open_corpus(
+        files, format=data.format, source=data.source, target=data.target, share=share, held=held
+    )
     return ((pair.source,) for pair in corpus.pairs(CorpusReport(corpus.where)))
 
 
 def _labelled(recipe: Recipe) -> Iterator[Sample]:
-    labelled = labelled_of(recipe, "valid")
-    return (example.texts for example in labelled.examples(LabelledReport(labelled.where)))
+    data, (files, share, held) = recipe.data, recipe.data.part("valid")
+    found = open_labelled(files, format=data.format, text=data.text, label=data.label, share=share, held=held)
+    return (example.texts for example in found.examples(LabelledReport(found.where)))
 
 
 def _questions(recipe: Recipe) -> Iterator[Sample]:
-    found = conversations_of(recipe, "valid")
+    found = open_conversations(*recipe.data.part("valid"))
     for _, messages in found.read(ConversationReport(found.where)):
         yield from [(message.content,) for message in messages if message.role == "user"][:1]
 
 
 def _lines(recipe: Recipe) -> Iterator[Sample]:
-    return ((line.strip(),) for line in texts(text_of(recipe, "valid")) if line.strip())
+    data, (files, share, _) = recipe.data, recipe.data.part("valid")
+    found = texts(
+        open_text(files, data.documents, (1.0 - share if share else 0.0, 1.0), data.text, data.format)
+    )
+    # a share of a file begins anywhere in a line
+    return ((line.strip(),) for line in islice(found, 1 if share else 0, None) if line.strip())
 
 
 _READERS: dict[str, Callable[[Recipe], Iterator[Sample]]] = {

@@ -153,7 +153,7 @@ def run_training(
             run.model.eval()
             if page:
                 page.finish(outcome.how)
-                told.say(f"report: {page.path}")
+                told.say(tr("report: {path}", path=page.path))
             return run, outcome
 
 

@@ -12,6 +12,7 @@ import torch
 
 from polyhead.analysis.run_page import run_page
 from polyhead.analysis.run_record import PAGE, REPORT, read_report, read_run
+from polyhead.core.i18n import tr
 from polyhead.files import replace_file
 from polyhead.run import Run
 from polyhead.train.distill import plain
@@ -74,7 +75,7 @@ class RunReport:
         try:
             work()
         except Exception as error:  # of whatever kind: no page is worth a training
-            self.say(f"warning: the report is not complete: {error}")
+            self.say(tr("warning: the report is not complete: {error}", error=error))
             self.say = lambda line: None
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from polyhead.run import Run
 from polyhead.train.samples.base import attention_of, is_short, readable, take_samples
 from polyhead.train.tasks.classification import Classification, Examples
 
-COUNT = 512  # texts that are classified
+COUNT = 256  # texts that are classified
 SPREAD, MISTAKES = 8, 24  # of which so many are shown: some of all lengths, and mistakes
 MOST_CLASSES = 12  # in the table of confusions
 MOST_BARS = 40

@@ -9,7 +9,7 @@ from polyhead.run import Run
 from polyhead.train.samples.base import attention_of, is_short, shorten, take_samples
 from polyhead.train.tasks.translation import SAMPLE, Translation, corpus_of, translated
 
-COUNT = 48  # pairs that are translated
+COUNT = 32  # pairs that are translated
 
 
 @take_samples.register
