@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +105,7 @@ class TrainConfig(Section):
 
 
 YAML = (".yaml", ".yml")
+KEYS = re.compile(rb"^(data|model|train|tokenizer):", re.MULTILINE)
 TEXTS = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".gz")
 """Ends of the names of files with text, some of which can be read as YAML."""
 MADE = {"made": True}
@@ -233,7 +235,7 @@ def read_recipe(path: Path, overrides: Sequence[str]) -> document.Tree:
         try:
             return document.read(path)
         except UserError:
-            if not other:
+            if not other or KEYS.search(path.read_bytes()):
                 raise
     files = [str(path), *(one for one in overrides if "=" not in one and Path(one).is_file())]
     typed = shlex.join(["polyhead", "recipe", *files, "--output", "mine.yaml"])
