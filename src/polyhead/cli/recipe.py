@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from polyhead import document
-from polyhead.errors import UserError, explain
+from polyhead.errors import UserError
 from polyhead.places import file_place, put
-from polyhead.recipe import Recipe
 
 
 def run(
@@ -27,6 +24,15 @@ def run(
     output: Annotated[
         Path | None, typer.Option(help="file for the recipe", show_default="standard output")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="FORMAT",
+            help="choose parts that polyhead export can write there: hf, ctranslate2, onnx or gguf",
+            show_default="the parts that measured best, wherever they go",
+        ),
+    ] = None,
 ) -> None:
     """Look at your own text and write a recipe for it: what can be learned from it, and how large a model fits.
 
@@ -38,35 +44,21 @@ def run(
     polyhead recipe train.en train.de --output mine.yaml
     polyhead recipe reviews.csv data.text=review data.label=stars > reviews.yaml
     polyhead recipe articles.jsonl task=masked-lm
+    polyhead recipe train.en train.de --for hf --output mine.yaml
     """
-    from polyhead.starter.look import look
-    from polyhead.starter.propose import propose, written
+    from polyhead.starter.draft import draft_recipe
 
     files = [one for one in given if "=" not in one or Path(one).exists()]
-    if not files:
-        raise UserError("name the files to learn from: polyhead recipe train.en train.de")
     if output is not None and file_place(output, "--output", files).exists():
         raise UserError(f"--output {output} is there already; name another file, or remove it first")
-    changes = document.parse_overrides([one for one in given if one not in files], Recipe)
-    known = {keys[1]: value for keys, value in changes if keys[0] == "data" and len(keys) == 2}
-    task = next((value for keys, value in changes if keys == ["task"]), None)
-    if "train" in known:
-        raise UserError(f"data.train is what is looked at, {', '.join(files)}: leave the key out")
-    found = look(files, known, task)
-    tree = propose(found, {".".join(keys): value for keys, value in changes})
-    for keys, value in changes:
-        document.assign(tree, keys, value, Recipe)
-    try:
-        Recipe.model_validate(tree)
-    except ValidationError as error:
-        raise explain(error, Recipe) from None
-    text = written(tree, found, str(output or "mine.yaml"))
+    changes = [one for one in given if one not in files]
+    draft = draft_recipe(files, changes, target, str(output or "mine.yaml"))
     if output is None:
-        print(text, end="")
-        for note in [] if sys.stdout.isatty() else found.notes:  # there they are seen above the recipe
+        print(draft.text, end="")
+        for note in [] if sys.stdout.isatty() else draft.notes:  # there they are seen above the recipe
             print(f"polyhead: {note}", file=sys.stderr)
         return
-    put(output, text.encode())
-    for line in text.split("\n")[: 1 + len(found.notes)]:
+    put(output, draft.text.encode())
+    for line in draft.text.split("\n")[: 1 + len(draft.notes)]:
         print(line.removeprefix("# "), file=sys.stderr)
     print(f"{output}; train it: polyhead train {shlex.quote(str(output))}", file=sys.stderr)

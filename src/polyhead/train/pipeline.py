@@ -15,6 +15,7 @@ import torch
 
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.fast.memory import tune_memory
 from polyhead.files import replace_file
 from polyhead.models import build
@@ -117,6 +118,8 @@ def run_training(
                 run.save_description(out)
             together = f" on {ranks.world} processes" if ranks.world > 1 else ""
             told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
+            if first:
+                told.say(describe_targets(find_obstacles(config, tokenizer, family)))
             _warn(recipe.train, steps, told)
             with stop_on_signal(told.say) as stopped:
                 outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
