@@ -31,7 +31,6 @@ from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import ALL, Registry
 
 ROOT = Path(__file__).parents[1]
-<<<<<<< HEAD
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
@@ -40,15 +39,11 @@ PAGES = sorted(
         *(ROOT / "notebooks").glob("*.md"),
     ]
 )
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
-=======
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
 TRANSLATED = ("guide", "serving", "compare", "cost", "distributed", "checkpoints")
 PAIRS = [
     ("README.md", "README.zh-CN.md"),
     *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
 ]
->>>>>>> main
 WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, listed on its own page
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
