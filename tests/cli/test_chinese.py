@@ -16,6 +16,7 @@ from polyhead.analysis.heat_map import columns
 from polyhead.cli import main
 from polyhead.cli.app import VERBS
 from polyhead.core import i18n
+from polyhead.core.extras import install_command
 from polyhead.data.corpus import CorpusReport
 from polyhead.train.lock import RunLock
 from polyhead.train.reporting import Lines, duration
@@ -45,6 +46,7 @@ TRAINED = [
     "验证集 BLEU（小写）：N (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0)",
     "验证集 chrF：N (nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0)",
     "训练结束于第 4 步；使用方法：polyhead translate runs/mine input.txt",
+    "报告：runs/mine/report.html",
 ]
 VARIES = (r"(?<=损失 )[\d.]+", r"(?<=困惑度 )[\d.]+", r"(?<=损失：)[\d.]+", r"(?<=困惑度：)[\d.]+", r"[\d,]+(?= 词元/秒)",
           r"(?<=剩余 )\d+", r"(?<=用时 )\d+", r"(?<=BLEU：)[\d.]+", r"(?<=（小写）：)[\d.]+", r"(?<=chrF：)[\d.]+",
@@ -133,9 +135,10 @@ def test_an_interrupted_training_says_how_to_go_on(
 ) -> None:
     monkeypatch.setattr(Lines, "valid", lambda *_: signal.raise_signal(signal.SIGINT))
     assert type_in("train mine.yaml") == 130
-    assert capsys.readouterr().err.splitlines()[-2:] == [
+    assert capsys.readouterr().err.splitlines()[-3:] == [
         "这一步结束后停止；再按一次立即停止，不保存",
         "已保存在第 2 步；继续训练请运行：polyhead train runs/mine/recipe.yaml --resume",
+        "报告：runs/mine/report.html",
     ]
 
 
@@ -272,7 +275,7 @@ def test_mistakes_with_a_run_are_answered_in_chinese(
     assert re.fullmatch(r"runs/busy 正由进程 \d+ 使用；请停止该进程，或换一个目录", busy)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert answer("train mine.yaml train.tensorboard=true out=runs/board") == (
-        "train.tensorboard 需要附加项 'board'：pip install 'polyhead[board]'"
+        f"train.tensorboard 需要附加项 'board'：{install_command('board')}"
     )
 
 
