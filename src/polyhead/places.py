@@ -34,9 +34,9 @@ def nearest_path(path: Path, pattern: str, folders: Iterable[Path] = ()) -> str:
     """
     there = [folder for folder in (path.parent, *folders) if folder.is_dir()]
     found = [one for folder in there for one in sorted(folder.glob(pattern))]
-    near = get_close_matches(path.name.lower(), [one.name.lower() for one in found], n=1, cutoff=0.55)
+    near = get_close_matches(path.stem.lower(), [one.stem.lower() for one in found], n=1)
     alike = [one for one in found if path.name in (one.name, one.stem)]
-    alike = alike or [one for one in found if one.name.lower() in near]
+    alike = alike or [one for one in found if one.stem.lower() in near]
     return f"; did you mean {str(alike[0])!r}?" if alike else ""
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +105,7 @@ class TrainConfig(Section):
 
 
 YAML = (".yaml", ".yml")
+KEYS = re.compile(rb"^(data|model|train|tokenizer):", re.MULTILINE)
 TEXTS = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".gz")
 """Ends of the names of files with text, some of which can be read as YAML."""
 MADE = {"made": True}
@@ -209,7 +211,13 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: b
     tree = read_recipe(path, overrides or [])
     for keys, value in document.parse_overrides(overrides or [], Recipe):
         document.assign(tree, keys, value, Recipe)
-    tree = {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
+    return validate(
+        {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}, made=made
+    )
+
+
+def validate(tree: dict[str, Any], *, made: bool = False) -> Recipe:
+    """The recipe of a tree of keys; every mistake is a UserError, as in ``load_recipe``."""
     try:
         return Recipe.model_validate(tree, context=MADE if made else None)
     except ValidationError as error:
@@ -233,7 +241,7 @@ def read_recipe(path: Path, overrides: Sequence[str]) -> document.Tree:
         try:
             return document.read(path)
         except UserError:
-            if not other:
+            if not other or KEYS.search(path.read_bytes()):
                 raise
     files = [str(path), *(one for one in overrides if "=" not in one and Path(one).is_file())]
     typed = shlex.join(["polyhead", "recipe", *files, "--output", "mine.yaml"])

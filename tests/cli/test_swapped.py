@@ -163,22 +163,33 @@ def test_text_of_the_wrong_side_is_warned_of_once(
     assert warned == ([f"polyhead: {said}"] if said else [])
 
 
+INVENTED = {
+    "one": [a + b for a in ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du"] for b in ["na", "ne", "ni", "no", "nu", "ra", "re", "ri", "ro", "ru"]],
+    "other": [a + b for a in ["ka", "ke", "ki", "ko", "ku", "ta", "te", "ti", "to", "tu"] for b in ["sa", "se", "si", "so", "su", "la", "le", "li", "lo", "lu"]],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("one", "other", "faulty"),
-    [("en", "zh", True), ("en", "de", True), ("en", "en", False)],
+    [
+        (ENGLISH, CHINESE, True),
+        (INVENTED["one"], INVENTED["other"], True),
+        (INVENTED["one"], INVENTED["one"][::-1], False),
+        (ENGLISH, GERMAN, False),  # too few words to tell
+    ],
 )
 def test_two_languages_of_unlike_lengths_are_a_faulty_translation(
-    place: Path, one: str, other: str, faulty: bool, capsys: pytest.CaptureFixture[str]
+    place: Path, one: list[str], other: list[str], faulty: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "one.txt").write_text("\n".join(TEXTS[one] * 20) + "\n", encoding="utf-8")
-    (place / "other.txt").write_text("\n".join(TEXTS[other] * 21) + "\n", encoding="utf-8")
+    (place / "one.txt").write_text("\n".join(one * 20) + "\n", encoding="utf-8")
+    (place / "other.txt").write_text("\n".join(other * 21) + "\n", encoding="utf-8")
     assert main(["recipe", "one.txt", "other.txt"]) == (2 if faulty else 0)
     said = capsys.readouterr()
     if faulty:
         assert said.err == (
-            "polyhead: one.txt has 60 lines and other.txt 63, and the two are of different languages: line n of a "
-            "translation is that of line n of its source, so give files of as many lines; task=language-model learns from "
-            "both as plain text\n"
+            f"polyhead: one.txt has {20 * len(one):,} lines and other.txt {21 * len(other):,}, and the two are of different "
+            "languages: line n of a translation is that of line n of its source, so give files of as many lines; "
+            "task=language-model learns from both as plain text\n"
         )
     else:
         assert "task: language-model" in said.out

@@ -13,6 +13,7 @@ from polyhead import document
 from polyhead.alive import alive
 from polyhead.analysis.samples import Samples
 from polyhead.errors import UserError
+from polyhead.places import nearest_path
 
 METRICS, REPORT, PAGE = "metrics.jsonl", "report.json", "report.html"
 COUNTERS = ("step", "epoch", "seconds", "best", "split")  # what of a row was not measured
@@ -63,7 +64,9 @@ def read_run(directory: str | Path) -> RunRecord:
     directory = Path(directory)
     if not (directory / METRICS).is_file():
         wanted = f"wanted a directory that polyhead train wrote, with {METRICS} in it"
-        what = "is not there" if not directory.exists() else "holds no training"
+        what = "is a file" if directory.is_file() else "holds no training"
+        if not directory.exists():
+            what, wanted = "is not there", f"{wanted}{nearest_path(directory, '*/', [Path('runs')])}"
         raise UserError(f"{directory} {what}; {wanted}")
     recipe = directory / "recipe.yaml"
     return RunRecord(

@@ -39,7 +39,7 @@ def run(
     from polyhead.analysis.runs_page import runs_page
 
     default = runs[0] / PAGE if len(runs) == 1 else Path(PAGE)
-    place = file_place(output or default, "--output", [file for one in runs for file in own_files(one)])
     records = [read_run(one) for one in runs]
+    place = file_place(output or default, "--output", [file for one in runs for file in own_files(one)])
     page = run_page(records[0]) if len(records) == 1 else runs_page(records)
     print(tr("report: {path}", path=write(place, page)))

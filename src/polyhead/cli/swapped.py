@@ -8,13 +8,14 @@ from contextlib import suppress
 
 from polyhead import hub
 from polyhead.core.i18n import translate_message
-from polyhead.data.languages import BY_WORDS, SAMPLE, Language, describe_language, find_mistaken, sample_pairs
+from polyhead.data.languages import BY_WORDS, Language, describe_language, find_mistaken, sample_pairs
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.tasks.translation import corpus_of
 
 Languages = tuple[Language, Language]
+LINES = 100  # of a text, that are looked at
 
 
 class SwapCheck:
@@ -27,9 +28,9 @@ class SwapCheck:
 
     def read(self, texts: Sequence[str]) -> None:
         """Look at some more lines of the source, unless enough were seen."""
-        if self.warned or len(self.sample) >= SAMPLE:
+        if self.warned or len(self.sample) >= LINES:
             return
-        self.sample += texts[: SAMPLE - len(self.sample)]
+        self.sample += texts[: LINES - len(self.sample)]
         self.warned = warn_of_swap(self.sample, *self.languages)
 
     def read_pairs(self, sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -37,7 +38,7 @@ class SwapCheck:
         self.read(sources)
         if not self.warned:
             source, target = self.languages
-            self.warned = warn_of_swap(targets[:SAMPLE], target, source, "target")
+            self.warned = warn_of_swap(targets[:LINES], target, source, "target")
 
 
 def warn_of_swap(texts: Sequence[str], own: Language, other: Language, side: str = "source") -> bool:

@@ -17,6 +17,7 @@ FREQUENT = 100  # words that a language is known by
 LEAST_WORDS = 30  # of a text; of fewer the frequent words say nothing
 LEAST_SHARE = 0.15  # of its words, that must be frequent ones of the language that it is taken for
 BY_WORDS = "frequent words"
+FOREIGN_SHARE = 0.12  # texts of one language have a third of their words in common, English and German a 15th
 MORE_OFTEN = 4  # times as many as are frequent ones of the other language
 
 
@@ -62,6 +63,22 @@ def find_mistaken(texts: Sequence[str], own: Language, other: Language) -> str:
     like_other = sum(word in other.words - own.words for word in words)
     mistaken = like_other >= LEAST_SHARE * len(words) and like_other >= MORE_OFTEN * like_own
     return BY_WORDS if mistaken else ""
+
+
+def are_foreign(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two texts are in languages that are not even related: by their scripts, else by their frequent words."""
+    languages = describe_language(one), describe_language(other)
+    if all(language.script for language in languages) and languages[0].script != languages[1].script:
+        return True
+    if min(len(language.words) for language in languages) < FREQUENT:
+        return False
+    return max(_share(one, languages[1]), _share(other, languages[0])) < FOREIGN_SHARE
+
+
+def _share(texts: Sequence[str], language: Language) -> float:
+    """The share of the words of some texts that are frequent ones of a language."""
+    words = list(_words(texts))
+    return sum(word in language.words for word in words) / len(words)
 
 
 def first_lines(path: Path) -> list[str]:

@@ -47,13 +47,11 @@ def translate_result(result: Result) -> Result:
 def _translated(value: Any) -> Any:
     """Each text of a value in the language of the page, as far as the catalog of the lab knows it."""
     if isinstance(value, str):
-        return "\n\n".join(tr(translate_message(part, "lab")) for part in value.split("\n\n"))
+        return "\n\n".join(map(_translate_paragraph, value.split("\n\n")))
     if isinstance(value, Result):
         return replace(
             value, **{field.name: _translated(getattr(value, field.name)) for field in fields(value)}
         )
-    if isinstance(value, Claim):
-        return value._replace(sentence=_translated(value.sentence), measured=_translated(value.measured))
     if isinstance(value, Mapping):
         return {_translated(name): _translated(inner) for name, inner in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_make"):
@@ -61,6 +59,14 @@ def _translated(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_translated(inner) for inner in value]
     return value
+
+
+def _translate_paragraph(text: str) -> str:
+    """A paragraph as a whole; where the catalog lacks that, what stands between its semicolons."""
+    whole = tr(translate_message(text, "lab"))
+    if whole != text or "; " not in text:
+        return whole
+    return "; ".join(tr(translate_message(part, "lab")) for part in text.split("; "))
 
 
 def tally(several: Sequence[Claim]) -> str:

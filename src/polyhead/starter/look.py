@@ -16,7 +16,7 @@ from polyhead.data.conversations import ConversationReport, open_conversations
 from polyhead.data.corpus import CorpusReport, open_corpus
 from polyhead.data.files import check_file, lines
 from polyhead.data.labelled import LabelledReport, labels_of, open_labelled
-from polyhead.data.languages import describe_language, find_mistaken, first_lines
+from polyhead.data.languages import are_foreign, first_lines
 from polyhead.data.text import TextReport, open_text, table_of
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError, among, unknown
@@ -115,7 +115,7 @@ def _task_of_plain(paths: Sequence[Path]) -> tuple[str, list[str]]:
     one, other = (sum(1 for _ in lines(path)) for path in paths)
     if one == other > 1:
         return "translation", []
-    if _are_two_languages(paths):
+    if are_foreign(*map(first_lines, paths)):
         raise UserError(
             f"{paths[0].name} has {one:,} lines and {paths[1].name} {other:,}, and the two are of different languages: "
             "line n of a translation is that of line n of its source, so give files of as many lines; "
@@ -130,13 +130,6 @@ def _task_of_plain(paths: Sequence[Path]) -> tuple[str, list[str]]:
         more=_lines(other),
     )
     return "language-model", [note]
-
-
-def _are_two_languages(paths: Sequence[Path]) -> bool:
-    """Whether two plain texts are of different languages: by their scripts, else by their frequent words."""
-    texts = [first_lines(path) for path in paths]
-    one, other = map(describe_language, texts)
-    return bool(find_mistaken(texts[0], other, one) and find_mistaken(texts[1], one, other))
 
 
 def _lines(count: int) -> str:

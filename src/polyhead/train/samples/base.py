@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.analysis.heat_map import AttentionMap
@@ -80,10 +81,11 @@ def attention_of(run: Run, kind: str, *texts: tuple[str, str | None]) -> list[At
     return found
 
 
-def token_losses(logits: Tensor, labels: Tensor) -> list[float]:
-    """-log p of each label."""
-    losses = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
-    return [float(loss) for loss in losses.tolist()]
+def token_losses(head: Callable[[Tensor], Tensor], features: Tensor, labels: Tensor) -> list[float]:
+    """-log p of each label, from what the head reads."""
+    parts = zip(features.split(CHUNK), labels.split(CHUNK), strict=True)
+    losses = [F.cross_entropy(head(x).float(), y, reduction="none").tolist() for x, y in parts]
+    return [loss for part in losses for loss in part]
 
 
 def likeliest(head: Callable[[Tensor], Tensor], features: Tensor) -> list[int]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyhead.analysis.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
 from polyhead.analysis.token_maps import text_of
-from polyhead.models import MaskedLM
+from polyhead.models import MaskedLM, Seq2Seq
 from polyhead.nn.loss import IGNORED
 from polyhead.nn.place import beside
 from polyhead.run import Run
@@ -20,6 +20,7 @@ from polyhead.train.samples.base import (
     readable,
     take_samples,
 )
+from polyhead.train.tasks import writing
 from polyhead.train.tasks.denoising import Denoising
 from polyhead.train.tasks.masked import MaskedLanguage, features
 from polyhead.train.tasks.replaced import ReplacedTokens
@@ -61,8 +62,11 @@ def masked_samples(task: MaskedLanguage, run: Run) -> Samples:
 def denoising_samples(task: Denoising, run: Run) -> Samples:
     """The likeliest token at each place of what is to be written, given the true ones before it."""
     _, batch = next(iter(task.measured(task.valid)))
-    scores = task.scores(run.model, batch)
-    said, wanted = scores.logits.argmax(-1).tolist(), scores.labels.tolist()
+    assert isinstance(run.model, Seq2Seq)
+    batch = beside(run.model, batch)
+    asked = batch.labels != IGNORED
+    said = likeliest(run.model.head, writing.features(run.model, batch)[asked])
+    wanted = batch.labels[asked].tolist()
     rest, examples = iter(said), []
     for source, labels in zip(batch.source.tolist(), batch.labels.tolist(), strict=True):
         true = [label for label in labels if label != IGNORED]

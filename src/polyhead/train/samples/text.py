@@ -11,6 +11,9 @@ from polyhead.analysis.samples import Breakdown, Samples, break_down, group_by_l
 from polyhead.data.conversations import ConversationReport
 from polyhead.data.packing import documents
 from polyhead.data.rows import Rows, collate_rows
+from polyhead.models import CausalLM
+from polyhead.nn.loss import IGNORED
+from polyhead.nn.place import beside
 from polyhead.run import Run
 from polyhead.text.chat.base import Message
 from polyhead.train.samples.base import (
@@ -112,14 +115,16 @@ def _examples(prompts: list[str], outputs: list[str], actual: list[str]) -> list
 
 def _losses(run: Run, rows: list[Rows]) -> list[Breakdown]:
     """The loss of a token by how many tokens the model has read before it, and by what it is made of."""
+    assert isinstance(run.model, CausalLM)
     losses: list[float] = []
     places: list[int] = []
     labels: list[int] = []
     for row in rows:
-        scores = next_token.scores(run.model, row)
-        losses += token_losses(scores.logits, scores.labels)
-        labels += scores.labels.tolist()
-        places += ((row.labels[0] >= 0).nonzero().flatten() + 1).tolist()
+        row = beside(run.model, row)
+        asked = row.labels != IGNORED
+        losses += token_losses(run.model.head, next_token.features(run.model, row)[asked], row.labels[asked])
+        labels += row.labels[asked].tolist()
+        places += (asked[0].nonzero().flatten() + 1).tolist()
 
     def mean(some: list[int]) -> float:
         return sum(losses[i] for i in some) / len(some)
