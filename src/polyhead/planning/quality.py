@@ -37,7 +37,7 @@ MEASURED = (
     Measured("classification", "AG News, 4 classes", 9_000, None, "accuracy 87.3", OURS),
     Measured("classification", "SST-2, 2 classes", 67_349, 1.2e6, "accuracy 81.5", OURS),
 )  # fmt: skip
-UNITS = {"translation": "pairs", "classification": "texts"}  # of others the bytes count
+UNITS = {"translation": "{count:,} pairs", "classification": "{count:,} texts"}  # of others the bytes count
 
 
 def measured_near(task: str, text: Mapping[str, float]) -> list[Measured]:

@@ -71,7 +71,7 @@ def describe_measured(one: Measured) -> str:
     unit = UNITS.get(one.task)
     facts = [
         one.corpus,
-        f"{one.size:,} {tr(unit)}" if unit else f"{scaled(one.size)}B",
+        tr(unit, count=one.size) if unit else f"{scaled(one.size)}B",
         *([tr("{count} parameters", count=scaled(one.parameters).strip())] if one.parameters else []),
         *([] if one.source == OURS else [one.source]),
     ]
