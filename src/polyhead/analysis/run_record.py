@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,8 +117,6 @@ def is_training(directory: Path) -> bool:
     """Whether the process that holds the run's lock lives; a lock from another machine counts as held."""
     try:
         lock = json.loads((directory / "run.lock").read_text(encoding="utf-8"))
-        import socket
-
         return bool(lock["host"] != socket.gethostname() or alive(int(lock["pid"]), int(lock["start"])))
     except (OSError, ValueError, KeyError, TypeError):
         return False
