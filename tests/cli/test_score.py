@@ -74,7 +74,9 @@ def test_what_does_not_match_is_refused(
     message = f"{tmp_path / 'a'} has 2 lines, {tmp_path / 'b'} has 1: they must match line by line"
     assert capsys.readouterr().err == f"polyhead: {message}\n"
     assert main(["score", str(tiny), str(tmp_path / "a")]) == 2
-    assert capsys.readouterr().err == "polyhead: line 1: expected source, tab, translation; found no tab\n"
+    way = "files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
+    said = f"polyhead: line 1: expected source, tab, translation; found no tab; {way}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_mistake_behind_the_first_chunk_says_where_it_stands(

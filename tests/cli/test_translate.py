@@ -400,7 +400,7 @@ def test_a_directory_of_runs_names_them(
 ) -> None:
     said = f"polyhead: {tmp_path} is not a run directory: it has no config.json"
     assert main(["translate", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"{said}\n"
+    assert capsys.readouterr().err == f"{said}; polyhead train makes runs\n"
     for name in ("second", "first"):
         shutil.copytree(tiny, tmp_path / name)
     assert main(["translate", str(tmp_path)]) == 2
