@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.tasks.base import Measure
+from polyhead.compare.unlearned import baseline_rows, is_unlearned, said_unlearned
+from polyhead.core.i18n import tr
 from polyhead.files import replace_file
 
 Row = Mapping[str, Any]
 WIDTH, NAMES = 120, 32  # columns of a line, and those that names get at least, if they are as long
-LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank", "units")  # not in the CSV
+LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank", "units", "baselines")  # not in the CSV
 TEXTS = {"test": "test", "valid": "validation"}  # of a split, in words
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -36,7 +38,9 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
             (price.column, price.show) for price in prices(plan.task.words.each) if told_of(done, price.show)
         ]
         text = TEXTS[done[0]["split"]]
-        parts.append(_grid(done, _fitting(done, _quality_columns(measures, many)), bold))
+        judged = [*done, *baseline_rows(done, measures)]
+        columns = [*_learned_columns(done), *_quality_columns(measures, many)]
+        parts.append(_grid(judged, _fitting(judged, columns), bold))
         parts.append(_grid(done, paid, bold))
         parts.append(
             f"{first}: validation text. {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
@@ -44,6 +48,8 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
             + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
         )
+        if unlearned := said_unlearned(done, measures):
+            parts.append(textwrap.fill(unlearned, WIDTH))
     if rest:
         told = (textwrap.fill(f"{row['name']}: {said(row)}", WIDTH, subsequent_indent="    ") for row in rest)
         parts.append("\n".join(told))
@@ -115,6 +121,13 @@ def percent(value: float | None) -> str:
 Column = tuple[str, Callable[[Row], str]]
 
 
+def _learned_columns(rows: Sequence[Row]) -> list[Column]:
+    """The mark of designs that have not learned, where there are any."""
+    if not any(map(is_unlearned, rows)):
+        return []
+    return [("", lambda row: tr("not learned") if is_unlearned(row) else "")]
+
+
 def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
     """The loss with its perplexity, then every other measure with its interval; seeds of the first two."""
 
@@ -135,7 +148,7 @@ def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
         columns += [value(of), *([spread(of)] if many and i < 2 else [])]
         columns += [between(of), p(of)] if i else [p(of)]
         if not i and of.of_tokens:
-            columns.append(("ppl", lambda row: _figures(row["ppl"], 3)))
+            columns.append(("ppl", lambda row: "-" if row["ppl"] is None else _figures(row["ppl"], 3)))
     return columns
 
 
@@ -226,7 +239,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    flat = {}
+    flat = {f"{name}_baseline": one["value"] for name, one in (row.get("baselines") or {}).items()}
     for key, value in row.items():
         if key in LEFT_OUT:
             continue

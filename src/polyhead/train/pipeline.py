@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from polyhead.files import replace_file
 from polyhead.models import build
 from polyhead.nn.adapter import merge
 from polyhead.nn.place import device_of
-from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -28,6 +28,7 @@ from polyhead.run_files import read_config, read_family
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
+from polyhead.train.baselines import keep_counts, show_baselines
 from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
@@ -195,14 +196,15 @@ def _finish(
     recipe = run.recipe
     assert recipe is not None
     try:
-        with end_on_signal():
-            origin = ranks.tell(lambda: final_weights(training, recipe.train, recipe.out / "checkpoints"))
-        ranks.copy(weights(run.model).values())  # which nobody may miss
+        measure = partial(measured_metric, task, training, recipe.train.metric, ranks)
+        origin = final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge(run.model)
         with end_on_signal():
             facts = _facts(run, task, origin, ranks.map)
             ranks.tell(lambda: run.save(recipe.out, card(task.title, task.use, facts)))
+            ranks.tell(lambda: keep_counts(task, run))
             facts |= ranks.tell(lambda: judge(run, task)) if judge else task.facts(run, ranks.map)
+            facts = ranks.tell(lambda: show_baselines(facts, task, run))
     except KeyboardInterrupt:
         ranks.interrupt()
         report.say("training is done, its final evaluation is not")
@@ -216,6 +218,14 @@ def _finish(
     use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)
     report.say(f"finished{how} at step {outcome.step}; use it: {use}")
     return outcome.how
+
+
+def measured_metric(task: RunTask, training: Training, metric: str, ranks: Ranks) -> float:
+    """One measure of the validation text by the weights that are in the model, the same number on all ranks."""
+    training.model.eval()
+    with torch.inference_mode():
+        measured = task.evaluate(training.model, ranks.map)
+    return ranks.tell(lambda: measured[metric])
 
 
 def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:

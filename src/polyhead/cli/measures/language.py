@@ -7,10 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.analysis.perplexity import Perplexity
+from polyhead.cli.measures.lines import Split, column, no_files, say_verdict, show, training_tokens
+from polyhead.data.text import Text
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, unigram_baselines
 from polyhead.run import Run
-from polyhead.train.tasks.plain_text import text_in, text_of
+from polyhead.train.tasks.plain_text import asked_in, text_in, text_of
 
 
 def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str] = ()) -> None:
@@ -33,8 +36,32 @@ def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str]
             f"polyhead: {given.where}: skipped {measured.broken:,} lines that are no text or too long",
             file=sys.stderr,
         )
-    show("loss", measured.loss, f"nats of a token, {measured.tokens:,} tokens")
-    show("perplexity", measured.per_token, "of a token, which depends on the tokenizer")
-    show("word-ppl", measured.per_word, f"of a word, {measured.words:,} with the ends of lines")
-    show("bits", measured.bits_per_character, f"of a character, {measured.characters:,} characters")
+    values = {
+        "loss": measured.loss,
+        "ppl": measured.per_token,
+        "word_ppl": measured.per_word,
+        "bits_per_char": measured.bits_per_character,
+    }
+    baselines = text_baselines(run, given, measured)
+    for name, value, (shown, remark) in zip(
+        values,
+        values.values(),
+        [
+            ("loss", f"nats of a token, {measured.tokens:,} tokens"),
+            ("perplexity", "of a token, which depends on the tokenizer"),
+            ("word-ppl", f"of a word, {measured.words:,} with the ends of lines"),
+            ("bits", f"of a character, {measured.characters:,} characters"),
+        ],
+        strict=True,
+    ):
+        show(shown, value, remark, baselines.get(name))
+    say_verdict(run, values, baselines)
     show("speed", measured.tokens / seconds, f"tokens a second, in {seconds:,.1f} s with the tokenizer")
+
+
+def text_baselines(run: Run, given: Text, measured: Perplexity) -> Baselines:
+    """Those of token frequencies; none where the run directory does not tell them."""
+    counts = training_tokens(run)
+    if counts is None:
+        return {}
+    return unigram_baselines(counts, asked_in(given, run.tokenizer), measured.words, measured.characters)
