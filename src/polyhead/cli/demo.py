@@ -144,6 +144,12 @@ def conclude(console: Console, run: Run, recipe: Recipe) -> None:
     right = f"{judged.right} of {n} equal their reference"
     console.print(f"\n  Exact match  [bold]{judged.exact:.1f} %[/bold]  {right}")
     console.print(f"  BLEU         [bold]{bleu.value:.1f}[/bold]    [dim]{bleu.signature}[/dim]")
+    if baseline := judged.baselines.get("bleu"):
+        console.print(
+            "              ", Text(baseline.described(f"{baseline.value:.1f}")), sep="", soft_wrap=True
+        )
+    if judged.verdict:
+        console.print(Text(f"\n{judged.verdict}", "bold yellow"), soft_wrap=True)
     console.print("\n[bold]Report[/bold]  ", Text(str(page)), sep="", soft_wrap=True)
     console.print("        how it learned, every mistake, and what each head looks at\n")
     console.print("[bold]Next[/bold]")
