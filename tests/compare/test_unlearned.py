@@ -106,6 +106,8 @@ def test_the_best_is_one_that_has_learned(tmp_path: Path, plan: Plan) -> None:  
     assert "Not learned: bad. The score (BLEU)" in html
     chart = html[html.index("Quality against cost") :]
     assert "<title>good: " in chart and "<title>bad: " not in chart
+    # the page's script finds the designs by the number of each of these rows
+    assert all(re.search(r"\bc\d+\b", classes) for classes in re.findall(r'<tr class="(row [^"]*)"', html))
     assert "baseline: copied source" in html and "<td>30.00</td>" in html
 
 

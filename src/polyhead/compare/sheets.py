@@ -66,7 +66,7 @@ def baseline_line(row: Row, measures: Sequence[Measure]) -> str:
             values.append((row["ppl"], 2))
         cells += [f"<td>{'' if value is None else f'{value:.{digits}f}'}</td>" for value, digits in values]
         cells.append("<td></td><td></td>")
-    return f'<tr class="row soft">{"".join(cells)}</tr>'
+    return f'<tr class="soft">{"".join(cells)}</tr>'
 
 
 def span_of(done: Sequence[Row], name: str) -> tuple[float, float]:
