@@ -135,6 +135,8 @@ def test_a_translation_has_a_baseline_where_the_training_text_is_gone(
     tokenizer = load(place / "translation").tokenizer
     train = tokenizer.encode((place / "train.en").read_text().splitlines())
     counts = Counter(token for row in train for token in [*row, tokenizer.eos_id])
+    kept = read_counts(place / "translation")
+    assert kept is not None and (kept.target, kept.tokens) == ("a dog barks", dict(counts))
     total = counts.total() + tokenizer.vocab_size
     said_tokens = [token for row in tokenizer.encode(references) for token in [*row, tokenizer.eos_id]]
     nats = -sum(math.log((counts[token] + 1) / total) for token in said_tokens) / len(said_tokens)
@@ -193,6 +195,7 @@ def test_a_language_model_is_held_against_token_frequencies(
     tokenizer = load(place / "language-model").tokenizer
     train, text = (tokenizer.encode([(place / f"{split}.en").read_text()])[0] for split in ("train", "test"))
     counts = Counter(train[1:])
+    assert read_counts(place / "language-model").tokens == dict(counts)
     total = counts.total() + tokenizer.vocab_size
     nll = -sum(math.log((counts[token] + 1) / total) for token in text[1:])
     words = sum(len(line.split()) + 1 for line in (place / "test.en").read_text().splitlines())

@@ -17,6 +17,7 @@ from polyhead.compare.page import write_page
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import withhold_verdicts
 from polyhead.compare.table import table
+from polyhead.core.i18n import set_language
 
 OUT = Path("runs/compare-toy")
 COPIED = {"value": 30.0, "guess": "copied source", "detail": ""}
@@ -115,3 +116,16 @@ def test_results_without_baselines_are_shown_as_before(tmp_path: Path, plan: Pla
     rows = [row("base", 3.0), row("other", 4.0)]
     assert "learned" not in table(rows, plan) and "baseline:" not in table(rows, plan)
     assert "not learned" not in shown(tmp_path, rows, plan)
+
+
+def test_columns_stand_below_each_other_in_chinese_too(plan: Plan) -> None:  # noqa: F811
+    set_language("zh")
+    try:
+        text = table(with_scores(base=10.0, other=20.0), plan)
+    finally:
+        set_language(None)
+    lines = text.split("\n\n")[0].splitlines()[1:]
+    assert "未学会" in lines[0] and "基线: 照抄源文" in lines[2]
+    # a Chinese character is as wide as two others
+    scores = zip(lines, ("10.00", "20.00", "30.00"), strict=True)
+    assert len({len(line[: line.index(score)].encode("gbk")) for line, score in scores}) == 1

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.cells import cell_len
+
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.tasks.base import Measure
@@ -198,7 +200,7 @@ def _fitting(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
 
 def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> int:
     """What the columns of numbers take of a line."""
-    return sum(2 + max(len(title), *(len(show(row)) for row in rows)) for title, show in columns)
+    return sum(2 + max(len(title), *(cell_len(show(row)) for row in rows)) for title, show in columns)
 
 
 def _fixed(value: float | None, digits: int) -> str:
@@ -212,11 +214,12 @@ def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
     cells = [["->" if row["base"] else "", row["name"], *(show(row) for _, show in columns)] for row in rows]
     room = max(NAMES // 2, WIDTH - 3 - _widths(rows, columns))
     cells = [[mark, clipped(name, room), *rest] for mark, name, *rest in cells]
-    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    widths = [max(cell_len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = []
     for line in [head, *cells]:
-        left = [text.ljust(width) for text, width in zip(line[:2], widths[:2], strict=True)]
-        right = [text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)]
+        blanks = [" " * (width - cell_len(text)) for text, width in zip(line, widths, strict=True)]
+        left = [text + blank for text, blank in zip(line[:2], blanks[:2], strict=True)]
+        right = [blank + text for text, blank in zip(line[2:], blanks[2:], strict=True)]
         text = "  ".join([" ".join(left), *right]).rstrip()
         lines.append(f"\033[1m{text}\033[0m" if bold and line[0] else text)
     return "\n".join(lines)
