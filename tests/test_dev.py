@@ -1,4 +1,4 @@
-"""The script that sets up a clone: installs once, passes arguments through, says what is wrong."""
+"""The script that sets up a clone: installs once, takes the torch that fits, passes arguments through, says what is wrong."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Calls:
             python.touch()
         return int(self.failing in command)
 
+    def torch(self) -> list[list[str]]:
+        """The options of each installation of torch, after those that all of pip's calls have."""
+        return [command[8:-1] for command in self.commands if command[-1] == "torch"]
+
 
 @pytest.fixture
 def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -39,6 +43,10 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.delenv("POLYHEAD_TORCH", raising=False)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    module.NVIDIA = (str(tmp_path / "nvidia0"),)
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text(name)
     module.ROOT, module.VENV, module.BIN = tmp_path, tmp_path / ".venv", tmp_path / ".venv" / "bin"
@@ -63,6 +71,96 @@ def test_the_first_call_installs_and_the_second_does_not(
     assert dev.install("demo,dev") == 0
     assert dev.install("demo") == 0
     assert second.commands == []
+
+
+CPU = [
+    "--index-url",
+    "https://download.pytorch.org/whl/cpu",
+    "--no-deps",
+    "--timeout",
+    "10",
+    "--retries",
+    "1",
+]
+
+
+def test_without_an_nvidia_device_torch_is_the_build_for_cpus(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = calls(dev, monkeypatch)
+    assert dev.install("all") == 0
+    assert made.torch() == [CPU]
+    assert (
+        "dev: no NVIDIA device here, so torch's build for CPUs is taken; './dev --torch cuda VERB' takes the other\n"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("sign", ["device", "program", "system"])
+def test_where_the_usual_build_fits_it_comes_from_pips_own_index(
+    sign: str, dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = calls(dev, monkeypatch)
+    if sign == "device":
+        Path(dev.NVIDIA[0]).touch()
+    elif sign == "program":
+        monkeypatch.setattr(dev.shutil, "which", lambda name: f"/usr/bin/{name}")
+    else:
+        monkeypatch.setattr(dev.sys, "platform", "darwin")
+    assert dev.install("all") == 0
+    assert made.torch() == [[]]
+    assert "NVIDIA" not in capsys.readouterr().err
+
+
+def test_an_index_that_fails_is_followed_by_pips_own(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = calls(dev, monkeypatch, failing="--index-url")
+    assert dev.install("demo") == 0
+    assert made.torch() == [CPU, []]
+    assert (
+        "dev: https://download.pytorch.org/whl/cpu gave no torch; trying pip's own" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(("build", "options"), [("cuda", []), ("https://a.example/cpu", None)])
+def test_the_build_of_torch_can_be_chosen(
+    build: str, options: list[str] | None, dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [CPU[0], build, *CPU[2:]] if options is None else options
+    made = calls(dev, monkeypatch)
+    monkeypatch.setenv("POLYHEAD_TORCH", "cpu")  # the option wins
+    assert dev.main(["--torch", build, "install"]) == 0
+    assert made.torch() == [wanted]
+    assert dev.main(["install"]) == 0  # the variable is now what the option was
+    monkeypatch.delenv("POLYHEAD_TORCH")
+    assert dev.main(["install"]) == 0
+    assert len(made.torch()) == 1
+    assert dev.main(["--torch", "cpu", "install"]) == 0
+    assert made.torch()[1:] == [[*CPU, "--force-reinstall", "--no-deps"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--torch"], "unknown build of torch 'nothing'; there are: cpu, cuda, or the URL of an index"),
+        (
+            ["--torch", "gpu", "demo"],
+            "unknown build of torch 'gpu'; there are: cpu, cuda, or the URL of an index",
+        ),
+        (["--torch", "cpu"], "--torch cpu: name a verb as well; there are: install, demo, test"),
+    ],
+)
+def test_a_faulty_choice_of_torch_is_refused(
+    arguments: list[str],
+    message: str,
+    dev: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("POLYHEAD_TORCH", "cpu")  # so that what main sets is taken back
+    assert dev.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"dev: {message}")
 
 
 def test_changed_requirements_are_installed_again(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,5 +233,5 @@ def test_help_and_unknown_verbs_need_no_installation() -> None:
     done = run("tset")
     assert (done.returncode, done.stderr) == (
         2,
-        "dev: unknown verb 'tset'; there are: demo, test, lint, docs, bench, acceptance\n",
+        "dev: unknown verb 'tset'; there are: install, demo, test, lint, docs, bench, acceptance, package, site\n",
     )

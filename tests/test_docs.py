@@ -31,8 +31,19 @@ from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import ALL, Registry
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.md")])
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "recipes").glob("*.md"),
+        *(ROOT / "notebooks").glob("*.md"),
+    ]
+)
+TRANSLATED = ("guide", "serving", "compare", "cost", "distributed", "checkpoints")
+PAIRS = [
+    ("README.md", "README.zh-CN.md"),
+    *((f"docs/{page}.md", f"docs/{page}.zh-CN.md") for page in TRANSLATED),
+]
 WITHIN_ATTENTION = {"feature_map", "similarity"}  # options of an attention, listed on its own page
 WITHOUT_EQUATION = {"cache", "tokenizer", "none"}  # kinds, and parts
 WITHOUT_PAPER = {"none", "tanh", "static", "constant", "char", "byte", "exp", "plain"}
@@ -119,9 +130,10 @@ def commands(text: str) -> Iterator[list[str]]:
             words = []
 
 
-def readme_recipe() -> dict[str, Any]:
-    """The recipe that the README trains with."""
-    (recipe,) = (fence.text for fence in fences((ROOT / "README.md").read_text()) if fence.language == "yaml")
+def guide_recipe() -> dict[str, Any]:
+    """The recipe of a translator that the guide explains."""
+    blocks = [fence.text for fence in fences(section((ROOT / "docs/guide.md").read_text(), "The recipe"))]
+    (recipe,) = [text for text in blocks if text.startswith("data:\n  root: .")]
     tree: dict[str, Any] = document.parse(recipe)
     return tree
 
@@ -177,7 +189,7 @@ def lines_of(rows: list[list[str]]) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with text, the recipes of the README and of the guide's language model, and their runs, but tiny."""
+    """A directory with text, the recipes of the guide, and their runs, but tiny."""
     home = tmp_path_factory.mktemp("docs")
     words = {
         "a": "ein",
@@ -196,7 +208,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reviews = [f"{'ab'[len(row) % 2]}\t{' '.join(row)}\n" for row in order]
     (home / "reviews.tsv").write_text("label\tsentence\n" + "".join(reviews))
     for file, shrunk, sizes in (
-        ("mine.yaml", readme_recipe(), TINY | SHORT),
+        ("mine.yaml", guide_recipe(), TINY | SHORT),
         ("plays.yaml", language_recipe(), TINY),
         ("reviews.yaml", classes_recipe(), TINY),
     ):
@@ -256,6 +268,8 @@ def test_commands_parse(page: Path, beside: Path) -> None:
     verbs_of_dev = runpy.run_path(str(ROOT / "dev"))["EXTRAS"]
     for words in commands(page.read_text()):
         program, verb, *rest = words
+        if words[:2] == ["./dev", "--torch"]:
+            program, _, _, verb, *rest = words
         if program == "./dev":
             assert verb in verbs_of_dev, words
         elif not verb.startswith("-"):
@@ -264,8 +278,15 @@ def test_commands_parse(page: Path, beside: Path) -> None:
                 parse(verb, rest)
 
 
+def without_language(arguments: list[str]) -> list[str]:
+    """The arguments without ``--lang LANGUAGE``, which every verb takes and none parses."""
+    place = arguments.index("--lang") if "--lang" in arguments else len(arguments)
+    return [*arguments[:place], *arguments[place + 2 :]]
+
+
 def parse(verb: str, arguments: list[str]) -> None:
     """Fail if the verb does not take the arguments; changes to a recipe must be a recipe's keys."""
+    arguments = without_language(arguments)
     app = typer.Typer(add_completion=False)
     app.command(verb)(import_module(f"polyhead.cli.{VERBS[verb][0]}").run)
     command = typer.main.get_command(app)
@@ -274,7 +295,7 @@ def parse(verb: str, arguments: list[str]) -> None:
     except typer.Exit:  # --keys, --help
         return
     if changes := context.params.get("changes"):
-        tree = readme_recipe()
+        tree = guide_recipe()
         for place, value in document.parse_overrides(changes, Recipe):
             document.assign(tree, place, value, Recipe)
         if tree["data"].get("valid_share"):  # of another recipe, which names no files
@@ -339,15 +360,36 @@ def test_what_was_measured_is_of_parts_that_exist() -> None:
             assert set(fact) == {"fact", "command"}
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
-def test_the_readme_lists_every_part(readme: str) -> None:
-    text = (ROOT / readme).read_text()
+def test_the_page_of_parts_lists_every_part() -> None:
+    text = (ROOT / "docs/parts/README.md").read_text()
     for registry in ALL:
-        if registry.kind in WITHIN_ATTENTION:
-            continue
-        (row,) = [line for line in text.splitlines() if f"(docs/parts/{registry.kind}.md)" in line]
+        (row,) = [line for line in text.splitlines() if f"]({registry.kind}.md)" in line]
         named = set(re.findall(r"`([\w-]+)`", row.split("|")[3]))
         assert named == set(registry.names()), registry.kind
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    blocks = re.split(r"\n\n|\n(?=[-|#])", re.sub(r"\]\([^)]*\)", "]", prose(text)))
+    sentences = [
+        s for block in blocks for s in re.split(r"(?<=[.:!?])\s+", block) if not block.startswith("|")
+    ]
+    assert [s for s in sentences if len(s.split()) > 25] == []
+    assert len((ROOT / "README.zh-CN.md").read_text().splitlines()) <= 130
+
+
+def test_the_four_commands_of_the_readme_work(trained: Path, beside: Path) -> None:
+    (block,) = [f for f in fences((ROOT / "README.md").read_text()) if "polyhead recipe" in f.text]
+    for split in ("train", "test"):
+        shutil.copy(trained / f"{split}.en", beside)
+        shutil.copy(trained / f"{split}.de", beside / f"{split}.zh")
+    shutil.copy(trained / "test.en", beside / "input.en")
+    tiny = [f"{key}={value}" for key, value in (TINY | SHORT).items()]
+    for words in commands(f"```sh\n{block.text}```\n"):
+        shrunk = tiny if words[1] == "train" else []
+        assert main([*words[1:], *shrunk]) == 0, words
+    assert len((beside / "output.zh").read_text().splitlines()) == 3
 
 
 def test_beam_search_lists_every_key_of_decoding() -> None:
@@ -469,10 +511,11 @@ def test_the_pages_of_the_parts_are_listed() -> None:
     assert set(re.findall(r"\((\w+\.md)\)", (ROOT / "docs/parts/README.md").read_text())) == pages
 
 
-def test_the_page_on_serving_lists_every_route() -> None:
+@pytest.mark.parametrize(("page", "head"), [("serving.md", "route"), ("serving.zh-CN.md", "路径")])
+def test_the_page_on_serving_lists_every_route(page: str, head: str) -> None:
     from polyhead.serve.routes import ROUTES
 
-    rows = table((ROOT / "docs/serving.md").read_text(), "route")
+    rows = table((ROOT / "docs" / page).read_text(), head)
     listed = re.findall(r"`(GET|POST) ([^`]+)`", "".join(row[0] for row in rows))
     assert sorted(listed) == sorted((route.method, route.path) for route in ROUTES if route.path != "/")
 

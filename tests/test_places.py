@@ -77,8 +77,8 @@ def test_a_directory_is_none_that_is_a_file(place: Path) -> None:
 def test_a_new_directory_holds_nothing_yet(place: Path) -> None:
     for name in ("folder", "new"):
         assert new_directory(place / name, "the run") == place / name
-    for name in ("full", "text.txt"):
-        with pytest.raises(UserError, match=f"{name} is not empty; choose another place for the run"):
+    for name, what in {"full": "is not empty; choose", "text.txt": "is a file; choose"}.items():
+        with pytest.raises(UserError, match=f"{name} {what} another place for the run"):
             new_directory(place / name, "the run")
 
 

@@ -227,7 +227,7 @@ def test_the_last_of_two_changes_wins(recipe: Path) -> None:
         ("data.source=[1]", "data.source: [1] is not a column's number or a key's name"),
         (
             "data.format=csv",
-            "data.format: 'csv' is not one of auto, parallel, tsv, jsonl; did you mean 'tsv'?",
+            "data.format: 'csv': a file x.csv is read by its name; leave data.format out",
         ),
         (
             "generation.early_stopping=maybe",
@@ -325,11 +325,14 @@ def test_every_mistake_gets_its_line(recipe: Path) -> None:
         (b"a: b\x00c", "a binary file, not YAML"),
         ("just words", "expected keys such as 'data:' and 'model:', got 'just words'"),
         ("- a\n- b\n", "expected keys such as 'data:' and 'model:', got ['a', 'b']"),
-        ("data: {train: a.tsv\n", "line 2, column 1: expected ',' or '}', but got '<stream end>'"),
+        (
+            "data: {train: a.tsv\n",
+            "line 1, column 7: a bracket that is opened here is not closed: } is missing",
+        ),
         ("a: 1\nb: 2\na: 3\n", "line 3: key 'a' is given twice"),
         ("a:\n  b: 1\n  b: 2\n", "line 3: key 'b' is given twice"),
         ("a: &x [1]\nb: *y\n", "line 2, column 4: found undefined alias 'y'"),
-        ("\tdata: 3", "line 1, column 1: found character '\\t' that cannot start any token"),
+        ("\tdata: 3", "line 1, column 1: a tab; YAML is indented with blanks: write two blanks for each tab"),
         ("a: \x07", "not YAML: unacceptable character #x0007: special characters are not allowed"),
         ("? [a, b]\n: 1\n", "line 1, column 3: a key must be one word"),
         ("[" * 5000, "nested too deeply"),
@@ -369,7 +372,7 @@ def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
 def test_a_missing_file_names_the_nearest(recipe: Path, tmp_path: Path) -> None:
     assert (
         complaint(tmp_path / "smal.yaml")
-        == f"{tmp_path / 'smal.yaml'}: no such file; did you mean 'small.yaml'?"
+        == f"{tmp_path / 'smal.yaml'}: no such file; did you mean '{tmp_path / 'small.yaml'}'?"
     )
     assert complaint(tmp_path / "no" / "r.yaml") == f"{tmp_path / 'no' / 'r.yaml'}: no such file"
     written(tmp_path / "recipe.yaml", TEXT)

@@ -60,6 +60,13 @@ class DataConfig(Section):
     )
     cache: Path | None = Field(None, description="directory that keeps the tokenized text between runs")
 
+    @field_validator("format", mode="before")
+    @classmethod
+    def _no_table(cls, given: Any) -> Any:
+        if str(given).lower() in ("csv", "parquet"):
+            raise UserError(f"{show(given)}: a file x.{given} is read by its name; leave data.format out")
+        return given
+
     @property
     def splits(self) -> tuple[str, ...]:
         """Those that a run reads: train, valid and, if there is one, test."""

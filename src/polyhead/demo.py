@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.metrics import Score
 from polyhead.analysis.report import write_report
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import get_language, tr
 from polyhead.data.cldr import find_locale, write_corpus
 from polyhead.data.corpus import read_pairs
 from polyhead.errors import UserError
@@ -177,8 +177,9 @@ def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -
         row for row, (output, reference) in enumerate(zip(judged.outputs, judged.references, strict=True))
         if output != reference and row not in shown
     ]  # fmt: skip
-    pair = f"{title(recipe.data.source_lang)} to {title(recipe.data.target_lang)}"
-    n = len(judged.references)
+    pair = tr(
+        "{source} to {target}", source=title(recipe.data.source_lang), target=title(recipe.data.target_lang)
+    )
     return write_report(
         recipe.out / "report.html",
         pair,
@@ -186,8 +187,13 @@ def write_page(run: Run, recipe: Recipe, judged: Judged, shown: Sequence[int]) -
         metrics,
         judged.examples([*shown, *wrong]),
         [run.attention_maps(judged.sources[row])["cross"] for row in reversed(shown)],
-        lead=f"{judged.right} of {n} held-out texts came out exactly like their reference. The examples below are "
-        f"{len(shown)} of all lengths, and all mistakes among the rest.",
+        lead=tr(
+            "{right} of {n} held-out texts came out exactly like their reference. The examples below are {shown} of all "
+            "lengths, and all mistakes among the rest.",
+            right=judged.right,
+            n=len(judged.references),
+            shown=len(shown),
+        ),
     )
 
 
@@ -197,21 +203,23 @@ def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[st
     # what was not finite stands there as null
     best = min((row for row in valid if row["loss"] is not None), key=lambda row: float(row["loss"]))
     return {
-        "Exact match": f"{judged.exact:.1f} %",
+        tr("Exact match"): f"{judged.exact:.1f} %",
         **{name: f"{score.value:.1f}" for name, score in named(judged.scores).items()},
         **{
             tr("Baseline of {score}", score=name): f"{baseline.value:.1f} ({baseline.named})"
             for name, score in named(judged.scores).items()
             if (baseline := judged.baselines.get(score.name))
         },
-        "Parameters": f"{sum(p.numel() for p in run.model.parameters()):,}",
-        "Steps": f"{train[-1]['step']:,}",
-        "Time to train": duration(seconds(train)),
-        "Perplexity": {"of a validation token": f"{best['ppl']:.3f}"},
-        "Vocabulary": {"size": f"{run.tokenizer.vocab_size:,} tokens, shared by both languages"},
-        "Signatures": {name: score.signature for name, score in named(judged.scores).items()},
-        "Recipe": {section: settings(recipe, section) for section in SETTINGS},
-        "Versions": f"polyhead {version('polyhead')}, torch {version('torch')}, babel {version('babel')}",
+        tr("Parameters"): f"{sum(p.numel() for p in run.model.parameters()):,}",
+        tr("Steps"): f"{train[-1]['step']:,}",
+        tr("Time to train"): duration(seconds(train)),
+        tr("Perplexity"): {tr("of a validation token"): f"{best['ppl']:.3f}"},
+        tr("Vocabulary"): {
+            tr("size"): tr("{n} tokens, shared by both languages", n=f"{run.tokenizer.vocab_size:,}")
+        },
+        tr("Signatures"): {name: score.signature for name, score in named(judged.scores).items()},
+        tr("Recipe"): {section: settings(recipe, section) for section in SETTINGS},
+        tr("Versions"): f"polyhead {version('polyhead')}, torch {version('torch')}, babel {version('babel')}",
     }
 
 
@@ -237,5 +245,5 @@ def seconds(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def title(locale: str) -> str:
-    """The English name of a locale."""
-    return find_locale(locale).english_name or locale
+    """The name of a locale in the language of the pages."""
+    return find_locale(locale).get_display_name(get_language()) or locale

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from polyhead.errors import UserError, called, nearest, section, show
+from polyhead.places import nearest_path
 from polyhead.registry import Choice
 
 MAX_BYTES = 1_000_000
@@ -63,14 +64,34 @@ _Dumper.add_implicit_resolver(
 )
 
 
+# what PyYAML finds and people understand, and whether the mistake is where it found it or where it began to look
+_PLAIN = (
+    (r"found character '\\t' .*", "a tab; YAML is indented with blanks: write two blanks for each tab", False),
+    (r"mapping values are not allowed here", "a colon where none may be: a key above it has none, or a text with ': ' in it wants quotes", False),
+    (r"could not find expected ':'", "a key without a value; write 'key: value', with a blank after the colon", True),
+    (r"found unexpected end of stream", "a quote that is opened here is not closed", True),
+    (r"expected <block end>, but found .*", "indented differently from the lines above; the keys of a section start in one column", False),
+    (r"expected ',' or '([\]}])', but got .*", "a bracket that is opened here is not closed: \\1 is missing", True),
+)  # fmt: skip
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    """Where the mistake is and what it is, in one line."""
+    problem, mark = error.problem or "not YAML", error.problem_mark
+    for pattern, plain, begun in _PLAIN:
+        if found := re.fullmatch(pattern, problem):
+            problem, mark = found.expand(plain), (error.context_mark if begun else None) or mark
+            break
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{problem}"
+
+
 def parse(text: str) -> Any:
     """The value of a piece of YAML; every mistake is a UserError of one line."""
     try:
         return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"{where}{error.problem or 'not YAML'}") from None
+        raise UserError(_explain(error)) from None
     except yaml.YAMLError as error:
         raise UserError(f"not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
@@ -131,8 +152,7 @@ def read(path: Path) -> Tree:
     if path.is_dir():
         raise UserError(f"{path}: a directory, not a recipe{_instead(path / 'recipe.yaml')}")
     if not path.is_file():
-        there = [f.name for f in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such file{nearest(path.name, there)}")
+        raise UserError(f"{path}: no such file{nearest_path(path, '*.y*ml', [Path('recipes')])}")
     raw = path.read_bytes()
     if len(raw) > MAX_BYTES:
         raise UserError(f"{path}: {len(raw):,} bytes are too many for a recipe")
@@ -161,11 +181,14 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
     if isinstance(overrides, str):
         raise UserError(f"changes are a list of texts, got one; write [{overrides!r}]")
     parsed = []
-    for override in overrides:
+    overrides = list(overrides)
+    for place, override in enumerate(overrides):
         key, equals, text = override.partition("=")
         keys = key.strip().split(".")
         if not equals or not all(keys):
-            raise UserError(f"override {override!r}: expected section.key=value, e.g. model.d_model=256")
+            meant = _joined(overrides, place, root)
+            way = f"; did you mean {meant}?" if meant else ", e.g. model.d_model=256"
+            raise UserError(f"override {override!r}: expected section.key=value{way}")
         if keys[0] not in root.model_fields:
             raise UserError(
                 f"{key}: unknown key{called(keys[0], root) or nearest(keys[0], root.model_fields)}"
@@ -175,6 +198,15 @@ def parse_overrides(overrides: Iterable[str], root: type[BaseModel]) -> list[tup
         except UserError as error:
             raise UserError(f"override {override!r}: {error}") from None
     return sorted(parsed, key=lambda item: (len(item[0]), item[0][-1] != "name"))
+
+
+def _joined(overrides: list[str], place: int, root: type[BaseModel]) -> str:
+    """``model.d_model=128`` for a key and a value with a blank or a colon between them; empty if it is no key."""
+    key, _, value = overrides[place].partition(":")
+    rest = [value.strip()] if value.strip() else [one for one in overrides[place + 1 :] if one != "="][:1]
+    if key.split(".")[0] not in root.model_fields or not rest or "=" in rest[0].strip("="):
+        return ""
+    return f"{key}={rest[0].strip('=')}"
 
 
 def assign(tree: Tree, keys: list[str], value: Any, root: type[BaseModel]) -> None:

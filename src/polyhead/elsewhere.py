@@ -47,6 +47,7 @@ ELSEWHERE = {
     "train.schedule.warmup": "warmup_steps warmup num_warmup_steps warmup_iters warmup_updates warmup_ratio",
     "train.schedule.cooldown": "cooldown cooldown_steps",
     "train.label_smoothing": "label_smoothing_factor",
+    "train.device": "gpu gpus cuda accelerator",
     "train.save_every": "save_steps save_interval",
     "train.eval_every": "eval_steps eval_interval",
     "train.log_every": "logging_steps log_interval log_steps",
@@ -82,6 +83,21 @@ NAMES = {
     "feed_forward": {"experts": "moe mixture", "gelu": "mlp ffn", "swiglu": "silu_glu llama"},
     "tokenizer": {"unigram": "sentencepiece spm", "bpe": "bbpe byte_level"},
     "pooling": {"first": "cls [cls]", "mean": "average avg"},
+}  # fmt: skip
+# options of the command line by what they are called elsewhere
+OPTIONS = {
+    "o": "output out", "output-dir": "out output", "output-file": "output out", "out": "output", "output": "out", "file": "output",
+    "format": "to", "from": "source", "to": "target", "src": "source", "tgt": "target", "src-lang": "source-lang",
+    "tgt-lang": "target-lang", "gpu": "device", "cuda": "device", "fp16": "dtype", "bf16": "dtype", "precision": "dtype",
+    "batch-size": "batch-tokens", "num-return-sequences": "n-best n", "ensemble": "with", "nbest": "n-best",
+}  # fmt: skip
+# verbs by what they are called elsewhere
+VERBS = {
+    "train": "fit finetune fine-tune pretrain learn", "eval": "evaluate test validate measure bleu", "recipe": "init new config configure prepare",
+    "generate": "sample complete completion", "translate": "predict infer inference decode", "chat": "interactive talk",
+    "serve": "server api web ui start", "import": "download pull convert", "export": "save publish", "env": "version info doctor",
+    "parts": "list ls", "plan": "estimate cost", "compare": "sweep search ablate grid", "sizes": "params parameters count summary",
+    "attend": "attention visualize", "classify": "label",
 }  # fmt: skip
 NOTES = {
     "train.max_tokens": "in tokens, not in rows",

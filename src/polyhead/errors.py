@@ -162,7 +162,9 @@ def _said(problem: Any, root: type[BaseModel] | None) -> str:
     if {"ge", "gt", "le", "lt"} & set(context):
         return f"{came} is out of range: {problem['msg'].removeprefix('Input ')}"
     if kind.split("_")[0] in _NOT:
-        return f"{came} is not {_NOT[kind.split('_')[0]]}"
+        decimal = str(problem["input"]).replace(",", ".", 1)
+        meant = f"; did you mean {decimal}?" if re.fullmatch(r"-?\d+,\d+", str(problem["input"])) else ""
+        return f"{came} is not {_NOT[kind.split('_')[0]]}{meant}"
     return f"{came}: {problem['msg']}"
 
 

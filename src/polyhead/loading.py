@@ -9,15 +9,16 @@ from pathlib import Path
 import torch
 
 from polyhead.calls import told
-from polyhead.errors import UserError, nearest, show, unknown
+from polyhead.errors import UserError, show, unknown
 from polyhead.fast.pack import WHOLE, can_pack, packed, product_of, replaced
 from polyhead.generate.shortlist import Shortlist
 from polyhead.hf.adapters import is_adapter
-from polyhead.hf.hub import fetch, is_name
+from polyhead.hf.hub import fetch, is_name, owner_of
 from polyhead.hf.reading import model_type, open_checkpoint
 from polyhead.models.build import model_class
 from polyhead.nn.place import device_of
 from polyhead.nn.weights import settled
+from polyhead.places import nearest_path
 from polyhead.recipe import load_recipe
 from polyhead.run import Run
 from polyhead.run_files import MODEL_TYPE, put_weights, read_config, read_family, read_generation
@@ -66,13 +67,7 @@ def load(
         directory = fetch(str(directory))
     directory = Path(directory)
     if not directory.is_dir():
-        if directory.is_file():
-            raise UserError(f"{directory} is a file; wanted the directory of a run")
-        there = [one.name for one in directory.parent.glob("*") if one.is_dir()]
-        before = str(directory).removesuffix(directory.name)
-        near = nearest(directory.name, there, before=before)
-        hub = "; one of the Hugging Face hub is named owner/name" if not before and not near else ""
-        raise UserError(f"no run directory {str(directory)!r}{near or hub}")
+        raise UserError(_no_run(directory))
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = _published(directory) if published else _own(directory)
     run.directory = directory
@@ -87,6 +82,33 @@ def load(
     if fast or dtype in WHOLE:
         packed(run.model, product_of(dtype))
     return run
+
+
+def _no_run(path: Path) -> str:
+    """What is wrong with a path that is no directory, and what to type in its place."""
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        trained = Path("runs") / path.stem
+        way = (
+            f"did you mean {str(trained)!r}?"
+            if trained.is_dir()
+            else f"train it first: polyhead train {path}"
+        )
+        return f"{path} is a recipe; wanted the directory of a run: {way}"
+    if path.is_file():
+        way = _run_of(path) or ", which comes before the files of text"
+        return f"{path} is a file; wanted the directory of a run{way}"
+    if any(map(str.isspace, str(path))):
+        return f"no run directory {str(path)!r}; the run comes first, and a text after it"
+    if owner := owner_of(path.name if path.parent == Path() else ""):
+        return f"no run directory {str(path)!r}; did you mean {f'{owner}/{path.name}'!r} of the Hugging Face hub?"
+    near = nearest_path(path, "*/", [Path("runs")])
+    hub = "; one of the Hugging Face hub is named owner/name" if path.parent == Path() and not near else ""
+    return f"no run directory {str(path)!r}{near or hub}"
+
+
+def _run_of(path: Path) -> str:
+    """The run that a file lies in."""
+    return f"; did you mean {str(path.parent)!r}?" if (path.parent / "config.json").is_file() else ""
 
 
 def _published(directory: Path) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 from polyhead.errors import UserError
@@ -24,6 +25,19 @@ def file_place(path: Path, option: str = "--out", inputs: Iterable[str | Path] =
     if path.exists() and not os.access(path, os.W_OK):
         raise UserError(f"{option} {path} may not be written")
     return path
+
+
+def nearest_path(path: Path, pattern: str, folders: Iterable[Path] = ()) -> str:
+    """``; did you mean 'recipes/x.yaml'?``: what is called like a path that is not there, in its folder or in others.
+
+    A file of the same name, or of the same but for its end, is nearer than one of a similar name.
+    """
+    there = [folder for folder in (path.parent, *folders) if folder.is_dir()]
+    found = [one for folder in there for one in sorted(folder.glob(pattern))]
+    near = get_close_matches(path.stem.lower(), [one.stem.lower() for one in found], n=1)
+    alike = [one for one in found if path.name in (one.name, one.stem)]
+    alike = alike or [one for one in found if one.stem.lower() in near]
+    return f"; did you mean {str(alike[0])!r}?" if alike else ""
 
 
 OWN = (".json", ".jsonl", ".safetensors", ".yaml", ".md", ".lock", ".model", ".spm")
@@ -68,6 +82,8 @@ def directory_place(path: Path) -> Path:
 
 def new_directory(path: Path, what: str) -> Path:
     """A directory may be made there: nothing is there, or an empty one. ``what`` will stand there: "the new run"."""
+    if path.is_file():
+        raise UserError(f"{path} is a file; choose another place for {what}, a directory")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} is not empty; choose another place for {what}")
     _check_above(path, "")

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -70,6 +73,9 @@ class TrainConfig(Section):
     )
     eval_bleu: bool = Field(False, description="translate the validation text at every evaluation")
     tensorboard: bool = Field(False, description="write TensorBoard files next to metrics.jsonl")
+    log: Literal["wandb", "mlflow"] | None = Field(
+        None, description="send the numbers of metrics.jsonl to Weights & Biases or MLflow as well"
+    )
     threads: int | None = Field(None, gt=0, le=1024, description="CPU threads; all cores if not given")
     device: str = Field(
         "auto", description="where the model learns: cpu, cuda, cuda:1; auto: a GPU where there is one"
@@ -100,6 +106,10 @@ class TrainConfig(Section):
         return self
 
 
+YAML = (".yaml", ".yml")
+KEYS = re.compile(rb"^(data|model|train|tokenizer):", re.MULTILINE)
+TEXTS = (".txt", ".tsv", ".csv", ".json", ".jsonl", ".parquet", ".gz")
+"""Ends of the names of files with text, some of which can be read as YAML."""
 MADE = {"made": True}
 """The context in which the recipe of a run that is there is read: what had no effect in it does no harm."""
 
@@ -200,7 +210,7 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: b
     if not isinstance(path, str | Path):
         raise UserError(f"wanted the file of a recipe, got {show(path)}; Recipe(**mapping) is one of keys")
     path = Path(path)
-    tree = document.read(path)
+    tree = read_recipe(path, overrides or [])
     for keys, value in document.parse_overrides(overrides or [], Recipe):
         document.assign(tree, keys, value, Recipe)
     tree = {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
@@ -208,3 +218,29 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: b
         return Recipe.model_validate(tree, context=MADE if made else None)
     except ValidationError as error:
         raise explain(error, Recipe) from None
+
+
+def is_recipe(path: str | Path) -> bool:
+    """Whether a file is YAML with the keys that every recipe has."""
+    if Path(path).suffix not in YAML or not Path(path).is_file():
+        return False
+    try:
+        return {"data", "train"} <= document.read(Path(path)).keys()
+    except UserError:
+        return False
+
+
+def read_recipe(path: Path, overrides: Sequence[str]) -> document.Tree:
+    """The keys of a recipe; of text that was given in its place a UserError shows the command that makes a recipe of it."""
+    other = path.is_file() and path.suffix not in YAML
+    if not other or path.suffix not in TEXTS:
+        try:
+            return document.read(path)
+        except UserError:
+            if not other or KEYS.search(path.read_bytes()):
+                raise
+    files = [str(path), *(one for one in overrides if "=" not in one and Path(one).is_file())]
+    typed = shlex.join(["polyhead", "recipe", *files, "--output", "mine.yaml"])
+    raise UserError(
+        f"{path} is not a recipe (a YAML file); to learn from text, make a recipe of it first: {typed}"
+    )

@@ -31,6 +31,7 @@ from polyhead.generate.service import TextEngine
 from polyhead.generate.settings import changed, sampled, searched
 from polyhead.generate.shortlist import Shortlist, granted
 from polyhead.generate.speculative import Proposer
+from polyhead.generate.stream import decode_whole
 from polyhead.generate.text import Said, continuations, gathered, likeliest, likeliest_continuations
 from polyhead.generate.translation import translations
 from polyhead.generation_section import GenerationConfig
@@ -208,8 +209,8 @@ class Run:
         self._need("encoder-decoder", translate=(texts,))
         found = self.hypotheses(texts, n_best=1 if n_best is None else n_best, **changes)
         if n_best is None:
-            return self.tokenizer.decode([best[0].tokens for best in found])
-        return [self.tokenizer.decode([h.tokens for h in best]) for best in found]
+            return decode_whole(self.tokenizer, [best[0].tokens for best in found])
+        return [decode_whole(self.tokenizer, [h.tokens for h in best]) for best in found]
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str] | None = None, batch_tokens: int = BATCH_TOKENS
@@ -238,10 +239,7 @@ class Run:
         return fill_mask(self._need("encoder", fill_mask=(texts,)), self.tokenizer, texts, top)
 
     def embed(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Tensor:
-        """One vector for each text (N, C), as ``pooling`` ("mean", "first", "last", "max" or "own"), ``prompt`` and so on say.
-
-        In place of a text its tokens may stand, as ``run.tokenizer.encode`` gives them.
-        """
+        """One vector for each text or its tokens (N, C); ``pooling`` is "mean", "first", "last", "max" or "own"."""
         return self.embedded(texts, **changes).vectors
 
     def embedded(self, texts: Sequence[str | Sequence[int]], **changes: Any) -> Embedded:
@@ -271,7 +269,7 @@ class Run:
         return maps(*given, lambda: self.hypotheses([source])[0][0].tokens)
 
     def display(self, token: int) -> str:
-        """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+        """A token as a person reads it; bytes that are no whole character are written as ⟨E4 B8⟩."""
         return display(self.tokenizer, token)
 
     def evaluate(

@@ -151,6 +151,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         those = (
             f"; of the directories in it, these have one: {', '.join(inner[:SHOWN])}{more}" if inner else ""
         )
+        those = those or _way_to_run(path.parent)
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{those}")
     content = read_regular(path, most=MAX_CONFIG)
     try:
@@ -160,6 +161,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold an object")
     return value
+
+
+def _way_to_run(directory: Path) -> str:
+    """What to give in place of a directory that is no run: the run whose checkpoint it is, or one to be trained."""
+    run = directory.parent.parent
+    if directory.parent.name == "checkpoints" and run.is_dir():
+        return f"; it is a checkpoint of {str(run)!r}, which is the run"
+    if (directory / "recipe.yaml").is_file():
+        return f"; its training has not begun: polyhead train {directory / 'recipe.yaml'}"
+    return "; polyhead train makes runs"
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

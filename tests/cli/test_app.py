@@ -17,6 +17,7 @@ import polyhead
 from polyhead.cli import guard, main
 from polyhead.cli.app import VERBS
 from polyhead.cli.guard import guarded
+from polyhead.core.extras import install_command
 from polyhead.errors import UserError
 
 
@@ -192,7 +193,7 @@ def wrong_number() -> Exception:
         (
             ModuleNotFoundError("x", name="babel"),
             2,
-            "polyhead: this needs babel: pip install 'polyhead[demo]'\n",
+            f"polyhead: this needs babel: {install_command('demo')}\n",
         ),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),

@@ -22,6 +22,7 @@ import torch
 
 from polyhead import Choice, ModelConfig, build
 from polyhead.cli import main
+from polyhead.core.extras import install_command
 from polyhead.generation_section import GenerationConfig
 from polyhead.loading import load
 from polyhead.run import Run
@@ -249,5 +250,5 @@ def test_without_its_extra_it_says_what_to_install(speaker: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (
         2,
-        "polyhead: this needs uvicorn: pip install 'polyhead[serve]'\n",
+        f"polyhead: this needs uvicorn: {install_command('serve')}\n",
     )

@@ -12,6 +12,7 @@ import pytest
 from pyarrow.parquet import write_table
 
 from polyhead.cli import main
+from polyhead.core.extras import install_command
 from polyhead.data import parquet
 from polyhead.data.conversations import ConversationReport, open_conversations
 from polyhead.data.corpus import CorpusReport, open_corpus
@@ -139,4 +140,4 @@ def test_without_its_library_it_says_what_to_install(
         f"task: language-model\ndata: {{train: {both[0]}, valid_share: 0.1}}\ntrain: {{steps: 1}}\nout: {tmp_path / 'run'}\n"
     )
     assert main(["train", str(tmp_path / "r.yaml")]) == 2
-    assert "this needs pyarrow: pip install 'polyhead[parquet]'" in capsys.readouterr().err
+    assert f"this needs pyarrow: {install_command('parquet')}" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import polyhead.export.ctranslate2 as writing
 from polyhead.cli import main
+from polyhead.core.extras import install_command
 from polyhead.run import Run
 
 Make = Callable[..., tuple[Run, Path]]
@@ -296,4 +297,4 @@ def test_without_the_extra_the_way_to_get_it_is_named(
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, "polyhead.export.ctranslate2")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
-    assert "this needs ctranslate2: pip install 'polyhead[export]'" in capsys.readouterr().err
+    assert f"this needs ctranslate2: {install_command('export')}" in capsys.readouterr().err

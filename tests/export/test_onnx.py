@@ -21,6 +21,7 @@ from torch import Tensor
 
 import polyhead.export.onnx as writing
 from polyhead.cli import main
+from polyhead.core.extras import install_command
 from polyhead.run import Run
 
 Make = Callable[..., tuple[Run, Path]]
@@ -287,7 +288,7 @@ def test_without_the_extra_the_way_to_get_it_is_named(
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "polyhead.export.onnx")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx"]) == 2
-    assert f"this needs {name}: pip install 'polyhead[export]'" in capsys.readouterr().err
+    assert f"this needs {name}: {install_command('export')}" in capsys.readouterr().err
 
 
 def test_an_export_that_is_interrupted_leaves_nothing(

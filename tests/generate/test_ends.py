@@ -43,9 +43,10 @@ def cut(run: Run, row: list[int]) -> list[int]:
 
 
 def told(run: Run, text: str, row: list[int]) -> str:
-    """The text of tokens that come behind another one."""
+    """The text of tokens that come behind another one, up to its last whole character."""
     (before,) = run._read([text])
-    return run.tokenizer.decode([before + row])[0][len(run.tokenizer.decode([before])[0]) :]
+    found = run.tokenizer.decode([before + row])[0][len(run.tokenizer.decode([before])[0]) :]
+    return found.rstrip("\ufffd")
 
 
 def test_what_an_engine_draws_ends_at_any_of_them(run: Run, said: list[list[int]]) -> None:

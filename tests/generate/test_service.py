@@ -131,7 +131,8 @@ def test_how_each_sequence_ended(speaker):
 def test_stop_strings_may_come_one_by_one(speaker, way):
     """All of several prompts, and each of their sequences, end by them."""
     way = {"max_new_tokens": 12, "n": 2, **way}
-    letters = sorted({text[5] for texts in speaker.generate(TEXTS, **way) for text in texts})
+    letters = sorted({text[5] for texts in speaker.generate(TEXTS, **way) for text in texts if text[5:]})
+    assert letters
     wanted = speaker.generate(TEXTS, stop=letters, **way)
     assert not any(letter in text for texts in wanted for text in texts for letter in letters)
     assert speaker.generate(TEXTS, stop=iter(letters), **way) == wanted
@@ -228,7 +229,7 @@ def test_who_only_listens_while_another_drives_hears_the_same(speaker, way):
             said[row] += text
     assert said == wanted == stream.texts()
     assert not list(stream.news())
-    assert [speaker.tokenizer.decode([ids])[0] for ids in stream.tokens] == wanted
+    assert [speaker.tokenizer.decode([ids])[0].rstrip("\ufffd") for ids in stream.tokens] == wanted
 
 
 def test_nothing_comes_behind_a_stop_string_whoever_drives(speaker):

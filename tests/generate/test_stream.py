@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.errors import UserError
-from polyhead.generate.stream import TAIL, TextStream
+from polyhead.generate.stream import TAIL, TextStream, decode_whole
 from polyhead.registry import Choice
 from polyhead.text.learn import train_tokenizer
 
@@ -110,13 +110,45 @@ def test_long_texts_of_every_tokenizer_stream_exactly(tokenizer, data):
 
 @settings(max_examples=60, deadline=None)
 @given(ids=st.lists(st.integers(0, 260), max_size=80))
-def test_bytes_that_are_no_text_stream_as_they_decode(ids):
+def test_bytes_that_are_no_text_stream_as_they_decode_up_to_the_last_whole_character(ids):
     tokenizer = train_tokenizer(["a"], Choice("byte"), 261)
 
     def decode(ids):
         return tokenizer.decode([ids])[0]
 
-    assert "".join(streamed(decode, ids)) == decode(ids)
+    text = "".join(streamed(decode, ids))
+    assert text == decode(ids).rstrip("\ufffd")
+    assert decode_whole(tokenizer, [ids]) == [text]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_stop_string_leaves_no_part_of_a_character_before_it(data):
+    raw = data.draw(st.binary(max_size=40))
+    ids = list(raw + b"\n" + data.draw(st.binary(max_size=5)))
+
+    def decode(ids):
+        return bytes(ids).decode(errors="replace")
+
+    assert "".join(streamed(decode, ids, ["\n"])) == cut(decode(ids), ["\n"]).rstrip("\ufffd")
+
+
+def test_at_a_trimmed_end_neither_blanks_nor_parts_of_characters_are_left():
+    stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"), trim=True)
+    said = [stream.feed(token) for token in b" a \xff b \xe4\xbd \xe4"]
+    assert "".join(said) + stream.end() == "a \ufffd b"
+
+
+def test_a_limit_inside_a_character_drops_its_bytes_and_no_others(tokenizer):
+    """Whatever number of tokens is taken from a text, what is streamed of them is the beginning of the text."""
+    text = "a 你好🙂, é"
+    (ids,) = tokenizer.encode([text])
+    whole = tokenizer.decode([ids])[0]
+    for size in range(len(ids) + 1):
+        stream = TextStream.of(tokenizer, (), ())
+        said = "".join(stream.feed(token, i == size - 1) for i, token in enumerate(ids[:size]))
+        assert whole.startswith(said)
+        assert said == decode_whole(tokenizer, [ids[:size]])[0]
 
 
 def test_only_the_last_tokens_are_decoded_again():
@@ -210,7 +242,7 @@ def test_what_is_held_back_comes_at_the_end():
     assert stream.end() == "bc"
     stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
     assert [stream.feed(t) for t in "é".encode()[:1]] == [""]
-    assert stream.end() == "\ufffd"
+    assert stream.end() == ""
 
 
 def test_an_empty_stop_string_is_refused():

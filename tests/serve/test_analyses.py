@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_refused_unless_a_part_is_wished(services):
     assert cut == pytest.approx(encoder.run.embed([LONG])[0].tolist(), abs=1e-6)
     told = translator.ask("/v1/translations", {"input": LONG, "truncate": True}).json()["data"][0]["text"]
     (wanted,) = translator.run.hypotheses([LONG], truncate=True)
-    assert [told] == translator.run.tokenizer.decode([wanted[0].tokens])
+    assert told == translator.run.tokenizer.decode([wanted[0].tokens])[0].rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

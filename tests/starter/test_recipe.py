@@ -484,7 +484,7 @@ def test_two_files_that_are_no_sides_of_translations_are_told_of(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a dog barks .\n" * 40)
-    Path("b.txt").write_text("ein hund bellt .\n" * 39)
+    Path("b.txt").write_text("a cat sleeps .\n" * 39)
     note = (
         "taken for plain text of one language model: a.txt has 40 lines and b.txt 39 lines, "
         "and two sides of translations have as many, two or more"

@@ -172,7 +172,7 @@ def test_one_long_text_and_several_files_are_learned_as_well(place: Path) -> Non
             "data.valid is missing: name files to measure progress on, or give data.valid_share",
         ),
         ({"data": {"train": "nams.txt"}}, "data.train: no file 'nams.txt' in .*; did you mean 'names.txt'"),
-        ({"data": {"train": "."}}, "is a folder, wanted a text file in it: .*names.txt"),
+        ({"data": {"train": "."}}, "is a folder; wanted a text file .there: .*names.txt"),
         ({"data": {"train": "/dev/null"}}, "/dev/null is not a regular file"),
         (
             {"train": {"metric": "bleu"}},

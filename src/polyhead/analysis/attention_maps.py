@@ -74,6 +74,11 @@ def _collector(kept: list[Tensor]) -> Watcher:
     return see
 
 
+def has_cross_attention(model: nn.Module) -> bool:
+    """Whether some layer of a decoder has weights on the source to show."""
+    return any(name.endswith(".cross") and hasattr(part, "watchers") for name, part in model.named_modules())
+
+
 def pair_attention(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Layers]:
     """One pair, (1, S) and the decoder's input (1, T), -> kind (see KINDS) -> its layers.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyhead.analysis.heat_map import AttentionMap, as_lists, columns, heat_map, numbers, shown
 from polyhead.analysis.page import Section, data, page, write
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 
 ABOUT = (
@@ -22,10 +23,10 @@ ENDS = ("</s>", "■")  # how the end of a sentence is written
 
 
 def attention_page(
-    path: Path | str, maps: AttentionMap | Sequence[AttentionMap], title: str = "Attention", lead: str = ""
+    path: Path | str, maps: AttentionMap | Sequence[AttentionMap], title: str = "", lead: str = ""
 ) -> Path:
     """Write one self-contained page with one or several maps."""
-    return write(path, page(title, lead, [attention_section(maps)]))
+    return write(path, page(title or tr("Attention"), lead, [attention_section(maps)]))
 
 
 def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> Section:
@@ -34,9 +35,9 @@ def attention_section(maps: AttentionMap | Sequence[AttentionMap]) -> Section:
     if not several:
         raise UserError("no attention map to show: give at least one")
     kinds = list(dict.fromkeys(attention.kind for attention in several))
-    heading = kinds[0].capitalize() if len(kinds) == 1 else "Attention"
+    heading = tr(kinds[0]).capitalize() if len(kinds) == 1 else tr("Attention")
     body = f'<div class="attention">{data([plain(attention) for attention in several])}{heat_map(several[0])}</div>'
-    return Section(heading, ABOUT if kinds == ["cross-attention"] else ABOUT_ALL, body)
+    return Section(heading, tr(ABOUT if kinds == ["cross-attention"] else ABOUT_ALL), body)
 
 
 def plain(attention: AttentionMap) -> dict[str, Any]:

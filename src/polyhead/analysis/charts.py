@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from polyhead.core.i18n import tr
+
 Point = tuple[float, float]
 
 MAX_POINTS = 400  # more than that are averaged in groups: a screen has no more columns
@@ -168,6 +170,13 @@ def numbers(scale: Scale) -> str:
 def summary(curves: Sequence[Curve], x_label: str, y_label: str) -> str:
     """What a reader who cannot see the chart is told."""
     ends = "; ".join(
-        f"{c.name} from {number(c.points[0][1])} to {number(c.points[-1][1])}" for c in curves if c.points
+        tr(
+            "{name} from {start} to {end}",
+            name=c.name,
+            start=number(c.points[0][1]),
+            end=number(c.points[-1][1]),
+        )
+        for c in curves
+        if c.points
     )
-    return f"{y_label} by {x_label}: {ends}"
+    return tr("{y} by {x}: {ends}", y=y_label, x=x_label, ends=ends)

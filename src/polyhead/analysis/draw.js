@@ -1,35 +1,37 @@
 
 /* ---- a matrix: the cell under the pointer is read out ---- */
 function matrix(figure) {
-  const m = embedded(figure), svg = figure.querySelector("svg"), output = figure.querySelector("output");
+  const m = embedded(figure), output = figure.querySelector("output");
   const bytes = Uint8Array.from(atob(m.values), (c) => c.charCodeAt(0));
-  const [left, top, across, down] = svg.dataset.frame.split(" ").map(Number);
-  const mark = draw("rect", { class: "here", width: across / m.columns, height: down / m.rows, visibility: "hidden" });
-  const state = { row: 0, column: 0 };
-  svg.append(mark);
-  const show = (row, column) => {
-    const keep = (v, n) => Math.min(Math.max(v, 0), n - 1);
-    state.row = keep(row, m.rows); state.column = keep(column, m.columns);
-    const shade = (bytes[state.row * m.columns + state.column] << 24) >> 24, value = shade / 127 * m.most;
-    mark.setAttribute("x", left + state.column * across / m.columns);
-    mark.setAttribute("y", top + state.row * down / m.rows);
-    mark.setAttribute("visibility", "visible");
-    output.textContent = `${m.row} ${state.row + m.first[0]}, ${m.column} ${state.column + m.first[1]}: ${value.toPrecision(2)}`;
-  };
-  const at = (event) => {
-    const box = svg.getBoundingClientRect(), unit = svg.viewBox.baseVal.width / box.width;
-    const x = (event.clientX - box.left) * unit - left, y = (event.clientY - box.top) * unit - top;
-    if (x >= 0 && y >= 0 && x < across && y < down) show(Math.floor(y / down * m.rows), Math.floor(x / across * m.columns));
-  };
-  svg.addEventListener("pointermove", at);
-  svg.addEventListener("pointerdown", at);
-  svg.addEventListener("pointerleave", () => { mark.setAttribute("visibility", "hidden"); output.textContent = ""; });
-  svg.addEventListener("keydown", (event) => {
-    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!move) return;
-    event.preventDefault();
-    show(state.row + move[0], state.column + move[1]);
-  });
+  const state = { row: 0, column: 0 }, keep = (v, n) => Math.min(Math.max(v, 0), n - 1);
+  for (const svg of figure.querySelectorAll("svg")) {
+    const [left, top, across, down] = svg.dataset.frame.split(" ").map(Number);
+    const mark = draw("rect", { class: "here", width: across / m.columns, height: down / m.rows, visibility: "hidden" });
+    svg.append(mark);
+    const show = (row, column) => {
+      state.row = keep(row, m.rows); state.column = keep(column, m.columns);
+      const shade = (bytes[state.row * m.columns + state.column] << 24) >> 24, value = shade / 127 * m.most;
+      mark.setAttribute("x", left + state.column * across / m.columns);
+      mark.setAttribute("y", top + state.row * down / m.rows);
+      mark.setAttribute("visibility", "visible");
+      const place = { row: m.row, i: state.row + m.first[0], column: m.column, j: state.column + m.first[1] };
+      output.textContent = t("{row} {i}, {column} {j}: {value}", { ...place, value: value.toPrecision(2) });
+    };
+    const at = (event) => {
+      const box = svg.getBoundingClientRect(), unit = svg.viewBox.baseVal.width / box.width;
+      const x = (event.clientX - box.left) * unit - left, y = (event.clientY - box.top) * unit - top;
+      if (x >= 0 && y >= 0 && x < across && y < down) show(Math.floor(y / down * m.rows), Math.floor(x / across * m.columns));
+    };
+    svg.addEventListener("pointermove", at);
+    svg.addEventListener("pointerdown", at);
+    svg.addEventListener("pointerleave", () => { mark.setAttribute("visibility", "hidden"); output.textContent = ""; });
+    svg.addEventListener("keydown", (event) => {
+      const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      show(state.row + move[0], state.column + move[1]);
+    });
+  }
 }
 
 /* ---- clouds of tokens: the one under the pointer, or looked for, and its nearest neighbours, in all clouds at once ---- */
@@ -70,8 +72,11 @@ function clouds(root) {
         name(svg, dots[s][j], plain(tokens.names[j]), j === i ? "tag on" : "tag", taken);
       }
     });
-    const often = tokens.counts ? `, ${tokens.counts[i].toLocaleString("en")} times` : "";
-    readout.replaceChildren(make("b", {}, tokens.names[i]), `${often}; nearest: ${tokens.near[i].map((j) => plain(tokens.names[j])).join(", ")}`);
+    const near = tokens.near[i].map((j) => plain(tokens.names[j])).join(", ");
+    const about = tokens.counts
+      ? t(", {n} times; nearest: {tokens}", { n: tokens.counts[i].toLocaleString("en"), tokens: near })
+      : t("; nearest: {tokens}", { tokens: near });
+    readout.replaceChildren(make("b", {}, tokens.names[i]), about);
   }
   const leave = () => { clear(); readout.textContent = empty; };
   for (const svg of svgs) {

@@ -18,6 +18,7 @@ from polyhead.analysis.positions import position_grids
 from polyhead.analysis.projection import neighbours, pca, tsne
 from polyhead.analysis.report import plot
 from polyhead.analysis.scatter import scatter
+from polyhead.core.i18n import tr
 from polyhead.models import Model
 from polyhead.nn.embedding import Embedding
 
@@ -54,7 +55,11 @@ def position_sections(model: Model, n: int) -> list[Section]:
     """The positions of the encoder and, where they are not the same, of the decoder."""
     c, tables = model.config, embeddings(model)
     parts = [table.position for table in tables]
-    names = ["of the encoder", "of the decoder"] if len(parts) == 2 else [""]
+    headings = (
+        [tr("Positions of the encoder"), tr("Positions of the decoder")]
+        if len(parts) == 2
+        else [tr("Positions")]
+    )
     causal = (False, True) if len(parts) == 2 else (c.kind == "decoder",)
     shapes = [
         c.shape(hidden)._replace(d_model=table.token.embedding_dim)
@@ -62,19 +67,18 @@ def position_sections(model: Model, n: int) -> list[Section]:
     ]
     found = [position_grids(part, shape, n) for part, shape in zip(parts, shapes, strict=True)]
     if len(parts) == 2 and alike(*found):
-        names, parts, found = [""], parts[:1], found[:1]
+        headings, parts, found = [tr("Positions")], parts[:1], found[:1]
     return [
-        position_section(f"Positions {name}".strip(), f"{c.position.name}: {first_paragraph(part)}", grids)
-        for name, part, grids in zip(names, parts, found, strict=True)
+        position_section(heading, f"{c.position.name}: {tr(first_paragraph(part))}", grids)
+        for heading, part, grids in zip(headings, parts, found, strict=True)
     ]
 
 
 def position_section(heading: str, about: str, grids: Sequence[Grid]) -> Section:
     """A table beside the likeness of its rows; a bias over the whole width, as curves too, and small maps of the heads."""
     if not grids:
-        return Section(
-            heading, about, "<p>Nothing to draw: no number of this model depends on the positions.</p>"
-        )
+        nothing = tr("Nothing to draw: no number of this model depends on the positions.")
+        return Section(heading, about, f"<p>{escape(nothing)}</p>")
     first, *rest = grids
     if first.row != "head":
         wide = grid_figure(first, 600 if len(rest) == 1 else 300)
@@ -87,9 +91,12 @@ def position_section(heading: str, about: str, grids: Sequence[Grid]) -> Section
     body = grid_figure(first, 900, max(40, min(26 * len(rows), 400)))
     if len(rows) <= PER_CURVE:
         curves = [
-            Curve(f"head {h + 1}", list(enumerate(row, first.first_column))) for h, row in enumerate(rows)
+            Curve(tr("head {n}", n=h + 1), list(enumerate(row, first.first_column)))
+            for h, row in enumerate(rows)
         ]
-        body += plot("Added to the score, by distance", curves, (860, 320), (380, 260), x_label="distance")
+        body += plot(
+            tr("Added to the score, by distance"), curves, (860, 320), (380, 260), x_label=tr("distance")
+        )
     return Section(heading, about, f'{body}<div class="small">{"".join(map(grid_figure, rest))}</div>')
 
 
@@ -98,7 +105,18 @@ def token_section(tokens: Tokens, perplexity: float) -> Section:
     x = tokens.vectors.double()
     points, share = pca(x)
     found = tsne(torch.nn.functional.normalize(x, dim=1), perplexity)
-    told = " and ".join(f"{100 * float(s):.1f} %" for s in share)
+    shares = tr(" and ").join(f"{100 * float(s):.1f} %" for s in share)
+    of_components = tr(
+        "The two axes hold {shares} of the variance: the rest of the distances cannot be seen here.",
+        shares=shares,
+    )
+    of_tsne = tr(
+        "Neighbourhoods of about {n} tokens, by the cosine; near tokens are alike; the distance between groups means little. "
+        "Divergence {end} (0 would be no loss), after {start} at the start.",
+        n=f"{found.perplexity:.0f}",
+        end=number(found.kl[-1]),
+        start=number(found.kl[0]),
+    )
     names = [shown(name.replace("␣", " ")) for name in tokens.names]
     near = neighbours(x, NEAR).tolist()
     described: dict[str, Any] = {"names": list(tokens.names), "near": near, "counts": tokens.counts}
@@ -110,21 +128,21 @@ def token_section(tokens: Tokens, perplexity: float) -> Section:
         else ""
     )
     body = (
-        f'<div class="clouds"><div class="finder"><label>Find a token <input type="search" list="tokens" autocomplete="off"></label>'
-        f'<span class="groups">{groups}</span></div><p class="readout" aria-live="polite">Point at a dot.</p>'
-        + cloud("Principal components", f"The two axes hold {told} of the variance: the rest of the distances cannot be seen here.", points, names, tokens)
-        + cloud("t-SNE", f"Neighbourhoods of about {found.perplexity:.0f} tokens, by the cosine; near tokens are alike; the distance between "
-                f"groups means little. Divergence {number(found.kl[-1])} (0 would be no loss), after {number(found.kl[0])} at the start.", found.points, names, tokens)
+        f'<div class="clouds"><div class="finder"><label>{escape(tr("Find a token"))} <input type="search" list="tokens" autocomplete="off"></label>'
+        f'<span class="groups">{groups}</span></div><p class="readout" aria-live="polite">{escape(tr("Point at a dot."))}</p>'
+        + cloud(tr("Principal components"), of_components, points, names, tokens)
+        + cloud("t-SNE", of_tsne, found.points, names, tokens)
         + f"{data(described)}</div>"
-    )  # fmt: skip
-    counted = (
-        "The most frequent tokens"
+    )
+    about = tr(
+        "The most frequent tokens: {n} of them, from {features} features to two."
         if tokens.counts
-        else "The first tokens of the vocabulary (the training text could not be read, so none were counted)"
+        else "The first tokens of the vocabulary (the training text could not be read, so none were counted): "
+        "{n} of them, from {features} features to two.",
+        n=f"{len(names):,}",
+        features=f"{x.size(1):,}",
     )
-    return Section(
-        "Embeddings", f"{counted}: {len(names):,} of them, from {x.size(1):,} features to two.", body
-    )
+    return Section(tr("Embeddings"), about, body)
 
 
 def cloud(title: str, about: str, points: Tensor, names: Sequence[str], tokens: Tokens) -> str:

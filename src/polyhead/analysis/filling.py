@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from polyhead.analysis.reading import read
-from polyhead.analysis.token_maps import display
+from polyhead.analysis.token_maps import display, spell_tokens
 from polyhead.data.framed import framed
 from polyhead.errors import UserError, check_whole
 from polyhead.models import MaskedLM
@@ -71,4 +71,4 @@ def fill_mask(
 def _fill(tokenizer: Tokenizer, ids: torch.Tensor, place: int, token: int, probability: float) -> Fill:
     filled = ids.clone()
     filled[place] = token
-    return Fill(display(tokenizer, token), probability, tokenizer.decode([filled.tolist()])[0])
+    return Fill(display(tokenizer, token), probability, spell_tokens(tokenizer, filled.tolist()))

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.charts import number, ticks
 from polyhead.analysis.page import data
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 
 STEPS = 127  # shades on each side of zero
+NARROW = (340, 248)  # pixels: of a wide picture on a narrow screen
 
 
 class Grid(NamedTuple):
-    """Numbers in rows and columns, and what to call them."""
+    """Numbers in rows and columns, and what to call them; ``row`` and ``column`` are translated when they are drawn."""
 
     title: str
     values: Any  # nested lists, or anything that has ``tolist`` (numpy, torch)
@@ -35,7 +37,10 @@ class Grid(NamedTuple):
 
 
 def grid_figure(grid: Grid, width: int = 300, height: int = 248) -> str:
-    """The matrix with its name, its axes and the range of its colours; ``height`` is that of the cells together."""
+    """The matrix with its name, its axes and the range of its colours; ``height`` is that of the cells together.
+
+    A picture wider than ``NARROW`` is drawn in that size too, and the style shows the one that fits.
+    """
     rows = as_rows(grid)
     most = max((abs(v) for row in rows for v in row), default=0.0) or 1.0
     shades = [[round(STEPS * v / most) for v in row] for row in rows]
@@ -47,11 +52,15 @@ def grid_figure(grid: Grid, width: int = 300, height: int = 248) -> str:
         '<output aria-live="polite"></output></p>'
     )
     described = {"rows": len(rows), "columns": len(rows[0]), "most": most, "values": packed,
-                 "row": grid.row, "column": grid.column, "first": [grid.first_row, grid.first_column]}  # fmt: skip
+                 "row": tr(grid.row), "column": tr(grid.column), "first": [grid.first_row, grid.first_column]}  # fmt: skip
     about = f'<p class="about">{escape(grid.about)}</p>' if grid.about else ""
+    sizes = [(width, height)]
+    if width > NARROW[0]:
+        sizes.append((NARROW[0], min(height, NARROW[1])))
+    pictures = "".join(picture(grid, shades, *size) for size in sizes)
     return (
-        f'<figure class="card matrix"><figcaption><b>{escape(grid.title)}</b>'
-        f"</figcaption>{picture(grid, shades, width, height)}{ramp}{about}{data(described)}</figure>"
+        f'<figure class="card matrix{" sizes" * (len(sizes) > 1)}"><figcaption><b>{escape(grid.title)}</b>'
+        f"</figcaption>{pictures}{ramp}{about}{data(described)}</figure>"
     )
 
 
@@ -72,11 +81,12 @@ def picture(grid: Grid, shades: Sequence[Sequence[int]], width: int, down: int) 
     left, top, bottom = 44, 6, 36
     across = width - left - 8
     total = top + down + bottom
-    name = hashlib.sha256(repr((grid.title, shades)).encode()).hexdigest()[:12]
+    name = hashlib.sha256(repr((grid.title, shades, width)).encode()).hexdigest()[:12]
+    label = tr("{title}: {rows} by {columns}; arrow keys read it", title=grid.title, rows=n, columns=m)
     frame = f'x="{left}" y="{top}" width="{across}" height="{down}"'
     parts = [
         f'<svg class="matrix" viewBox="0 0 {width} {total}" role="img" tabindex="0" data-frame="{left} {top} {across} {down}" '
-        f'aria-label="{escape(grid.title)}: {n} by {m}; arrow keys read it"><rect class="zero" {frame}/>'
+        f'aria-label="{escape(label)}"><rect class="zero" {frame}/>'
     ]
     for sign, kind in ((1, "plus"), (-1, "minus")):
         alpha = [bytes(255 * max(0, sign * v) // STEPS for v in row) for row in shades]
@@ -92,9 +102,11 @@ def picture(grid: Grid, shades: Sequence[Sequence[int]], width: int, down: int) 
     for value in round_ticks(grid.first_row, grid.first_row + n - 1, down):
         y = top + down * (value - grid.first_row + 0.5) / n
         parts.append(f'<text class="tick end" x="{left - 6}" y="{y + 4:.1f}">{number(value)}</text>')
-    parts.append(f'<text class="label end" x="{left + across}" y="{total - 4}">{escape(grid.column)}</text>')
     parts.append(
-        f'<text class="label end" transform="translate(11 {top}) rotate(-90)">{escape(grid.row)}</text>'
+        f'<text class="label end" x="{left + across}" y="{total - 4}">{escape(tr(grid.column))}</text>'
+    )
+    parts.append(
+        f'<text class="label end" transform="translate(11 {top}) rotate(-90)">{escape(tr(grid.row))}</text>'
     )
     return "".join([*parts, "</svg>"])
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.text.control import spelled
 
@@ -88,9 +89,9 @@ def which(what: str, index: int | None, names: Sequence[int]) -> str:
     """The choice in words; people count from one."""
     n = len(names)
     there = str(n) if list(names) == list(range(1, n + 1)) else ", ".join(map(str, names))
-    if index is None:
-        return f"mean of {there} {what}s" if there == str(n) else f"mean of {what}s {there}"
-    return f"{what} {names[index]} of {there}"
+    if index is not None:
+        return tr(f"{what} {{n}} of {{there}}", n=names[index], there=there)
+    return tr(f"mean of {{there}} {what}s" if there == str(n) else f"mean of {what}s {{there}}", there=there)
 
 
 def shown(token: str) -> str:
@@ -117,7 +118,7 @@ def attention_text(
     fits = len(source) if width is None else max(1, (width - left - right - 9) // 3)
     weights = as_lists(attention)
     lines = [
-        f"{attention.kind}, {which('layer', layer, numbers(attention, len(weights)))}, "
+        f"{tr(attention.kind)}, {which('layer', layer, numbers(attention, len(weights)))}, "
         f"{which('head', head, range(1, len(weights[0]) + 1))}"
     ]
     for start in range(0, len(source), fits):
@@ -153,9 +154,15 @@ def heat_map(attention: AttentionMap, layer: int | None = -1, head: int | None =
     left, top = 12 + 7.4 * max(map(columns, target)), 24 + 6.6 * max(map(columns, source))
     right = 14 + 5.4 * columns(source[-1])
     width, height = left + cell * len(source) + right, top + cell * len(target) + 4
+    name = tr(
+        "{kind}: {rows} target by {columns} source tokens",
+        kind=tr(attention.kind),
+        rows=len(target),
+        columns=len(source),
+    )
     parts = [
         f'<svg class="heat" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
-        f'role="img" aria-label="{escape(attention.kind)}: {len(target)} target by {len(source)} source tokens">'
+        f'role="img" aria-label="{escape(name)}">'
     ]
     for s, token in enumerate(source):
         x, y = left + cell * (s + 0.5), top - 8

@@ -11,6 +11,11 @@ function make(name, attributes = {}, text = null, svg = false) {
 const draw = (name, attributes, text) => make(name, attributes, text, true);
 const embedded = (element) => JSON.parse(element.querySelector("script[type='application/json']").textContent);
 
+/* The text in the page's language with its {placeholders} filled; English where the catalog lacks it. Write the text as
+   a literal in double quotes: the page's catalog holds those that it finds in the script as the argument of this function. */
+const CATALOG = JSON.parse(document.getElementById("catalog")?.textContent ?? "{}");
+const t = (text, values = {}) => (CATALOG[text] ?? text).replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+
 /* ---- curves: the legend reads out the step under the pointer ---- */
 function plot(figure) {
   const curves = embedded(figure);
@@ -58,6 +63,10 @@ function plot(figure) {
 const MEAN = -1;
 const average = (maps) => maps[0].map((row, t) => row.map((_, s) => maps.reduce((sum, m) => sum + m[t][s], 0) / maps.length));
 const opacity = (thousandths) => Math.pow(Math.max(thousandths, 0) / 1000, 0.7);
+const kindName = (kind) => ({
+  "cross-attention": t("cross-attention"), "self-attention": t("self-attention"),
+  "encoder self-attention": t("encoder self-attention"), "decoder self-attention": t("decoder self-attention"),
+})[kind] ?? kind;
 const clip = (text) => [...text].length <= 14 ? text : [...text].slice(0, 13).join("") + "…";
 
 function attention(root) {
@@ -77,7 +86,7 @@ function attention(root) {
   const overview = make("figure", { class: "overview" }), thumbs = make("div", { class: "thumbs" });
   const ramp = make("div", { class: "ramp" });
   ramp.append(make("span", {}, "0"), make("i"), make("span", {}, "1"));
-  overview.append(make("figcaption", {}, "All heads at a glance"), thumbs);
+  overview.append(make("figcaption", {}, t("All heads at a glance")), thumbs);
   left.append(scroll, readout, ramp);
   views.append(left, overview);
   root.append(controls, reading, views);
@@ -91,22 +100,23 @@ function attention(root) {
     return label;
   }
   const oneKind = maps.every((m) => m.kind === maps[0].kind), oneText = maps.length > 1 && maps.every((m) => m.title === maps[0].title);
-  const name = (m, i) => oneText ? m.kind : `${i + 1}  ${oneKind ? "" : `${m.kind}: `}${m.title}`;
-  const layerName = (l) => l === MEAN ? "mean of layers" : `layer ${maps[state.map].layers[l]}`;
-  const headName = (h) => h === MEAN ? "mean of heads" : `head ${h + 1}`;
+  const name = (m, i) => oneText ? kindName(m.kind) : `${i + 1}  ${oneKind ? "" : `${kindName(m.kind)}: `}${m.title}`;
+  const layerName = (l) => l === MEAN ? t("mean of layers") : t("layer {n}", { n: maps[state.map].layers[l] });
+  const chosen = () => ({ layer: layerName(state.layer), head: headName(state.head) });
+  const headName = (h) => h === MEAN ? t("mean of heads") : t("head {n}", { n: h + 1 });
 
   function drawControls() {
     const m = maps[state.map], heads = m.weights[0].map((_, h) => h + 1);
-    const numbered = (names, what) => [...names.map((name, i) => [i, `${name}`]), [MEAN, `mean of ${what}`]];
+    const numbered = (names, mean) => [...names.map((name, i) => [i, `${name}`]), [MEAN, mean]];
     clear(controls).append(
-      chooser(oneText ? "Attention" : "Example", maps.map((m, i) => [i, name(m, i)]), state.map, (v) => {
+      chooser(oneText ? t("Attention") : t("Example"), maps.map((m, i) => [i, name(m, i)]), state.map, (v) => {
         state.map = v; state.row = 0; state.column = null;
         state.layer = Math.min(state.layer, maps[v].weights.length - 1);
         state.head = Math.min(state.head, maps[v].weights[0].length - 1);
         drawAll();
       }, true),
-      chooser("Layer", numbered(m.layers, "layers"), state.layer, (v) => { state.layer = v; drawAll(); }),
-      chooser("Head", numbered(heads, "heads"), state.head, (v) => { state.head = v; drawAll(); }),
+      chooser(t("Layer"), numbered(m.layers, t("mean of layers")), state.layer, (v) => { state.layer = v; drawAll(); }),
+      chooser(t("Head"), numbered(heads, t("mean of heads")), state.head, (v) => { state.head = v; drawAll(); }),
     );
   }
 
@@ -114,9 +124,9 @@ function attention(root) {
     const m = maps[state.map], L = m.weights.length, H = m.weights[0].length;
     const color = getComputedStyle(root).getPropertyValue("--accent").trim();
     clear(thumbs).style.gridTemplateColumns = `2.2em repeat(${H + 1}, minmax(0, 1fr))`;
-    thumbs.append(make("span", {}, ""), ...Array.from({ length: H }, (_, h) => make("span", {}, `${h + 1}`)), make("span", {}, "mean"));
+    thumbs.append(make("span", {}, ""), ...Array.from({ length: H }, (_, h) => make("span", {}, `${h + 1}`)), make("span", {}, t("mean")));
     for (const layer of [...Array(L).keys(), MEAN]) {
-      thumbs.append(make("span", {}, layer === MEAN ? "mean" : `${m.layers[layer]}`));
+      thumbs.append(make("span", {}, layer === MEAN ? t("mean") : `${m.layers[layer]}`));
       for (const head of [...Array(H).keys(), MEAN]) {
         const on = layer === state.layer && head === state.head;
         const name = `${layerName(layer)}, ${headName(head)}`;
@@ -143,7 +153,7 @@ function attention(root) {
     const w = x0 + size * source.length + 14 + 5.4 * width(source[source.length - 1]), h = y0 + size * target.length + 4;
     const focused = scroll.firstChild !== null && scroll.firstChild === document.activeElement;
     const svg = draw("svg", { class: "heat", viewBox: `0 0 ${w} ${h}`, width: w, height: h, tabindex: 0, role: "img",
-      "aria-label": `${m.kind}, ${layerName(state.layer)}, ${headName(state.head)}; arrow keys move` });
+      "aria-label": t("{kind}, {layer}, {head}; arrow keys move", { kind: kindName(m.kind), ...chosen() }) });
     columnLabels = source.map((text, s) => draw("text", { class: "token",
       transform: `translate(${x0 + size * (s + 0.5)} ${y0 - 8}) rotate(-50)` }, text));
     rowLabels = target.map((text, t) => draw("text", { class: "token end", x: x0 - 9, y: y0 + size * t + size / 2 + 4 }, text));
@@ -169,7 +179,8 @@ function attention(root) {
 
   function drawReading() {
     const m = maps[state.map], line = (name) => { const p = make("div", { class: "sentence" }); p.append(make("b", {}, name)); return p; };
-    const target = line(m.kind === "cross-attention" || m.kind.startsWith("decoder") ? "writing" : "reading"), source = line("looks at");
+    const writes = m.kind === "cross-attention" || m.kind.startsWith("decoder");
+    const target = line(writes ? t("writing") : t("reading")), source = line(t("looks at"));
     targetChips = m.target.map((text, t) => {
       const chip = make("button", { class: "chip", type: "button" }, text);
       for (const kind of ["pointerenter", "focus", "click"]) chip.addEventListener(kind, () => point(t, null));
@@ -189,13 +200,12 @@ function attention(root) {
     columnLabels.forEach((label, s) => label.classList.toggle("on", s === best));
     targetChips.forEach((chip, t) => chip.setAttribute("aria-pressed", t === row));
     chips.forEach((chip, s) => {
-      chip.style.background = `color-mix(in srgb, var(--accent) ${Math.round(70 * opacity(weights[row][s]))}%, transparent)`;
+      chip.style.background = `color-mix(in srgb, var(--accent) ${Math.round(45 * opacity(weights[row][s]))}%, transparent)`;
       chip.title = (weights[row][s] / 1000).toFixed(3);
     });
     clear(readout).append(
-      make("b", {}, m.target[row]), " looks at ", make("b", {}, m.source[best]), ": ",
-      make("output", {}, (weights[row][best] / 1000).toFixed(3)),
-      ` (${layerName(state.layer)}, ${headName(state.head)})`,
+      make("b", {}, m.target[row]), ` ${t("looks at")} `, make("b", {}, m.source[best]), ": ",
+      make("output", {}, (weights[row][best] / 1000).toFixed(3)), " ", t("({layer}, {head})", chosen()),
     );
   }
 

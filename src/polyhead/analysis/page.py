@@ -8,13 +8,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyhead.core.i18n import get_language, tr
 from polyhead.places import file_place, put
+
+_TEXT = re.compile(r"""\bt\(\s*("(?:[^"\\]|\\.)*")""")
 
 
 class Section(NamedTuple):
@@ -26,14 +30,25 @@ class Section(NamedTuple):
 
 
 def page(
-    title: str, lead: str, sections: Sequence[Section], note: str = "", *, style: str = "", script: str = ""
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    note: str = "",
+    *,
+    style: str = "",
+    script: str = "",
+    connects: bool = False,
 ) -> str:
-    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own."""
+    """The whole document; title, lead, headings and note are plain text, style and script go after the page's own.
+
+    A page that ``connects`` may ask the service that it came from; others ask nobody.
+    """
     script = asset("page.js") + script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; img-src data:"
+    policy += "; connect-src 'self'" if connects else ""
     body = "\n".join(section_html(section) for section in sections)
     return f"""<!DOCTYPE html>
-<html lang="en">
+<html lang="{get_language()}">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -54,7 +69,7 @@ def page(
 {body}
 <footer>{escape(note)}</footer>
 </main>
-<script>{script}</script>
+{script_catalog(script)}<script>{script}</script>
 </body>
 </html>
 """
@@ -71,10 +86,30 @@ def section_html(section: Section) -> str:
     return f"<section>\n<h2>{escape(section.heading)}</h2>\n{lead}\n{section.body}\n</section>"
 
 
-def data(value: Any) -> str:
+def scrollable(html: str, name: str, kind: str = "") -> str:
+    """HTML that scrolls sideways where it does not fit, by the keyboard too; ``name`` is for who cannot see it."""
+    return f'<div class="{f"scroll {kind}".strip()}" role="region" tabindex="0" aria-label="{escape(name)}">{html}</div>'
+
+
+def data(value: Any, attributes: str = "") -> str:
     """Data for the page's script. "<" is written as an escape, so no text can close the element it stands in."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f'<script type="application/json">{text.replace("<", chr(92) + "u003c")}</script>'
+    return f'<script type="application/json"{attributes}>{text.replace("<", chr(92) + "u003c")}</script>'
+
+
+def script_catalog(script: str) -> str:
+    """The translations of all texts that a script passes to ``t("...")``, in the element where ``t`` finds them.
+
+    Empty for English. It belongs before the script in the document.
+    """
+    if get_language() == "en":
+        return ""
+    return data({text: tr(text) for text in script_texts(script)}, ' id="catalog"') + "\n"
+
+
+def script_texts(script: str) -> list[str]:
+    """All texts that a script passes to ``t("...")``."""
+    return sorted({json.loads(text) for text in _TEXT.findall(script)})
 
 
 def asset(name: str, package: str = "polyhead.analysis") -> str:

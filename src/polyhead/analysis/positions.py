@@ -10,6 +10,7 @@ from torch import Tensor
 from polyhead.analysis.grid import Grid
 from polyhead.analysis.vectors import cosine
 from polyhead.config import Shape
+from polyhead.core.i18n import tr
 from polyhead.nn.kv import KV
 from polyhead.nn.position.base import Position
 
@@ -34,8 +35,8 @@ def position_grids(position: Position, shape: Shape, n: int) -> list[Grid]:
 
 def embedding_grids(vectors: Tensor) -> Iterator[Grid]:
     """What is added to the embedding of each position: (n, C)."""
-    yield Grid("What each position adds to the embedding", vectors, column="feature")
-    yield Grid("Likeness of two positions (cosine)", cosines(vectors))
+    yield Grid(tr("What each position adds to the embedding"), vectors, column="feature")
+    yield Grid(tr("Likeness of two positions (cosine)"), cosines(vectors))
 
 
 def rotation_grids(turns: Tensor) -> Iterator[Grid]:
@@ -46,11 +47,11 @@ def rotation_grids(turns: Tensor) -> Iterator[Grid]:
     partner = others.abs().amax(0).argmax(1)
     first = [j for j in range(D) if others[:, j].abs().sum() > 0 and j < int(partner[j])]
     sin = torch.stack([others[:, j, int(partner[j])] for j in first], 1) if first else others.new_zeros(n, 0)
-    yield Grid("Cosine of the angle", cos[:, first], column="pair of features")
-    yield Grid("Sine of the angle", sin, column="pair of features")
+    yield Grid(tr("Cosine of the angle"), cos[:, first], column="pair of features")
+    yield Grid(tr("Sine of the angle"), sin, column="pair of features")
     likeness = torch.einsum("iab,jab->ij", turns, turns) / D
-    yield Grid("A query times an equal key", likeness, "position of the query", "position of the key",
-               about="The mean over all vectors of length one.")  # fmt: skip
+    yield Grid(tr("A query times an equal key"), likeness, "position of the query", "position of the key",
+               about=tr("The mean over all vectors of length one."))  # fmt: skip
 
 
 def bias_grids(scores: Tensor, causal: bool) -> Iterator[Grid]:
@@ -58,14 +59,14 @@ def bias_grids(scores: Tensor, causal: bool) -> Iterator[Grid]:
     H, n, _ = scores.shape
     first = 0 if causal else 1 - n
     rows = torch.stack([torch.stack([head.diagonal(-d).mean() for d in range(first, n)]) for head in scores])
-    title = "What each head adds to the score, by the distance back to the key"
+    title = tr("What each head adds to the score, by the distance back to the key")
     yield Grid(title, rows, "head", "distance", 1, first)
     if causal:
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), float("-inf"))
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     for h in range(min(H, HEADS)):
-        yield Grid(f"Head {h + 1} where all keys are equal", weights[h], "position of the query", "position of the key",
-                   about="Shares of the row's greatest weight.")  # fmt: skip
+        yield Grid(tr("Head {n} where all keys are equal", n=h + 1), weights[h], "position of the query", "position of the key",
+                   about=tr("Shares of the row's greatest weight."))  # fmt: skip
 
 
 def distance_grids(position: Position, shape: Shape, n: int) -> Iterator[Grid]:
@@ -75,9 +76,9 @@ def distance_grids(position: Position, shape: Shape, n: int) -> Iterator[Grid]:
         bias(position, shape, n, unit(shape, n, feature))[0, middle] for feature in range(shape.head_dim)
     ]
     keys, first = torch.stack(biases, 1).flip(0), middle - n + 1
-    title = "Vector for each distance back to the key, which the query is multiplied with"
+    title = tr("Vector for each distance back to the key, which the query is multiplied with")
     yield Grid(title, keys.T, "feature", "distance", 0, first)
-    yield Grid("Likeness of two distances (cosine)", cosines(keys), "distance", "distance", first, first)
+    yield Grid(tr("Likeness of two distances (cosine)"), cosines(keys), "distance", "distance", first, first)
 
 
 def table(position: Position, shape: Shape, n: int) -> Tensor:

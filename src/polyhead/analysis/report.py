@@ -11,7 +11,8 @@ from typing import Any
 from polyhead.analysis.attention_page import attention_section
 from polyhead.analysis.charts import Curve, line_chart, number, thin
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.analysis.page import Section, data, page, write
+from polyhead.analysis.page import Section, data, page, scrollable, write
+from polyhead.core.i18n import tr
 
 TILE_CHARS = 18  # a fact longer than this is a row of the table of details, not a tile
 
@@ -61,8 +62,8 @@ def headline(facts: Mapping[str, Any]) -> Section:
         body += f'<dl class="tiles">{items}</dl>'
     if rows:
         items = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(t)}</dd></div>" for n, t in rows.items())
-        body += f'<details><summary>Details</summary><dl class="facts">{items}</dl></details>'
-    return Section("Result", "", body)
+        body += f'<details><summary>{escape(tr("Details"))}</summary><dl class="facts">{items}</dl></details>'
+    return Section(tr("Result"), "", body)
 
 
 def worded(value: Any) -> str:
@@ -93,7 +94,7 @@ def training(metrics: Sequence[Mapping[str, Any]]) -> Section:
     ]
     if small:
         body += f'<div class="small">{"".join(small)}</div>'
-    return Section("Training", "Point at a curve to read its values.", body)
+    return Section(tr("Training"), tr("Point at a curve to read its values."), body)
 
 
 def plot(
@@ -103,7 +104,12 @@ def plot(
     from_zero: bool = False,
     x_label: str = "step",
 ) -> str:
-    """A chart in one or several sizes (the style shows the one that fits), its legend and its data."""
+    """A chart in one or several sizes (the style shows the one that fits), its legend and its data.
+
+    The title, the names of the curves and the label are translated.
+    """
+    title, x_label = tr(title), tr(x_label)
+    drawn = [curve._replace(name=tr(curve.name)) for curve in drawn]
     names = [escape(curve.name) if len(drawn) > 1 else "" for curve in drawn]
     points = [[[round(x), float(f"{y:.4g}")] for x, y in curve.points] for curve in drawn]
     legend = "".join(
@@ -114,7 +120,7 @@ def plot(
     kind = "plot sizes" if len(sizes) > 1 else "plot"
     return (
         f'<figure class="{kind}"><figcaption><b>{escape(title)}</b>{legend}'
-        f'<span class="at">{x_label} <output>{number(max(c.points[-1][0] for c in drawn))}</output></span></figcaption>'
+        f'<span class="at">{escape(x_label)} <output>{number(max(c.points[-1][0] for c in drawn))}</output></span></figcaption>'
         f"{charts}{data(points)}</figure>"
     )
 
@@ -123,13 +129,15 @@ def outputs(examples: Sequence[Mapping[str, Any]]) -> Section:
     """Outputs beside references; where they differ, the difference is marked."""
     rows = [row_html(example) for example in examples]
     n_right = sum(is_right(example) for example in examples)
-    body = (
-        '<div class="scroll"><table class="examples"><thead><tr><th></th><th>Source</th><th>Output</th>'
-        f"<th>Reference</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        if rows
-        else ""
-    )
-    return Section("Examples", f"{n_right} of these {len(rows)} equal their reference.", body)
+    heads = "".join(f"<th>{escape(name)}</th>" for name in columns())
+    table = f'<table class="examples"><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    about = tr("{right} of these {total} equal their reference.", right=n_right, total=len(rows))
+    return Section(tr("Examples"), about, scrollable(table, tr("Examples")) if rows else "")
+
+
+def columns() -> tuple[str, str, str]:
+    """The names of the columns of the table of examples."""
+    return tr("Source"), tr("Output"), tr("Reference")
 
 
 def is_right(example: Mapping[str, Any]) -> bool:
@@ -141,17 +149,14 @@ def row_html(example: Mapping[str, Any]) -> str:
     """One row of the table of examples."""
     right = is_right(example)
     output, reference = str(example["output"]), str(example["reference"])
-    mark = (
-        '<span class="yes" title="equal">✓</span>' if right else '<span class="no" title="different">✗</span>'
-    )
+    kind, sign, name = ("yes", "✓", tr("equal")) if right else ("no", "✗", tr("different"))
+    mark = f'<span class="{kind}" role="img" aria-label="{escape(name)}" title="{escape(name)}">{sign}</span>'
     sides = (marked(output, reference, "del"), marked(reference, output, "ins"))
     if output == reference:
         sides = (escape(output), escape(reference))
     cells = "".join(
-        f'<td data-name="{name}" dir="auto">{html}</td>'
-        for name, html in zip(
-            ("Source", "Output", "Reference"), (escape(str(example["source"])), *sides), strict=True
-        )
+        f'<td data-name="{escape(name)}" dir="auto">{html}</td>'
+        for name, html in zip(columns(), (escape(str(example["source"])), *sides), strict=True)
     )
     return f'<tr class="{"right" if right else "wrong"}"><td class="mark">{mark}</td>{cells}</tr>'
 

@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from polyhead.analysis.heat_map import clipped, columns
+from polyhead.core.i18n import tr
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -45,7 +46,7 @@ def scatter(
     )
     return (
         f'<svg class="cloud" viewBox="0 0 {size[0]} {size[1]}" role="img" '
-        f'aria-label="{escape(title)}: {len(points)} points">{dots}{labels}</svg>'
+        f'aria-label="{escape(tr("{title}: {n} points", title=title, n=len(points)))}">{dots}{labels}</svg>'
     )
 
 

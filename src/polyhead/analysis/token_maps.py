@@ -12,11 +12,14 @@ from polyhead.analysis.heat_map import AttentionMap
 from polyhead.data.framed import collate_framed, framed
 from polyhead.errors import MOST, UserError, check_whole
 from polyhead.generate.frame import Frame
+from polyhead.generate.stream import UNFINISHED
 from polyhead.models import CausalLM, Classifier, MaskedLM, Model, Seq2Seq
 from polyhead.nn.place import beside
 from polyhead.text.masks import count_masks, encode_masked
 from polyhead.text.sides import between
+from polyhead.text.spoken import spell_bytes
 from polyhead.text.tokenizer import Tokenizer
+from polyhead.text.words import bytes_of
 
 BEGIN, END = "▶", "■"
 
@@ -72,12 +75,22 @@ def _check_length(name: str, tokens: list[int], most: int) -> None:
 
 def cross(found: dict[str, AttentionMap]) -> tuple[list[str], list[str], Tensor]:
     """The map of cross-attention alone: source tokens, target tokens, weights (layers, heads, T, S)."""
+    columns, rows, weights, *_ = cross_map(found)
+    return list(columns), list(rows), weights
+
+
+def cross_map(found: dict[str, AttentionMap]) -> AttentionMap:
+    """The map of cross-attention alone, with a mark for blanks in its tokens."""
     if "cross" not in found:
         raise UserError(
             f"this model has no cross-attention weights to show; it has: {', '.join(found) or 'none'}"
         )
-    columns, rows, weights = found["cross"][:3]
-    return (*([token.replace(" ", "␣") for token in side] for side in (columns, rows)), weights)
+    of_cross = found["cross"]
+    columns, rows = (
+        [token.replace(" ", "␣") for token in side]
+        for side in (of_cross.source_tokens, of_cross.target_tokens)
+    )
+    return of_cross._replace(source_tokens=columns, target_tokens=rows)
 
 
 def pair_maps(
@@ -134,12 +147,20 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def display(tokenizer: Tokenizer, token: int) -> str:
-    """A token as a person reads it; bytes that are no character alone keep their vocabulary name."""
+    """A token as a person reads it: its blanks as ␣, bytes that are no whole character as ⟨E4 B8⟩."""
     return text_of(tokenizer, token).replace(" ", "␣")
 
 
 def text_of(tokenizer: Tokenizer, token: int) -> str:
     """The same with its blanks as they are: what it adds to a text, or its name."""
     check_whole("token", token, 0)
-    (text,) = tokenizer.decode([[token]])
-    return tokenizer.tokens([token])[0] if not text or "\ufffd" in text else text
+    return spell_tokens(tokenizer, [token]) or tokenizer.tokens([token])[0]
+
+
+def spell_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Tokens as one text, special ones left out; bytes that are no whole character are written as ⟨E4 B8⟩."""
+    (text,) = tokenizer.decode([ids])
+    if UNFINISHED not in text:
+        return text
+    utf8 = bytes_of(tokenizer)
+    return spell_bytes(b"".join(utf8[i] for i in ids if i not in tokenizer.silent_ids))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import polyhead
+from polyhead import elsewhere
 from polyhead.core import i18n
 from polyhead.errors import UserError, nearest
 
@@ -20,6 +21,7 @@ VERBS = {
     "demo": ("demo", "Train a translator in minutes on text that is included, and judge it."),
     "recipe": ("recipe", "Look at your own text, and write a recipe that fits it."),
     "train": ("train", "Train a model from raw text, as a recipe says."),
+    "report": ("report", "Show how a training went, or several: a page."),
     "plan": ("plan", "Say what a design costs before it is trained: operations, memory, time."),
     "compare": ("compare", "Train designs side by side at equal budget, and say which is better."),
     "eval": ("evaluate", "Measure a trained model: BLEU, chrF, perplexity, accuracy."),
@@ -71,6 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(typed: list[str]) -> int:
     """Help, version, or the verb that was typed; its exit code."""
+    if "_POLYHEAD_COMPLETE" in os.environ:
+        from polyhead.cli import completion
+
+        return completion.complete()
     try:
         typed = take_language(typed)
     except UserError as error:
@@ -82,8 +88,16 @@ def answer(typed: list[str]) -> int:
     if typed[0] in ("-V", "--version"):
         print(f"polyhead {polyhead.__version__}")
         return 0
+    if typed[0] in ("--show-completion", "--install-completion"):
+        return run_completion(typed[0], typed[1:])
     if typed[0] not in VERBS:
-        hint = nearest(typed[0], VERBS) or f"; there are: {', '.join(VERBS)}"
+        meant = [verb for verb, names in elsewhere.VERBS.items() if typed[0].lower() in names.split()]
+        hint = (
+            f"; did you mean {meant[0]!r}?"
+            if meant
+            else nearest(typed[0], [*VERBS, "--version", "--help", "-V"])
+        )
+        hint = hint or f"; there are: {', '.join(VERBS)}"
         message = i18n.translate_message(f"unknown verb {typed[0]!r}{hint}")
         print(f"polyhead: {message}", file=sys.stderr)
         return 2
@@ -109,19 +123,33 @@ def take_language(typed: list[str]) -> list[str]:
 def overview() -> str:
     """The text of ``polyhead --help``."""
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {what}" for verb, (_, what) in VERBS.items()]
+    lines = [f"  {verb:<{width}}  {i18n.tr(what)}" for verb, (_, what) in VERBS.items()]
     return "\n".join(
         [
-            "Usage: polyhead VERB [ARGUMENTS]",
+            i18n.tr("Usage: polyhead VERB [ARGUMENTS]"),
             "",
-            "Builds, trains, measures and serves Transformers; every part is chosen by name.",
+            i18n.tr("Builds, trains, measures and serves Transformers; every part is chosen by name."),
             "",
             *lines,
             "",
-            "Run 'polyhead VERB --help' for details, 'polyhead --version' for the version.",
-            "--lang en|zh sets the language of messages and pages; the default is that of LANG.",
+            i18n.tr("Run 'polyhead VERB --help' for details, 'polyhead --version' for the version."),
+            i18n.tr(
+                "--install-completion [bash|zsh|fish] lets the shell complete verbs and options; --show-completion prints how."
+            ),
+            i18n.tr("--lang en|zh sets the language of messages and pages; the default is that of LANG."),
         ]
     )
+
+
+def run_completion(option: str, arguments: list[str]) -> int:
+    """Print or install the script that lets a shell complete verbs and their options."""
+    from polyhead.cli import completion
+
+    try:
+        return completion.ACTIONS[option](arguments)
+    except UserError as error:
+        print(f"polyhead: {i18n.translate_message(str(error))}", file=sys.stderr)
+        return 2
 
 
 def run_verb(verb: str, arguments: list[str]) -> int:

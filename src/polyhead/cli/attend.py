@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from polyhead.cli.lines import harmless, one_line
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
 
@@ -73,13 +74,19 @@ def run(
     heads = range(1, len(shown.weights[0]) + 1)
     chosen = number("layer", str(layers[-1]) if layer is None else layer, layers), number("head", head, heads)
     own = one_line(loaded.translate([source])[0]) if target is None and "self" not in maps else None
-    lead = f"Translated: {own}" if own is not None else "" if target is None else f"Given: {target}"
+    lead = (
+        tr("Translated: {text}", text=own)
+        if own is not None
+        else ""
+        if target is None
+        else tr("Given: {text}", text=target)
+    )
     attention_page(written, list(maps.values()), title=source, lead=lead)
     if own is not None:
         print(f"{harmless(own)}\n")
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(attention_text(shown, *chosen, width=width))
-    print(f"\nall layers and heads: {written}")
+    print("\n" + tr("all layers and heads: {path}", path=written))
 
 
 def number(what: str, typed: str, names: Sequence[int]) -> int | None:

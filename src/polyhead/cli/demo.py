@@ -11,7 +11,9 @@ import typer
 
 from polyhead.cli.guard import INTERRUPTED
 from polyhead.cli.lines import harmless, one_line
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
+from polyhead.places import directory_place
 from polyhead.text.control import spelled
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def run(
     """
     if translate is not None and not translate.strip():
         raise UserError("--translate: there is nothing to translate")
-    out = out or default_out(source, target)
+    out = directory_place(out or default_out(source, target))
     from rich.console import Console
 
     from polyhead import demo
@@ -68,7 +70,7 @@ def run(
         introduce(console, recipe)
     trained, outcome = demo.obtain(recipe, UntilTrained())
     if outcome is not None and outcome.how == "interrupted":
-        console.print("The same command goes on from there.")
+        console.print(tr("The same command goes on from there."))
         raise typer.Exit(INTERRUPTED)
     if told:
         conclude(console, trained, recipe)
@@ -110,23 +112,26 @@ def introduce(console: Console, recipe: Recipe) -> None:
     from polyhead.train.tasks.translation import corpus_of
 
     data, out = recipe.data, escape(str(recipe.out))
-    pair = f"{demo.title(data.source_lang)} to {demo.title(data.target_lang)}"
-    console.print(f"[bold]Polyhead demo: {pair}[/bold]")
+    languages = {"source": demo.title(data.source_lang), "target": demo.title(data.target_lang)}
+    console.print(f"[bold]{tr('Polyhead demo: {source} to {target}', **languages)}[/bold]")
     if demo.finished(recipe.out):
-        console.print(f"{out} holds a finished run, which is used again; --again trains anew.")
+        console.print(tr("{out} holds a finished run, which is used again; --again trains anew.", out=out))
         return
     if demo.begun(recipe.out):
-        console.print(f"{out} holds an interrupted run, which goes on; --again begins anew.\n")
+        goes_on = tr("{out} holds an interrupted run, which goes on; --again begins anew.", out=out)
+        console.print(f"{goes_on}\n")
         return
-    console.print("A small Transformer learns to translate, from nothing, on this machine.\n")
+    console.print(tr("A small Transformer learns to translate, from nothing, on this machine.") + "\n")
     demo.write_text(recipe)
     sources, targets, _ = read_pairs(corpus_of(recipe, "train"))
     table = grid()
     for row in demo.spread(sources, SHOWN):
         table.add_row("", Text(sources[row]), Text(targets[row]))
-    console.print(f"[bold]The text[/bold]  {len(sources):,} pairs, worded by Unicode's CLDR data, such as\n")
+    pairs = tr("{count:,} pairs, worded by Unicode's CLDR data, such as", count=len(sources))
+    console.print(f"[bold]{tr('The text')}[/bold]  {pairs}\n")
     console.print(table)
-    console.print("\n[bold]Training[/bold]  Ctrl-C saves, and the same command goes on\n")
+    saves = tr("Ctrl-C saves, and the same command goes on")
+    console.print(f"\n[bold]{tr('Training')}[/bold]  {saves}\n")
 
 
 def conclude(console: Console, run: Run, recipe: Recipe) -> None:
@@ -134,15 +139,18 @@ def conclude(console: Console, run: Run, recipe: Recipe) -> None:
     from rich.text import Text
 
     from polyhead import demo
+    from polyhead.analysis.heat_map import columns
 
     judged = demo.judge(run, recipe)
     rows = demo.spread(judged.sources, SHOWN)
     page = demo.write_page(run, recipe, judged, rows)
     n, bleu = len(judged.references), judged.bleu
-    console.print(f"\n[bold]Held-out pairs[/bold]  {n} that training never saw; {SHOWN} of all lengths\n")
+    unseen = tr("{count} that training never saw; {shown} of all lengths", count=n, shown=SHOWN)
+    console.print(f"\n[bold]{tr('Held-out pairs')}[/bold]  {unseen}\n")
     console.print(examples(judged, rows))
-    right = f"{judged.right} of {n} equal their reference"
-    console.print(f"\n  Exact match  [bold]{judged.exact:.1f} %[/bold]  {right}")
+    right = tr("{right} of {count} equal their reference", right=judged.right, count=n)
+    exact = tr("Exact match")
+    console.print(f"\n  {exact}{' ' * (11 - columns(exact))}  [bold]{judged.exact:.1f} %[/bold]  {right}")
     console.print(f"  BLEU         [bold]{bleu.value:.1f}[/bold]    [dim]{bleu.signature}[/dim]")
     if baseline := judged.baselines.get("bleu"):
         console.print(
@@ -150,9 +158,10 @@ def conclude(console: Console, run: Run, recipe: Recipe) -> None:
         )
     if judged.verdict:
         console.print(Text(f"\n{judged.verdict}", "bold yellow"), soft_wrap=True)
-    console.print("\n[bold]Report[/bold]  ", Text(str(page)), sep="", soft_wrap=True)
-    console.print("        how it learned, every mistake, and what each head looks at\n")
-    console.print("[bold]Next[/bold]")
+    console.print(f"\n[bold]{tr('Report')}[/bold]  ", Text(str(page)), sep="", soft_wrap=True)
+    about = tr("how it learned, every mistake, and what each head looks at")
+    console.print(f"        {about}\n")
+    console.print(f"[bold]{tr('Next')}[/bold]")
     for command in commands(recipe, judged.sources[rows[1]]):
         console.print(f"  {command}", soft_wrap=True, markup=False)
 
@@ -161,7 +170,7 @@ def examples(judged: Judged, rows: Sequence[int]) -> Table:
     """Some translations beside their references."""
     from rich.text import Text
 
-    table = grid("", "", "Source", "Translation", "Reference")
+    table = grid("", "", tr("Source"), tr("Translation"), tr("Reference"))
     for row in rows:
         output, reference = judged.outputs[row], judged.references[row]
         mark = Text("✓", "green") if output == reference else Text("✗", "red")

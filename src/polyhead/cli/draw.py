@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.places import file_place, own_files
 
@@ -60,8 +61,13 @@ def run(
         positions = min(positions, loaded.config.max_len)
     name = directory.resolve().name
     chosen = frequent(loaded, tokens, side_of(loaded, side))
-    lead = f"{sum(p.numel() for p in loaded.model.parameters()):,} parameters, {loaded.tokenizer.vocab_size:,} tokens"
-    text = draw_page(f"{name}: positions and embeddings", lead, loaded.model, chosen, positions, perplexity)
+    lead = tr(
+        "{parameters} parameters, {tokens} tokens",
+        parameters=f"{sum(p.numel() for p in loaded.model.parameters()):,}",
+        tokens=f"{loaded.tokenizer.vocab_size:,}",
+    )
+    title = tr("{run}: positions and embeddings", run=name)
+    text = draw_page(title, lead, loaded.model, chosen, positions, perplexity)
     print(write(place, text))
 
 
@@ -114,7 +120,11 @@ def frequent(run: Run, n: int, side: Side) -> Tokens:
 def groups(run: Run) -> list[str]:
     """What the colours stand for."""
     data = run.recipe.data if run.recipe else None
-    return [(data and data.source_lang) or "source", (data and data.target_lang) or "target", "both"]
+    return [
+        (data and data.source_lang) or tr("source"),
+        (data and data.target_lang) or tr("target"),
+        tr("both"),
+    ]
 
 
 def counts(run: Run) -> list[Tensor] | None:

@@ -9,17 +9,9 @@ import shutil
 from collections.abc import Sequence
 
 import polyhead
+from polyhead.core.extras import EXTRAS
 
 LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "sacrebleu", "pyyaml")
-EXTRAS = {
-    "demo": ("babel",),
-    "board": ("tensorboard",),
-    "hf": ("transformers",),
-    "parquet": ("pyarrow",),
-    "form": ("llguidance",),
-    "serve": ("uvicorn", "prometheus-client"),
-    "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2", "gguf"),
-}
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
 

@@ -49,8 +49,8 @@ def run(
 
     hf: a Hugging Face checkpoint. A run whose parts no published family has is refused, and the message names the part
     in the way. onnx: model.onnx, or encoder_model.onnx and decoder_model.onnx. ctranslate2: a translator, a language model,
-    or the vectors of an encoder. gguf: a language model for llama.cpp and what is built on it. The last three want
-    pip install 'polyhead[export]', and prove what they wrote (docs/export.md).
+    or the vectors of an encoder. gguf: a language model for llama.cpp and what is built on it. The last three need
+    the extra 'export', and prove what they wrote (docs/export.md).
 
     \b
     polyhead export runs/shakespeare shakespeare-hf --to hf

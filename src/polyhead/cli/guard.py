@@ -13,16 +13,12 @@ from typing import Any, NoReturn
 
 import typer
 
+from polyhead.core.extras import find_extra, install_command
 from polyhead.core.i18n import translate_message
 from polyhead.errors import UserError
 from polyhead.foreign import FOUND
 
 DONE, FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-EXTRAS = {
-    "babel": "demo", "tensorboard": "board", "transformers": "hf", "uvicorn": "serve", "prometheus_client": "serve",
-    "pyarrow": "parquet", "llguidance": "form",
-    **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "onnxruntime", "ctranslate2", "gguf"), "export"),
-}  # fmt: skip
 NO_ROOM = ("allocate memory", "Storage size calculation overflowed")  # RuntimeErrors of torch
 _PATH_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
@@ -79,8 +75,8 @@ def said(error: Exception) -> tuple[str, int]:
             "out of memory; use a smaller batch (train.max_tokens, --batch-tokens) or a smaller model",
             FAILED,
         )
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        return f"this needs {error.name}: pip install 'polyhead[{EXTRAS[error.name]}]'", MISTAKE
+    if isinstance(error, ModuleNotFoundError) and (extra := find_extra(error.name)):
+        return f"this needs {error.name}: {install_command(extra)}", MISTAKE
     if isinstance(error, OSError) and error.filename is not None:
         named = isinstance(error, _PATH_ERRORS) or error.errno == errno.ENAMETOOLONG
         return f"{error.filename}: {error.strerror}", MISTAKE if named else FAILED

@@ -31,7 +31,10 @@ def read_lines(source: str) -> Iterator[str]:
         raise UserError(f"no file {source!r}{way or nearest(path.name, there)}")
     if source == "-":
         raw: Iterable[bytes | None] = sys.stdin.buffer
-    elif path.is_file() or path.is_dir():
+    elif path.is_dir():
+        files.check_file(path)  # says what is in it
+        raise AssertionError("unreachable")
+    elif path.is_file():
         if files.is_table(path):
             raise UserError(
                 f"{source} is a table; lines of text are wanted here, so write one of its columns to a file"

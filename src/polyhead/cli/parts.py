@@ -12,7 +12,8 @@ import typer
 from polyhead.cli.docstring import told
 from polyhead.cli.words import type_name, yaml_word
 from polyhead.config import PARTS
-from polyhead.errors import UserError, show, unknown
+from polyhead.elsewhere import NAMES, name_of
+from polyhead.errors import UserError, nearest, show, unknown
 from polyhead.registry import (
     ALL,
     CACHE,
@@ -68,7 +69,11 @@ def run(
     if ":" in name:
         found = [(kind_of(name), name)]
     if not found:
-        raise unknown("part", name, {word for registry in ALL for word in (registry.kind, *registry.names())})
+        words = {word for registry in ALL for word in (registry.kind, *registry.names())}
+        ours = next(filter(None, (name_of(kind, name) for kind in NAMES)), name.rpartition(".")[2])
+        if near := nearest(ours, words):
+            raise UserError(f"unknown part {name!r}{near} polyhead parts lists all")
+        raise unknown("part", name, words)
     print("\n\n".join(describe(registry, part) for registry, part in found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,22 +12,28 @@ import typer
 from pydantic import ValidationError
 
 from polyhead import document
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError, explain
 from polyhead.places import file_place, put
-from polyhead.recipe import Recipe
+from polyhead.recipe import Recipe, is_recipe
 
 
 def run(
     given: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="FILE... [KEY=VALUE]...",
             help="the text to learn from, and keys of the recipe that are known already, e.g. data.text=review",
+            show_default=False,
         ),
-    ],
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="file for the recipe", show_default="standard output")
     ] = None,
+    example: Annotated[
+        bool,
+        typer.Option("--example", help="write the example recipe of that name; without a name, list them"),
+    ] = False,
 ) -> None:
     """Look at your own text and write a recipe for it: what can be learned from it, and how large a model fits.
 
@@ -38,15 +45,23 @@ def run(
     polyhead recipe train.en train.de --output mine.yaml
     polyhead recipe reviews.csv data.text=review data.label=stars > reviews.yaml
     polyhead recipe articles.jsonl task=masked-lm
+    polyhead recipe --example
+    polyhead recipe --example dates-en-zh --output dates.yaml
     """
+    given = given or []
+    if example:
+        show_example(given, output)
+        return
     from polyhead.starter.look import look
     from polyhead.starter.propose import propose, written
 
+    given = given or []
     files = [one for one in given if "=" not in one or Path(one).exists()]
     if not files:
         raise UserError("name the files to learn from: polyhead recipe train.en train.de")
-    if output is not None and file_place(output, "--output", files).exists():
-        raise UserError(f"--output {output} is there already; name another file, or remove it first")
+    for recipe in filter(is_recipe, files):
+        raise UserError(f"{recipe} is a recipe already; train it: polyhead train {shlex.quote(recipe)}")
+    check_output(output, files)
     changes = document.parse_overrides([one for one in given if one not in files], Recipe)
     known = {keys[1]: value for keys, value in changes if keys[0] == "data" and len(keys) == 2}
     task = next((value for keys, value in changes if keys == ["task"]), None)
@@ -69,4 +84,35 @@ def run(
     put(output, text.encode())
     for line in text.split("\n")[: 1 + len(found.notes)]:
         print(line.removeprefix("# "), file=sys.stderr)
-    print(f"{output}; train it: polyhead train {shlex.quote(str(output))}", file=sys.stderr)
+    train = f"polyhead train {shlex.quote(str(output))}"
+    print(tr("{file}; train it: {command}", file=output, command=train), file=sys.stderr)
+
+
+def show_example(names: Sequence[str], output: Path | None) -> None:
+    """List the examples, or print or write the one that is named."""
+    from polyhead.starter.examples import list_examples, read_example, write_example
+
+    if not names:
+        titles = list_examples()
+        width = max(map(len, titles))
+        print("\n".join(f"{name:<{width}}  {title}" for name, title in titles.items()))
+        return
+    if len(names) > 1:
+        raise UserError(
+            f"--example takes one name, got {', '.join(names)}; keys are changed by polyhead train"
+        )
+    if output is None:
+        print(read_example(names[0]), end="")
+        return
+    check_output(output)
+    corpus = write_example(names[0], output)
+    command = f"polyhead train {shlex.quote(str(output))}"
+    if corpus is None:
+        command += f" data.root=path/to/{names[0]}"
+    print(tr("{file}; train it: {command}", file=output, command=command), file=sys.stderr)
+
+
+def check_output(output: Path | None, inputs: Sequence[str] = ()) -> None:
+    """UserError if the recipe cannot be written there, or something lies there."""
+    if output is not None and file_place(output, "--output", inputs).exists():
+        raise UserError(f"--output {output} is there already; name another file, or remove it first")

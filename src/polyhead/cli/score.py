@@ -54,6 +54,7 @@ def run(
     else:
         given = lines_or_text(source)
     from polyhead.analysis.recovered import perplexity_of
+    from polyhead.cli.swapped import SwapCheck
     from polyhead.loading import load
 
     scorer = load([directory, *(others or [])], dtype=dtype, device=device)
@@ -63,10 +64,13 @@ def run(
     if target is None:
         given = zip(given, strict=True) if alone else tsv_pairs(given)
     scorer.score([], None if alone else [])  # a run that cannot is told before the first line comes
+    swap = None if alone else SwapCheck(scorer)
     counter, log_prob, tokens = Counter(prints=output is None), 0.0, 0
     with answers(output, "scores") as add:
         for chunk_of_texts in chunks(given, chunk_size(source, chunk)):
             sides = [list(side) for side in zip(*chunk_of_texts, strict=True)]
+            if swap:
+                swap.read(sides[0])
             with counter.place():
                 scores = scorer.score(sides[0], None if alone else sides[1])
             add((f"{score.log_prob:.4f}\t{score.tokens}" for score in scores), len(scores))
@@ -95,5 +99,8 @@ def tsv_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         columns = line.split("\t")
         if len(columns) != 2:
             found = "no tab" if len(columns) == 1 else f"{len(columns)} columns"
-            raise UserError(f"line {number}: expected source, tab, translation; found {found}")
+            way = "; files of both sides are given one after the other: polyhead score RUN SOURCE TARGET"
+            raise UserError(
+                f"line {number}: expected source, tab, translation; found {found}{way * (number == 1)}"
+            )
         yield columns[0], columns[1]

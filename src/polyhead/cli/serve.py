@@ -29,8 +29,13 @@ from polyhead.serve.limits import Limits
 
 def run(
     directory: Annotated[
-        str, typer.Argument(metavar="RUN", help="directory of a trained run, or of a published checkpoint")
-    ],
+        str | None,
+        typer.Argument(metavar="RUN", help="directory of a trained run, or of a published checkpoint"),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="show the trainings in this directory, live, in place of a model"),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="address to listen on; others than this machine's own need a key")
     ] = "127.0.0.1",
@@ -105,7 +110,13 @@ def run(
     polyhead serve runs/shakespeare
     polyhead serve runs/multi30k --port 8080 --deterministic
     polyhead serve runs/multi30k --host 0.0.0.0 --api-key-file keys.txt
+    polyhead serve --runs runs/
     """
+    if runs is not None:
+        show_runs(directory, runs, host, port, api_key_file)
+        return
+    if directory is None:
+        raise UserError("RUN: missing; name a run to serve, or give --runs DIR to see how trainings go")
     from polyhead.serve.keys import check_host, environment, read_keys
 
     limits = Limits(
@@ -141,3 +152,23 @@ def run(
     service = Service(model, called, limits, keys, strict=strict, deterministic=deterministic, **options)
     about = f"{called} ({service.kind}): {', '.join(f'/v1/{task}' for task in service.tasks)}"
     serve(service, sock, lambda: print(f"{about}\nready at {address(sock)}", flush=True))
+
+
+def show_runs(model: str | None, directory: Path, host: str, port: int, api_key_file: Path | None) -> None:
+    """Serve the pages of trainings; no model is loaded."""
+    from polyhead.serve.keys import is_loopback
+
+    if model is not None:
+        raise UserError(
+            f"--runs shows trainings and loads no model: leave {model} out, or serve it by itself"
+        )
+    if api_key_file is not None or not is_loopback(host):
+        raise UserError("--runs serves this machine alone, without keys: leave --host and --api-key-file out")
+    from polyhead.serve.runs import check_runs, serve_runs
+    from polyhead.serve.sockets import address, listen
+
+    check_runs(directory)
+    sock = listen(host, port)
+    serve_runs(
+        directory, sock, lambda: print(f"trainings in {directory}\nready at {address(sock)}", flush=True)
+    )

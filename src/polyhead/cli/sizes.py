@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyhead.errors import UserError, unknown
+from polyhead.places import nearest_path
 from polyhead.presets import PRESETS, PUBLISHED, VOCABULARY
 
 if TYPE_CHECKING:
@@ -91,5 +92,7 @@ def _config(name: str, vocab_size: int | None) -> ModelConfig:
             f"{name} is a recipe, no preset and no run; polyhead plan {name} tells its parameters"
         )
     if not Path(name).is_dir() and "/" not in name:
+        if run := nearest_path(Path(name), "*/", [Path("runs")]):
+            raise UserError(f"{name!r} is no preset and no run{run}")
         raise unknown("preset", name, PRESETS)
     return load(name).config

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -40,6 +40,10 @@ def run(
             min=1, max=1024, help="processes of this machine that train together, each with its share"
         ),
     ] = 1,
+    log: Annotated[
+        Literal["wandb", "mlflow"] | None,
+        typer.Option(help="send the numbers to Weights & Biases or MLflow as well; as train.log"),
+    ] = None,
     listing: Annotated[
         bool,
         typer.Option("--keys", help="list every key of a recipe and end", callback=show_keys, is_eager=True),
@@ -54,14 +58,17 @@ def run(
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k model.position=rope train.steps=500 out=runs/rope
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --resume
     polyhead train recipes/multi30k-en-de.yaml data.root=multi30k --processes 4
+
+    The run's report.html is written at each evaluation; see also polyhead report, and polyhead serve --runs.
     """
+    changes = [*(changes or []), *([f"train.log={log}"] if log else [])]
     # until the first step, from which on the training hears them itself; several processes have their launcher
     with end_on_signal() if launch.processes() == 1 else nullcontext():
         read = load_recipe(recipe, changes, made=resume)
-        if resume and not any(change.startswith("out=") for change in changes or []):
+        if resume and not any(change.startswith("out=") for change in changes):
             check_beside(recipe, read.out)
         if processes > 1:
-            typed = [str(recipe), *(changes or []), *(["--resume"] if resume else [])]
+            typed = [str(recipe), *changes, *(["--resume"] if resume else [])]
             raise typer.Exit(launch.launch(typed, processes))
         if launch.processes() > 1:
             together(read, resume)

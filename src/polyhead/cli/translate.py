@@ -113,6 +113,7 @@ def run(
     ) | parts(cache=cache)
     output_place(output, [source, prefix, terms], directory, others)
     lines, beside = read_lines(source), files_beside(source, prefix, terms)
+    from polyhead.cli.swapped import SwapCheck
     from polyhead.text.sides import between
 
     translator = opened(directory, others, dtype, device)
@@ -125,8 +126,10 @@ def run(
         file.about(cuts, sides, most)
         changes |= file.of([], 0)
     translator.translate([], n_best=n_best, **changes)  # a wrong option is told before the first line comes
+    swap = SwapCheck(translator, source_lang, target_lang)
     with answers(output, "translations") as add:
         for texts in chunks(lines, chunk_size(source, chunk)):
+            swap.read(texts)
             if not truncate:
                 way = "Split the line, or translate its beginning with --truncate"
                 refuse_long(cuts.encode(texts), most - len(sides.source(())), done + 1, "line", way)
@@ -153,9 +156,11 @@ def translations(
 
     ``first`` is the number of the first text among all.
     """
+    from polyhead.generate.stream import decode_whole
+
     given = [text if text.strip() else "" for text in texts]
     for text, best in zip(given, run.hypotheses(given, n_best=n_best, first=first, **changes), strict=True):
-        outputs = run.tokenizer.decode([hypothesis.tokens for hypothesis in best])
+        outputs = decode_whole(run.tokenizer, [hypothesis.tokens for hypothesis in best])
         for hypothesis, output in zip(best, outputs, strict=True):
             yield hypothesis.score if text else None, one_line(output)
         yield from [(None, "")] * (n_best - len(outputs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyhead.elsewhere import keys_of, told
+from polyhead.elsewhere import OPTIONS, keys_of, told
 from polyhead.errors import called, explain, nearest
 
 
@@ -24,15 +24,32 @@ def _place(error: Any) -> str:
 
 def _reason(error: Any) -> str:
     if type(error).__name__ == "NoSuchOption":
-        known = [name for param in error.ctx.command.params for name in param.opts if name.startswith("--")]
-        takes_keys = any(param.metavar == "KEY=VALUE" for param in error.ctx.command.params)
+        params = error.ctx.command.params
+        names = [name for param in params for name in (*param.opts, *param.secondary_opts)]
+        known = [name for name in names if name.startswith("--")]
+        takes_keys = any(param.metavar == "KEY=VALUE" for param in params)
         return f"no option {error.option_name}{_meant(error.option_name, known, takes_keys)}"
     if type(error).__name__ == "MissingParameter":
         return "missing"
     if type(error.__cause__).__name__ == "ValidationError":  # pydantic's, which knows what came
         return str(explain(error.__cause__)).removesuffix(".")
-    reason = " ".join(str(error.message).replace("argument(s)", "argument").split()).removesuffix(".")
+    if "unexpected extra argument" in str(error.message):
+        return f"{_lowered(error.message)}{_instead_of_extra(error.ctx.command.params)}"
+    return _lowered(error.message)
+
+
+def _lowered(message: object) -> str:
+    reason = " ".join(str(message).replace("argument(s)", "argument").split()).removesuffix(".")
     return reason[:1].lower() + reason[1:]
+
+
+def _instead_of_extra(params: list[Any]) -> str:
+    """What one who gave a word too many may have meant."""
+    if any("TEXT" in str(param.metavar) for param in params):
+        return "; a text of several words is put in quotes"
+    if any("--output" in param.opts for param in params):
+        return "; a file to write to is given with --output FILE"
+    return ""
 
 
 def _meant(typed: str, known: list[str], takes_keys: bool) -> str:
@@ -47,8 +64,11 @@ def _meant(typed: str, known: list[str], takes_keys: bool) -> str:
         from polyhead.recipe import Recipe
 
         section, dot, _ = name.partition(".")
-        key = "." if dot and section in Recipe.model_fields else called(name.replace("-", "_"), Recipe)
+        own = f"; did you mean {name!r}?" if name in Recipe.model_fields else ""
+        key = "." if dot and section in Recipe.model_fields else own or called(name.replace("-", "_"), Recipe)
         if key:
             return f"{key} Keys of the recipe are written KEY=VALUE"
+    if meant := [f"--{option}" for option in OPTIONS.get(name, "").split() if f"--{option}" in known]:
+        return f"; did you mean {meant[0]!r}?"
     # the dashes that all have in common make no likeness
-    return alike or nearest(typed, known, cutoff=0.6)
+    return alike or nearest(name, [option.lstrip("-") for option in known], cutoff=0.6, before="--")

@@ -32,6 +32,7 @@ OURS = {
     "train.patience": ": no design stops early",
     "train.eval_bleu": ": what is learned is measured at the end",
     "train.tensorboard": ": the curves are in compare.html",
+    "train.log": ": the curves are in compare.html",
 }
 # what all designs are measured on: numbers of other texts would stand side by side, and be paired
 MEASURED = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
+from polyhead.core.i18n import tr
 from polyhead.errors import MOST, UserError, nearest
 
 Kind = Literal["recipe", "time", "steps", "tokens", "flops"]
@@ -29,13 +30,23 @@ class Budget(NamedTuple):
     amount: float = 0.0
 
     def __str__(self) -> str:
+        text, amount = self._text()
+        return text.format(amount=amount)
+
+    def translated(self) -> str:
+        """The same in the language of the pages."""
+        text, amount = self._text()
+        return tr(text, amount=amount)
+
+    def _text(self) -> tuple[str, str]:
         if self.kind == "recipe":
-            return "the steps of the recipe"
+            return "the steps of the recipe", ""
         if self.kind == "time":
-            return f"{_time(self.amount)} of training"
+            return "{amount} of training", _time(self.amount)
         if self.kind == "flops":
-            return f"{self.amount:.3g} FLOPs of training"
-        return f"{self.amount:,.0f} {'target tokens' if self.kind == 'tokens' else 'steps'}"
+            return "{amount} FLOPs of training", f"{self.amount:.3g}"
+        unit = "target tokens" if self.kind == "tokens" else "steps"
+        return f"{{amount}} {unit}", f"{self.amount:,.0f}"
 
 
 def read_budget(text: str | None) -> Budget:

@@ -11,6 +11,7 @@ from polyhead.analysis.charts import Curve, line_chart, number
 from polyhead.analysis.page import Section, data
 from polyhead.compare.pareto import Cost, Dot, costs, pareto_chart
 from polyhead.compare.tasks.base import Measure
+from polyhead.core.i18n import tr
 
 Row = Mapping[str, Any]
 WIDE, NARROW = (940, 400), (380, 300)
@@ -20,13 +21,16 @@ AXES = {"steps": "steps", "time": "minutes of training", "FLOPs": "training FLOP
 def curves(done: Sequence[Row]) -> Section:
     """Validation loss over steps, time and FLOPs: three charts, of which one is shown."""
     if not any(row["curves"] for row in done):
-        return Section("Loss", "", "")
+        return Section(tr("Loss"), "", "")
     body = choices({"over": list(AXES)})
     for number_of, (axis, label) in enumerate(AXES.items()):
         drawn = late([Curve(row["name"], points(row, axis)) for row in done])
-        body += choice(f"{axis}", plot(drawn, label), hidden=number_of > 0)
-    about = "Of the validation text, at every evaluation; its first fall is left out. Point at the chart to read the values, at a name to find its curve."
-    return Section("Loss", about, f'<div class="chosen">{body}</div>')
+        body += choice(axis, plot(drawn, tr(label)), hidden=number_of > 0)
+    about = tr(
+        "Of the validation text, at every evaluation; its first fall is left out. Point at the chart to read the values, "
+        "at a name to find its curve."
+    )
+    return Section(tr("Loss"), about, f'<div class="chosen">{body}</div>')
 
 
 def late(drawn: Sequence[Curve]) -> list[Curve]:
@@ -64,7 +68,7 @@ def plot(drawn: Sequence[Curve], x_label: str) -> str:
         for i, curve in enumerate(drawn)
     )
     last = max(curve.points[-1][0] for curve in drawn)
-    charts = "".join(line_chart(drawn, x_label, "validation loss", *size) for size in (WIDE, NARROW))
+    charts = "".join(line_chart(drawn, x_label, tr("validation loss"), *size) for size in (WIDE, NARROW))
     return (
         f'<figure class="plot sizes many">{charts}<figcaption>{legend}<span class="at">{escape(x_label)} '
         f"<output>{number(last)}</output></span></figcaption>{data(values)}</figure>"
@@ -75,15 +79,17 @@ def pareto(done: Sequence[Row], measures: Sequence[Measure]) -> Section:
     """Quality against each cost: charts for every pair, of which one is shown."""
     pairs = [(measure, cost) for measure in measures for cost in costs(done)]
     if len(done) < 2 or not pairs:
-        return Section("Quality against cost", "", "")
+        return Section(tr("Quality against cost"), "", "")
     body = choices({"quality": [m.title for m in measures], "cost": [c.title for c in costs(done)]})
     for i, (measure, cost) in enumerate(pairs):
         dots = dots_of(done, measure, cost)
         charts = "".join(pareto_chart(dots, measure, cost, *size) for size in (WIDE, NARROW))
         figure = f'<figure class="sizes still">{charts}</figure>'
         body += choice(f"{measure.title}|{cost.title}", figure, hidden=i > 0)
-    about = "Up and to the left is better. The line joins the designs that no other one beats in both; numbers are those of the table."
-    return Section("Quality against cost", about, f'<div class="chosen">{body}</div>')
+    about = tr(
+        "Up and to the left is better. The line joins the designs that no other one beats in both; numbers are those of the table."
+    )
+    return Section(tr("Quality against cost"), about, f'<div class="chosen">{body}</div>')
 
 
 def dots_of(done: Sequence[Row], measure: Measure, cost: Cost) -> list[Dot]:
@@ -100,10 +106,10 @@ def choices(groups: Mapping[str, Sequence[str]]) -> str:
     for group, names in groups.items():
         buttons = "".join(
             f'<button type="button" data-value="{escape(name)}" aria-pressed="{"true" if i == 0 else "false"}">'
-            f"{escape(name)}</button>"
+            f"{escape(tr(name))}</button>"
             for i, name in enumerate(names)
         )
-        html += f'<div class="switch" role="group" aria-label="{escape(group)}"><span>{escape(group)}</span>{buttons}</div>'
+        html += f'<div class="switch" role="group" aria-label="{escape(tr(group))}"><span>{escape(tr(group))}</span>{buttons}</div>'
     return f'<div class="switches">{html}</div>'
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from polyhead.compare.plan import Plan, Row, digest
+from polyhead.core.i18n import tr
 from polyhead.data.files import fingerprint
 from polyhead.errors import UserError, at
 from polyhead.loading import load
@@ -94,7 +95,8 @@ def tokenizer_of(recipe: Recipe, out: Path) -> Path:
             texts, recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
         )
         tokenizer.save(directory)
-        say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - start)}")
+        took = duration(time.monotonic() - start)
+        say(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=took))
     return directory
 
 

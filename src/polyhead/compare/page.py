@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.analysis.page import Section, asset, page, write
-from polyhead.compare import table
 from polyhead.compare.curves import curves, pareto
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.sheets import cost, quality
 from polyhead.compare.tasks.base import Measure
 from polyhead.compare.unlearned import is_unlearned, said_unlearned
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import tr, translate_message
 
 Row = Mapping[str, Any]
 COLOURS = ("accent", "second", "good", "bad", "fifth", "sixth")
@@ -36,7 +35,7 @@ def write_page(path: Path, rows: Sequence[Row], plan: Plan) -> Path:
         recipes(rows),
     ]
     html = page(
-        f"Comparison of {len(rows)} designs",
+        tr("Comparison of {n} designs", n=len(rows)),
         lead(rows, plan),
         [section for section in sections if section.body],
         note(done),
@@ -50,13 +49,17 @@ def lead(rows: Sequence[Row], plan: Plan) -> str:
     """What was compared, in a sentence."""
     text = plan.base.data
     waiting = sum(row["status"] == "waiting" for row in rows)
-    pair = " to ".join(filter(None, (text.source_lang, text.target_lang)))
-    return (
-        f"The same text{f' ({pair})' if pair else ''} in the same order, "
-        f"{f'{len(plan.seeds)} equal seeds' if len(plan.seeds) > 1 else 'the same seed'}, "
-        f"and an equal budget: {plan.budget} for each design{', with equal parameters' if plan.match else ''}."
-        + (f" {waiting} designs have not been run yet." if waiting else "")
-    )
+    pair = tr(" to ").join(filter(None, (text.source_lang, text.target_lang)))
+    sentences = [
+        tr("The same text ({pair}) in the same order.", pair=pair)
+        if pair
+        else tr("The same text in the same order."),
+        tr("{n} equal seeds.", n=len(plan.seeds)) if len(plan.seeds) > 1 else tr("The same seed."),
+        tr("An equal budget for each design: {budget}.", budget=plan.budget.translated()),
+        tr("Equal parameters.") if plan.match else "",
+        tr("{n} designs have not been run yet.", n=waiting) if waiting else "",
+    ]
+    return tr(" ").join(filter(None, sentences))
 
 
 def note(done: Sequence[Row]) -> str:
@@ -79,34 +82,47 @@ def palette(done: Sequence[Row]) -> str:
 
 def result(rows: Sequence[Row], done: Sequence[Row], whole: Sequence[Row], plan: Plan) -> Section:
     """The answer in large, the best of those that were measured on the whole text, and what did not run."""
-    tiles = [("designs", str(len(rows)), f"{len(done)} measured")]
+    tiles = [(tr("designs"), str(len(rows)), tr("{n} measured", n=len(done)))]
     if done:
         chief = plan.task.measures[:2]
         if not whole:
             tiles.append((tr("verdict"), tr("none"), tr("no design has learned yet")))
         for measure in alike(done, chief) if whole else ():
             best = (min if measure.less_is_better else max)(whole, key=lambda row: row[measure.name])
-            most = "lowest" if measure.less_is_better else "highest"
-            tiles.append((f"{most} {measure.column}", shown(best, measure), best["name"]))
+            name = "lowest {measure}" if measure.less_is_better else "highest {measure}"
+            tiles.append((tr(name, measure=tr(measure.column)), shown(best, measure), best["name"]))
         for row in done:
             if row["base"]:
-                rest = ", ".join(f"{measure.column} {shown(row, measure)}" for measure in chief[1:])
-                tiles.append(("base", shown(row, chief[0]), rest))
+                rest = ", ".join(f"{tr(measure.column)} {shown(row, measure)}" for measure in chief[1:])
+                tiles.append((tr("base"), shown(row, chief[0]), rest))
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dt>{escape(of)}</dt></div>"
         for name, value, of in tiles
     )
     body = f'<dl class="tiles verdicts">{items}</dl>'
-    said = [row for row in rows if row["status"] != "done" or row["note"]]
-    if said:
+    unlike = [row for row in rows if row["status"] != "done" or row["note"]]
+    if unlike:
         lines = "".join(
-            f'<li class="{row["status"]}"><b>{escape(row["name"])}</b> {escape(table.said(row))}</li>'
-            for row in said
+            f'<li class="{row["status"]}"><b>{escape(row["name"])}</b> {escape(explain_row(row))}</li>'
+            for row in unlike
         )
         body += f'<ul class="said">{lines}</ul>'
     if unlearned := said_unlearned(done, plan.task.measures):
         body += f'<ul class="said"><li class="failed">{escape(unlearned)}</li></ul>'
-    return Section("Result", "", body)
+    return Section(tr("Result"), "", body)
+
+
+def explain_row(row: Row) -> str:
+    """Why a row has no numbers, or what should be known about it."""
+    if row["status"] == "waiting":
+        return tr("not run yet")
+    if row["status"] == "done":
+        notes = (translate_message(note, "pages") for note in row["note"].split("; "))
+        return "; ".join(map(translate_message, notes))
+    return tr(
+        "cannot be built: {reason}" if row["status"] == "refused" else "failed: {reason}",
+        reason=translate_message(row["message"] or row["note"]),
+    )
 
 
 def shown(row: Row, measure: Measure) -> str:
@@ -120,10 +136,12 @@ def recipes(rows: Sequence[Row]) -> Section:
     for row in rows:
         if not row["recipe"]:
             continue
-        changes = " ".join(row["changes"]) or "the recipe as it is"
+        changes = " ".join(row["changes"]) or tr("the recipe as it is")
         parts.append(
             f"<details><summary><b>{escape(row['name'])}</b> <code>{escape(changes)}</code></summary>"
-            f"<pre>{escape(row['recipe'])}</pre></details>"
+            f'<pre tabindex="0">{escape(row["recipe"])}</pre></details>'
         )
-    about = "Complete, every default written out: saved as a file, polyhead train makes the same run again."
-    return Section("Recipes", about, f'<div class="recipes">{"".join(parts)}</div>' if parts else "")
+    about = tr(
+        "Complete, every default written out: saved as a file, polyhead train makes the same run again."
+    )
+    return Section(tr("Recipes"), about, f'<div class="recipes">{"".join(parts)}</div>' if parts else "")

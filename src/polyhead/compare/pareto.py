@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from polyhead.analysis.charts import Scale, axes, number, ticks
 from polyhead.compare import table
 from polyhead.compare.tasks.base import Measure
+from polyhead.core.i18n import tr
 
 Row = Mapping[str, Any]
 PAD = 0.08  # of the range, left free at its ends
@@ -78,16 +79,16 @@ def pareto_chart(dots: Sequence[Dot], measure: Measure, cost: Cost, width: int, 
     digits = next((n for n in (3, 4, 5, 6) if len({table.short(v, n) for v in x_ticks}) == len(x_ticks)), 7)
     at_x = {value: table.short(value, digits) for value in x_ticks}
     parts += axes(x, y, at_x, {value: number(value) for value in y_ticks})
-    parts.append(f'<text class="label end" x="{x.end}" y="{height - 3}">{escape(cost.title)}</text>')
+    parts.append(f'<text class="label end" x="{x.end}" y="{height - 3}">{escape(tr(cost.title))}</text>')
     parts.append(
-        f'<text class="label" x="{left + 6:.1f}" y="12">{escape(measure.title)}, better is up</text>'
+        f'<text class="label" x="{left + 6:.1f}" y="12">{escape(tr("{measure}, better is up", measure=tr(measure.title)))}</text>'
     )
     best = frontier(dots, measure.less_is_better)
     parts.append(f'<path class="front" d="{staircase(best, x, y)}"/>')
     for dot in dots:
         cx, cy = x.at(dot.x), y.at(dot.y)
         low, high = (y.at(v) for v in dot.interval)
-        told = f"{dot.name}: {measure.title} {number(dot.y)}, {cost.title} {table.short(dot.x)}"
+        told = f"{dot.name}: {tr(measure.title)} {number(dot.y)}, {tr(cost.title)} {table.short(dot.x)}"
         parts.append(
             f'<g class="point c{dot.number}"><title>{escape(told)}</title>'
             f'<line class="whisker" x1="{cx:.1f}" x2="{cx:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
@@ -108,6 +109,12 @@ def _range(values: Sequence[float], n: int) -> tuple[list[float], tuple[float, f
 def _summary(dots: Sequence[Dot], measure: Measure, cost: Cost) -> str:
     """What a reader who cannot see the chart is told."""
     best = "; ".join(
-        f"{d.name} {number(d.y)} at {table.short(d.x)}" for d in frontier(dots, measure.less_is_better)
+        tr("{name} {value} at {cost}", name=d.name, value=number(d.y), cost=table.short(d.x))
+        for d in frontier(dots, measure.less_is_better)
     )
-    return f"{measure.title} against {cost.title}; best for their cost: {best}"
+    return tr(
+        "{quality} against {cost}; best for their cost: {best}",
+        quality=tr(measure.title),
+        cost=tr(cost.title),
+        best=best,
+    )

@@ -20,7 +20,7 @@ from polyhead import document
 from polyhead.compare.axes import Axis, Design, grid, one_at_a_time
 from polyhead.compare.budget import Budget
 from polyhead.errors import UserError, explain
-from polyhead.recipe import Recipe
+from polyhead.recipe import Recipe, read_recipe
 from polyhead.registry import CACHE, Choice
 from polyhead.train.schedule import faint, late
 
@@ -145,7 +145,7 @@ def resolve(tree: Tree, changes: Iterable[str]) -> Recipe | str:
 
 def _tree(path: Path, changes: Sequence[str]) -> Tree:
     """The recipe as a mapping, with the changes that hold for all designs."""
-    tree = document.read(path)
+    tree = read_recipe(path, changes)
     for keys, value in document.parse_overrides(changes, Recipe):
         document.assign(tree, keys, value, Recipe)
     return {key: value for key, value in tree.items() if value is not None}

@@ -20,6 +20,7 @@ from polyhead.compare.process import Stop, run_process, stopping
 from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv
 from polyhead.compare.tasks.base import Measure
+from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
 from polyhead.evaluate.baselines import Baseline
 from polyhead.places import directory_place
@@ -68,9 +69,9 @@ def compare(plan: Plan) -> tuple[list[dict[str, Any]], bool]:
     write_json(plan.out / files.COMPARISON, described(plan))
     for row in plan.rows:
         if row.refused:
-            say(f"{row.name}: cannot be built: {row.refused}")
+            say(tr("{name}: cannot be built: {reason}", name=row.name, reason=translate_message(row.refused)))
         elif row.note:
-            say(f"{row.name}: {row.note}")
+            say(f"{row.name}: {translate_message(row.note)}")
     with RunLock(plan.out), stopping() as stop:
         results: dict[tuple[str, int], dict[str, Any]] = {}
         finished = True
@@ -93,20 +94,21 @@ def pending(cells: list[Cell], plan: Plan) -> Iterator[tuple[Cell, str]]:
         mean = (
             sum(spent) / len(spent) if spent else plan.budget.amount if plan.budget.kind == "time" else None
         )
-        yield cell, f", about {duration(mean * rest)} more for the rest" if mean and rest else ""
+        left = tr(", about {time} more for the rest", time=duration(mean * rest)) if mean and rest else ""
+        yield cell, left
         if ran:
             spent.append(time.monotonic() - before)
 
 
 def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
     """Run one cell in its own process, if it is not finished; False if that was interrupted."""
-    name = cell.row.name + (f", seed {cell.seed}" if len(plan.seeds) > 1 else "")
+    name = cell.row.name + (tr(", seed {seed}", seed=cell.seed) if len(plan.seeds) > 1 else "")
     found = settled(cell)
     if found is not None:
-        say(f"{number} {name}: {brief(found, plan)} (finished before)")
+        say(f"{number} {name}: {brief(found, plan)} {tr('(finished before)')}")
         return True
     goes_on = (cell.directory / "checkpoints").is_dir()
-    say(f"{number} {name}{': goes on' if goes_on else ''}{left}")
+    say(f"{number} {name}{tr(': goes on') if goes_on else ''}{left}")
     ask(cell, plan)
     start = time.monotonic()
     code = run_process(cell.directory, stop)
@@ -117,7 +119,8 @@ def one(cell: Cell, plan: Plan, stop: Stop, number: str, left: str) -> bool:
         found = {"status": "failed", "message": died(code)}
         write_json(cell.directory / files.RESULT, {**found, "again": True})
     assert found is not None, "a cell that ends well has a result"
-    say(f"    {brief(found, plan)} in {duration(time.monotonic() - start)}")
+    took = duration(time.monotonic() - start)
+    say(tr("    {result} in {time}", result=brief(found, plan), time=took))
     return True
 
 
@@ -230,9 +233,9 @@ def check_out(plan: Plan) -> None:
 def brief(found: dict[str, Any], plan: Plan) -> str:
     """The result of a cell in one line."""
     if found["status"] != "done":
-        return f"failed: {found['message']}"
+        return tr("failed: {message}", message=translate_message(found["message"]))
     chief = [f"{m.column} {found[m.name]:.{m.digits}f}{beside(found, m)}" for m in plan.task.measures[:2]]
-    return ", ".join([*chief, f"{found['steps']:,} steps"])
+    return ", ".join([*chief, tr("{count:,} steps", count=found["steps"])])
 
 
 def beside(found: dict[str, Any], measure: Measure) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from polyhead.analysis.page import Section
+from polyhead.analysis.page import Section, scrollable
 from polyhead.compare import table
 from polyhead.compare.plan import Plan
 from polyhead.compare.tasks.base import Measure
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 def quality(done: Sequence[Row], plan: Plan) -> Section:
     """How good each design is, with intervals drawn beside each other."""
     if not done:
-        return Section("Quality", "", "")
+        return Section(tr("Quality"), "", "")
     many = len(plan.seeds) > 1
     measures = plan.task.measures
     spans = {measure.name: span_of(done, measure.name) for measure in measures}
@@ -41,20 +41,34 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
             cells.append(p_cell(row, measure, base))
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
     lines += [baseline_line(row, measures) for row in baseline_rows(done, measures)]
-    *first, last = (measure.column for measure in measures[1:])
-    others = " and ".join([", ".join(first), last] if first else [last])
-    about = (
-        f"{'Loss and perplexity are of a token' if of_tokens else 'Loss is the mean over the texts'} of the validation text; "
-        f"{others} of the {table.TEXTS[done[0]['split']]} text. Bars are 95 % "
-        f"intervals of 1,000 bootstrap resamples of the {plan.task.words.unit}, the line is the base. p is the chance of a difference "
-        "from the base as large, by paired bootstrap (Koehn, 2004)"
-        + (
-            "; ± is the standard deviation over the seeds."
-            if many
-            else "; one seed says nothing about other seeds."
-        )
+    return Section(tr("Quality"), about_quality(done[0]["split"], plan), framed(tr("Quality"), head, lines))
+
+
+def about_quality(split: str, plan: Plan) -> str:
+    """What the columns of the first table are, and how their intervals were found."""
+    losses, *others = plan.task.measures
+    *first, last = (tr(measure.column) for measure in others)
+    return tr(" ").join(
+        [
+            tr("Loss and perplexity are of a token of the validation text.")
+            if losses.of_tokens
+            else tr("Loss is the mean over the texts of the validation text."),
+            tr(
+                "{measures} are of the test text."
+                if split == "test"
+                else "{measures} are of the validation text.",
+                measures=tr(" and ").join([", ".join(first), last] if first else [last]),
+            ),
+            tr(
+                "Bars are 95 % intervals of 1,000 bootstrap resamples of the {units}, the line is the base.",
+                units=tr(plan.task.words.unit),
+            ),
+            tr("p is the chance of a difference from the base as large, by paired bootstrap (Koehn, 2004)."),
+            tr("± is the standard deviation over the seeds.")
+            if len(plan.seeds) > 1
+            else tr("One seed says nothing about other seeds."),
+        ]
     )
-    return Section("Quality", about, framed(head, lines))
 
 
 def baseline_line(row: Row, measures: Sequence[Measure]) -> str:
@@ -86,7 +100,7 @@ def range_bar(row: Row, measure: Measure, span: tuple[float, float], base: Row |
     low, high = row[f"{name}_interval"]
     line = f'<u style="left:{at(base[name])}"></u>' if base else ""
     return (
-        f'<span class="range" title="{low:.{digits}f} to {high:.{digits}f}">{line}'
+        f'<span class="range" title="{tr("{low} to {high}", low=f"{low:.{digits}f}", high=f"{high:.{digits}f}")}">{line}'
         f'<i style="left:{at(low)};right:calc(100% - {at(high)})"></i><b style="left:{at(row[name])}"></b></span>'
     )
 
@@ -96,7 +110,7 @@ def p_cell(row: Row, measure: Measure, base: Row | None) -> str:
     name = measure.name
     p = row[f"{name}_p"]
     if p is None or base is None:
-        return '<td class="soft">base</td>' if row["base"] else "<td></td>"
+        return f'<td class="soft">{tr("base")}</td>' if row["base"] else "<td></td>"
     better = (row[name] < base[name]) == measure.less_is_better
     look = ("better" if better else "worse") if p < 0.05 else "soft"
     return f'<td class="{look}">{p:.3f}</td>'
@@ -115,30 +129,31 @@ def cost(done: Sequence[Row], plan: Plan) -> Section:
             share = (row[key] or 0) / most[key] if key and most[key] else 0
             cells.append(f'<td class="bar" style="--w:{share:.3f}">{show(row)}</td>')
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
-    about = (
-        f"FLOPs: {words.flops}. Time: of training, evaluations left out. "
-        + (f"Decoding: {words.decoding}. " if words.decoding else "")
-        + "Memory: the most that the process of training held. "
-        + ("Cache: of one sequence; const: a state whose size does not grow. " if cached else "")
-        + "Skipped: steps whose loss was not finite. Dead: hidden feed-forward units that no "
-        "token of the validation text activates."
-    )
+    about = [
+        tr("FLOPs: {what}.", what=tr(words.flops)),
+        tr("Time: of training, evaluations left out."),
+        tr("Decoding: {how}.", how=tr(words.decoding)) if words.decoding else "",
+        tr("Memory: the most that the process of training held."),
+        tr("Cache: of one sequence; const: a state whose size does not grow.") if cached else "",
+        tr("Skipped: steps whose loss was not finite."),
+        tr("Dead: hidden feed-forward units that no token of the validation text activates."),
+    ]
     head = ["Design", *(one.title for one in columns)]
-    return Section("Cost", about, framed(head, lines) if done else "")
+    return Section(
+        tr("Cost"), tr(" ").join(filter(None, about)), framed(tr("Cost"), head, lines) if done else ""
+    )
 
 
 def name_cell(i: int, row: Row) -> str:
     """The number of a design, its colour and its name."""
-    tag = '<span class="tag">base</span>' if row["base"] and row["name"] != "base" else ""
+    tag = f'<span class="tag">{tr("base")}</span>' if row["base"] and row["name"] != "base" else ""
     tag += f'<span class="tag">{escape(tr("not learned"))}</span>' if is_unlearned(row) else ""
     name = escape(row["name"]).replace("=", "=<wbr>").replace("(", "<wbr>(")  # where a long one may be broken
     return f'<th scope="row"><div class="who"><span class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
 
 
-def framed(head: Sequence[str], lines: Sequence[str]) -> str:
+def framed(name: str, head: Sequence[str], lines: Sequence[str]) -> str:
     """A table that scrolls sideways where it does not fit."""
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    return (
-        f'<div class="scroll framed"><table class="designs"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    titles = "".join(f'<th scope="col">{escape(tr(title))}</th>' for title in head)
+    table = f'<table class="designs"><thead><tr>{titles}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return scrollable(table, name, "framed")

@@ -91,5 +91,6 @@ def schedule_of(recipe: Recipe, steps: int) -> Recipe:
         "patience": None,
         "keep": max(train.average, 1),
         "tensorboard": False,
+        "log": None,
     }
     return recipe.model_copy(update={"train": train.model_copy(update=settings)})

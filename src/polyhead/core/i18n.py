@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,6 +18,9 @@ from typing import Any
 from polyhead.errors import UserError, nearest
 
 LANGUAGES = {"en": "English", "zh": "中文"}
+# catalogs of labels, which as patterns would match any message
+NO_MESSAGES = frozenset({"progress", "facts", "pages", "lab"})
+Translate = Callable[..., str]  # ``tr`` or ``format_english``
 _PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
 _language: str | None = None
 
@@ -30,6 +33,11 @@ def get_language() -> str:
         if value := os.environ.get(name):
             return "zh" if value.lower().startswith("zh") else "en"
     return "en"
+
+
+def get_chosen_language() -> str | None:
+    """The language set by ``set_language``, as ``--lang`` does; None where that of the environment counts."""
+    return _language
 
 
 def set_language(language: str | None) -> None:
@@ -65,24 +73,40 @@ def tr(text: str, /, **values: Any) -> str:
     return translated.format(**values) if values else translated
 
 
-def translate_message(message: str) -> str:
+def format_english(text: str, /, **values: Any) -> str:
+    """The English text, its ``{placeholders}`` filled: for files and errors, where ``tr`` is for people."""
+    return text.format(**values) if values else text
+
+
+def translate_message(message: str, subject: str | None = None) -> str:
     """A finished English message in the current language; as it is where the catalog has no entry that matches.
 
     An entry matches if it is the message with ``{name}`` in place of what varies. The one with the most literal text wins.
+    What a placeholder stands for is translated too if it is an entry of the errors itself, such as "a classifier".
+    ``subject`` looks in one catalog only; without it all but those of ``NO_MESSAGES`` are used.
     """
-    catalog = load_catalog(get_language())
+    catalog = load_catalog(get_language(), subject)
     if message in catalog:
         return catalog[message]
-    for pattern, translated in _patterns(get_language()):
+    for pattern, translated in _patterns(get_language(), subject):
         if match := pattern.fullmatch(message):
-            return translated.format(**match.groupdict())
+            words = load_catalog(get_language(), "errors")
+            return translated.format(
+                **{name: words.get(word, word) for name, word in match.groupdict().items()}
+            )
     return message
 
 
 @cache
-def _patterns(language: str) -> list[tuple[re.Pattern[str], str]]:
+def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str], str]]:
     """The entries that have placeholders, as regular expressions, the most specific first."""
-    catalog = load_catalog(language)
+    catalog = load_catalog(language, subject)
+    if subject is None:
+        catalog = {
+            text: translated
+            for text, translated in catalog.items()
+            if not any(text in load_catalog(language, labels) for labels in NO_MESSAGES)
+        }
     entries = sorted(catalog, key=lambda text: -len(_PLACEHOLDER.sub("", text)))
     return [
         (_compile(text), _PLACEHOLDER.sub(r"{\1}", catalog[text]))

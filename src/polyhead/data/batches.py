@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polyhead.core.i18n import tr
 from polyhead.data.arrays import Ints
 from polyhead.errors import UserError
 
@@ -40,7 +41,12 @@ class ByLength(NamedTuple):
         """The batches of an epoch as a person is told of them."""
         batches = self.plan()
         fill = fill_rate(batches, self.source, self.target)
-        return f"{len(batches):,} batches an epoch, {fill:.1%} of their tokens are text"
+        return describe_batches(len(batches), fill)
+
+
+def describe_batches(count: int, fill: float) -> str:
+    """How many batches an epoch has, and the share of their tokens that is text."""
+    return tr("{count:,} batches an epoch, {fill:.1%} of their tokens are text", count=count, fill=fill)
 
 
 def plan_epoch(

@@ -1,7 +1,7 @@
 """A parallel corpus out of thin air: the same date, amount or list worded in two languages by Unicode's CLDR data.
 
 It is real (each side is what a native reader expects), correct, and checkable, and its word order truly moves:
-"85.5 kilometers per hour" is "每小时85.5公里". Babel carries the data; it comes with ``pip install "polyhead[demo]"``.
+"85.5 kilometers per hour" is "每小时85.5公里". Babel carries the data; the extra ``demo`` installs it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from polyhead.core.extras import install_command
 from polyhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def find_locale(name: str) -> Locale:
         from babel.localedata import locale_identifiers
     except ImportError:
         raise UserError(
-            'the embedded corpus needs Babel, which is not installed: pip install "polyhead[demo]"'
+            f"the embedded corpus needs Babel, which is not installed: {install_command('demo')}"
         ) from None
     try:
         return Locale.parse(name.replace("-", "_"))

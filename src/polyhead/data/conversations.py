@@ -8,9 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.columns import SAMPLE_LINES, read_json
 from polyhead.data.files import check_file, is_text, lines
-from polyhead.data.reading import blank, count, names, of_share, placed, skipped
+from polyhead.data.reading import blank, count, describe_cut, names, of_share, placed, skipped
 from polyhead.errors import UserError
 from polyhead.text.chat.base import Message
 
@@ -47,10 +48,20 @@ class ConversationReport:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """One line: 'talks.jsonl: 998 of 1,000 conversations, 2,310 answers; skipped 2 broken (first: line 17)'."""
-        cut = f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else ""
-        told = f"{self.kept:,} of {self.read:,} conversations, {self.answers:,} answers"
-        return f"{self.where}: {told}{skipped(self, 'blank', 'overlong', 'broken', 'unfit')}{cut}"
+        """One line in English: 'talks.jsonl: 998 of 1,000 conversations, 2,310 answers; skipped 2 broken (first: line 17)'."""
+        return self.describe(format_english)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The same line in the current language."""
+        left_out = skipped(self, tr, "blank", "overlong", "broken", "unfit")
+        counts = tr(
+            "{where}: {kept:,} of {read:,} conversations, {answers:,} answers",
+            where=self.where,
+            kept=self.kept,
+            read=self.read,
+            answers=self.answers,
+        )
+        return counts + left_out + describe_cut(self, self.cut, tr)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_table, is_text, lines
 from polyhead.data.reading import blank, check_usable, count, names, placed, skipped
@@ -42,9 +43,14 @@ class CorpusReport:
     rows: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """One line: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""
-        left_out = skipped(self, "blank", "overlong", "broken")
-        return f"{self.where}: {self.kept:,} of {self.read:,} pairs{left_out}"
+        """One line in English: 'train.en + train.de: 29,000 of 29,003 pairs; skipped 3 blank (first: line 17)'."""
+        return self.describe(format_english)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The same line in the current language."""
+        left_out = skipped(self, tr, "blank", "overlong", "broken")
+        counts = tr("{where}: {kept:,} of {read:,} pairs", where=self.where, kept=self.kept, read=self.read)
+        return counts + left_out
 
 
 @dataclass(frozen=True)
@@ -176,8 +182,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[str, int, Row]]:
 
 
 def _held(row: Row, share: float) -> bool:
-    """Whether a pair is of those that a share holds out; what is no pair is of the others."""
-    return not isinstance(row, str) and zlib.crc32(row[0].encode()) < share * 2**32
+    """Whether a pair is of those that a share holds out; what is no pair, or has no source, is of the others."""
+    return not isinstance(row, str) and not blank(row[0]) and zlib.crc32(row[0].encode()) < share * 2**32
 
 
 def _texts(a: Any, b: Any) -> Row:

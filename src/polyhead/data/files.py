@@ -38,7 +38,7 @@ OFFICE = re.compile(
 def check_file(path: Path) -> Path:
     """The path of a text file, or a UserError that says what is there instead."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder, wanted a text file in it: {_there(path)}")
+        raise UserError(f"{path} is a folder; wanted a text file (there: {_there(path)})")
     if not path.exists():
         if not path.parent.is_dir():
             raise UserError(f"no file {path}: there is no folder {path.parent}")

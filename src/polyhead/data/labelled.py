@@ -9,9 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file
-from polyhead.data.reading import blank, check_usable, count, names, of_share, placed, skipped
+from polyhead.data.reading import blank, check_usable, count, describe_cut, names, of_share, placed, skipped
 from polyhead.errors import MOST, UserError, nearest, show
 
 FEW = 20  # texts; of more than so many, not every second one may have a label of its own
@@ -46,10 +47,14 @@ class LabelledReport:
     rows: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """One line: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""
-        cut = f"; cut {self.cut:,} (first: {self.examples['cut'][0]})" if self.cut else ""
-        left_out = skipped(self, "blank", "overlong", "broken", unknown="of an unknown label")
-        return f"{self.where}: {self.kept:,} of {self.read:,} texts{left_out}{cut}"
+        """One line in English: 'train.tsv: 5,450 of 5,452 texts; skipped 2 blank (first: line 17); cut 1 (first: line 8)'."""
+        return self.describe(format_english)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The same line in the current language."""
+        left_out = skipped(self, tr, "blank", "overlong", "broken", unknown="of an unknown label")
+        counts = tr("{where}: {kept:,} of {read:,} texts", where=self.where, kept=self.kept, read=self.read)
+        return counts + left_out + describe_cut(self, self.cut, tr)
 
 
 @dataclass(frozen=True)

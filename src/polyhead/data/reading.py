@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from polyhead.core.i18n import Translate
 from polyhead.errors import MOST, UserError
 
 T = TypeVar("T")
@@ -32,14 +34,33 @@ def count(report: Report, kind: str, place: str) -> None:
         seen.append(place)
 
 
-def skipped(report: Report, *kinds: str, **called: str) -> str:
+def skipped(report: Report, tr: Translate, *kinds: str, **called: str) -> str:
     """What was left out, of kinds that are called so or otherwise: '; skipped 3 blank (first: line 17)'."""
     found = [
-        f"{getattr(report, kind):,} {name} (first: {report.examples[kind][0]})"
+        tr(
+            "{count:,} {kind} (first: {place})",
+            count=getattr(report, kind),
+            kind=tr(name),
+            place=describe_place(report.examples[kind][0], tr),
+        )
         for kind, name in (dict(zip(kinds, kinds, strict=True)) | called).items()
         if getattr(report, kind)
     ]
-    return f"; skipped {', '.join(found)}" if found else ""
+    return tr("; skipped {kinds}", kinds=tr(", ").join(found)) if found else ""
+
+
+def describe_cut(report: Report, cut: int, tr: Translate) -> str:
+    """How many texts were cut: '; cut 1 (first: line 8)'."""
+    if not cut:
+        return ""
+    return tr(
+        "; cut {count:,} (first: {place})", count=cut, place=describe_place(report.examples["cut"][0], tr)
+    )
+
+
+def describe_place(place: str, tr: Translate) -> str:
+    """A place as it was counted, 'a.tsv line 17', in a language."""
+    return re.sub(r"\bline ([\d,]+)", lambda found: tr("line {line}", line=found[1]), place, count=1)
 
 
 def check_usable(report: Report, what: str, more: str = "") -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
+from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.data.columns import Column, check_columns, kind_of, rows
 from polyhead.data.files import check_file, is_text, spans
 from polyhead.data.reading import blank, names
@@ -45,13 +46,23 @@ class TextReport:
         self.words += len(text.split()) + ends
 
     def __str__(self) -> str:
-        """One line: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
-        skipped = f"; skipped {self.broken:,} lines that are no text or too long" if self.broken else ""
-        many = "" if self.documents == 1 else "s"
-        return (
-            f"{self.where}: {self.documents:,} document{many}, {self.lines:,} lines, "
-            f"{self.characters:,} characters{skipped}"
+        """One line in English: 'input.txt: 1 document, 40,000 lines, 1,115,394 characters'."""
+        return self.describe(format_english)
+
+    def describe(self, tr: Translate = tr) -> str:
+        """The same line in the current language."""
+        one = "{where}: {documents:,} document, {lines:,} lines, {characters:,} characters"
+        many = "{where}: {documents:,} documents, {lines:,} lines, {characters:,} characters"
+        counts = tr(
+            one if self.documents == 1 else many,
+            where=self.where,
+            documents=self.documents,
+            lines=self.lines,
+            characters=self.characters,
         )
+        if not self.broken:
+            return counts
+        return counts + tr("; skipped {count:,} lines that are no text or too long", count=self.broken)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""Tokens to text while they come: never half a character, never the beginning of a stop string."""
+"""Tokens to text while they come: never half a character, never the beginning of a stop string.
+
+Bytes that are no character are U+FFFD inside a text, as the tokenizer decodes them, and left out at its end: there they are
+most often a character that the limit of tokens cut in two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
@@ -14,6 +18,12 @@ if TYPE_CHECKING:
 UNFINISHED = "\ufffd"  # what decoding gives for bytes that are no whole character
 TAIL = 12  # tokens that the text of new ones may depend on: spaces about words, the bytes of three characters at least
 WIDEST = 4  # bytes of a character, and so tokens of one
+BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+
+
+def decode_whole(tokenizer: Tokenizer, rows: Iterable[Sequence[int]]) -> list[str]:
+    """Ids to texts that end with a whole character, as ``TextStream`` ends them."""
+    return [text.rstrip(UNFINISHED) for text in tokenizer.decode(rows)]
 
 
 class TextStream:
@@ -21,8 +31,8 @@ class TextStream:
 
     Of several stop strings the one that is complete first counts, however the text is cut into tokens. Only the last
     tokens are decoded again with a new one, so that a long text costs what its length costs, not its square, whatever it
-    is made of. With ``trim`` blanks at both ends are not part of it either. ``silent`` tokens are those that decoding
-    leaves out.
+    is made of. At its end bytes that are no character are not part of it, with ``trim`` no blanks at either end. ``silent``
+    tokens are those that decoding leaves out.
     """
 
     def __init__(
@@ -43,7 +53,8 @@ class TextStream:
         self.held = ""  # text that is sure, but may be the beginning of a stop string
         self.stopped = False
         self.trim, self.begun = trim, False
-        self.blanks: list[str] = []  # what is sure, but is trimmed if nothing follows
+        self.loose = UNFINISHED + BLANKS * trim  # characters that are left out at the end
+        self.pending: list[str] = []  # such characters that are sure, and come with what follows them
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int], trim: bool = False) -> Self:
@@ -69,11 +80,11 @@ class TextStream:
     @property
     def waits(self) -> int:
         """How many marks for a character that is not whole yet stand behind the text that is sure."""
-        return len(self.decode(self.tail)) - self.known
+        return len(self.decode(self.tail)) - self.known + sum(map(len, self.pending))
 
     def _shown(self, last: bool) -> str:
         text = self.decode(self.tail)
-        new = text[self.known :] if last else text[self.known :].rstrip(UNFINISHED)
+        new = text[self.known :].rstrip(UNFINISHED)
         self.known += len(new)
         if len(self.tail) > 2 * TAIL:
             new += self._shorten(text)
@@ -83,13 +94,13 @@ class TextStream:
         self.stopped = bool(ends)
         sure = min(ends)[1] if ends else len(self.held) - (0 if last else self._beginning())
         shown, self.held = self.held[:sure], self.held[sure:]
-        return self._trimmed(shown) if self.trim else shown
+        return self._without_loose_end(shown)
 
-    def _trimmed(self, shown: str) -> str:
-        """The text without blanks behind it, which come with what follows them."""
-        said = shown.rstrip()
-        out, self.blanks = ("".join([*self.blanks, said]), []) if said else ("", self.blanks)
-        self.blanks.append(shown[len(said) :])
+    def _without_loose_end(self, shown: str) -> str:
+        """The text up to its last character that is not loose; the loose ones come with what follows them."""
+        text = shown.rstrip(self.loose)
+        out, self.pending = ("".join([*self.pending, text]), []) if text else ("", self.pending)
+        self.pending.append(shown[len(text) :])
         return out
 
     def _shorten(self, text: str) -> str:

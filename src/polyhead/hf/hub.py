@@ -23,6 +23,28 @@ FILES = [
 ]
 
 
+# names that are often typed without their owners, as the library transformers allowed once
+OWNERS = {
+    "openai-community": r"gpt2(-medium|-large|-xl)?",
+    "distilbert": r"distil(bert|gpt2|roberta)[\w-]*",
+    "google-bert": r"bert-(base|large)-[\w-]+",
+    "FacebookAI": r"(xlm-)?roberta-(base|large)",
+    "google-t5": r"t5-(small|base|large|3b|11b)",
+    "albert": r"albert-(base|large|xlarge|xxlarge)-v[12]",
+    "Helsinki-NLP": r"opus-mt-[\w-]+",
+    "sentence-transformers": r"all-(MiniLM|mpnet)-[\w-]+|paraphrase-[\w-]+",
+    "Qwen": r"Qwen[\d.]+-[\w.-]+",
+    "EleutherAI": r"(pythia|gpt-neo|gpt-j)-[\w.-]+",
+    "HuggingFaceTB": r"SmolLM[\w.-]+",
+    "facebook": r"(opt|bart|m2m100|nllb|mbart)-[\w.-]+",
+}
+
+
+def owner_of(name: str) -> str:
+    """The owner of a well-known checkpoint on the hub; empty for another."""
+    return next((owner for owner, names in OWNERS.items() if re.fullmatch(names, name)), "")
+
+
 def is_name(text: str) -> bool:
     """Whether it can be owner/name; where a directory of the owner's name stands here, it is a path."""
     return bool(re.fullmatch(NAME, text)) and ".." not in text and not Path(text).parent.is_dir()

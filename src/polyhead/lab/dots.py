@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from polyhead.analysis.charts import LOG_RATIO, Scale, log_ticks, number, numbers, ticks
+from polyhead.core.i18n import tr
 from polyhead.lab.result import Dots
 from polyhead.lab.verdict import interval
 
@@ -63,7 +64,7 @@ def row(name: str, values: Sequence[float], x: Scale, y: float, left: float, wid
         parts.append(f'<circle class="mean" cx="{x.at(found.mean):.1f}" cy="{y:.1f}" r="5"/>')
     text = number(found.mean) if found is not None else ""
     if lost:
-        text += f" ({lost} of {len(values)} lost)" if seen else "diverged"
+        text += " " + tr("({lost} of {n} lost)", lost=lost, n=len(values)) if seen else tr("diverged")
     parts.append(f'<text class="tick value" x="{x.end + 14:.1f}" y="{y + 4:.1f}">{escape(text)}</text>')
     return "".join(parts)
 
@@ -73,5 +74,5 @@ def told(dots: Dots) -> str:
     said = []
     for name, values in dots.rows.items():
         seen = [v for v in values if math.isfinite(v)]
-        said.append(f"{name} {number(interval(seen).mean) if seen else 'diverged'}")
+        said.append(f"{name} {number(interval(seen).mean) if seen else tr('diverged')}")
     return f"{dots.x_label}: {'; '.join(said)}"

@@ -7,6 +7,7 @@ from html import escape
 from polyhead.analysis.charts import Scale, axes, log_ticks, number, powers
 from polyhead.analysis.scatter import place
 from polyhead.compare.pareto import Dot, frontier, staircase
+from polyhead.core.i18n import tr
 from polyhead.lab.result import Front
 
 TOP, BOTTOM, RIGHT = 26, 44, 22  # pixels
@@ -29,7 +30,7 @@ def front_chart(front: Front, width: int, height: int) -> str:
     parts += axes(x, y, at_x, {mark: said(mark, front.floor) for mark in marks})
     parts.append(f'<text class="label end" x="{x.end}" y="{height - 4}">{escape(front.x_label)}</text>')
     parts.append(
-        f'<text class="label" x="{left + 6:.1f}" y="14">{escape(front.y_label)}, better is up</text>'
+        f'<text class="label" x="{left + 6:.1f}" y="14">{escape(tr("{measure}, better is up", measure=front.y_label))}</text>'
     )
     pixels = [(x.at(cost), y.at(error)) for cost, error in zip(xs, ys, strict=True)]
     parts.append(f'<path class="best" d="{staircase(best_of(front), x, y)}"/>')
@@ -72,5 +73,13 @@ def said(mark: float, floor: float) -> str:
 
 def told(front: Front) -> str:
     """What a reader who cannot see the chart is told."""
-    best = "; ".join(f"{dot.name} {number(dot.y)} at {number(dot.x)}" for dot in best_of(front))
-    return f"{front.y_label} against {front.x_label}; best for their cost: {best}"
+    best = "; ".join(
+        tr("{name} {value} at {cost}", name=dot.name, value=number(dot.y), cost=number(dot.x))
+        for dot in best_of(front)
+    )
+    return tr(
+        "{quality} against {cost}; best for their cost: {best}",
+        quality=front.y_label,
+        cost=front.x_label,
+        best=best,
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from html import escape
+from typing import Any
 
 from polyhead.analysis.charts import line_chart, number, thin
-from polyhead.analysis.page import Section, asset, data, page
+from polyhead.analysis.page import Section, asset, data, page, scrollable
+from polyhead.core.i18n import get_language, tr, translate_message
 from polyhead.lab.dots import dot_chart
 from polyhead.lab.front import front_chart
 from polyhead.lab.result import Claim, Dots, Front, Plot, Result, Table
@@ -17,32 +20,67 @@ LOOKS = {True: "held", False: "not", None: "open"}
 
 def lab_page(result: Result, quick: bool, note: str) -> str:
     """The whole document; ``note`` stands at its foot."""
+    result = translate_result(result)
+    lead = tr(
+        "What the literature says, what this machine measured, and whether it held: {tally}.",
+        tally=tally(result.claims),
+    )
+    drawn = "\n".join(DRAWN[type(figure)](figure) for figure in result.figures)
+    method = "".join(f"<p>{escape(p)}</p>" for p in result.method.split("\n\n"))
     sections = [
-        Section("Claims", f"What the literature says, what this machine measured, and whether it held: {tally(result.claims)}.",
-                claims(result.claims)),
-        Section("Measurements", "Point at a curve to read its values.",
-                "\n".join(DRAWN[type(figure)](figure) for figure in result.figures)),
-        Section("How it was measured", "", "".join(f"<p>{escape(p)}</p>" for p in result.method.split("\n\n"))),
-    ]  # fmt: skip
+        Section(tr("Claims"), lead, claims(result.claims)),
+        Section(tr("Measurements"), tr("Point at a curve to read its values."), drawn),
+        Section(tr("How it was measured"), "", method),
+    ]
     if quick:
-        warning = '<p class="quick">Quick run: a fraction of the size, to see that it runs. Its verdicts mean nothing.</p>'
-        sections[0] = sections[0]._replace(body=warning + sections[0].body)
+        warning = tr("Quick run: a fraction of the size, to see that it runs. Its verdicts mean nothing.")
+        sections[0] = sections[0]._replace(body=f'<p class="quick">{escape(warning)}</p>{sections[0].body}')
     there = [section for section in sections if section.body]
     return page(result.title, result.lead, there, note, style=asset("lab.css", "polyhead.lab"))
+
+
+def translate_result(result: Result) -> Result:
+    """The result with its texts in the language of the page; citations and names of designs are as they are."""
+    return result if get_language() == "en" else _translated(result)
+
+
+def _translated(value: Any) -> Any:
+    """Each text of a value in the language of the page, as far as the catalog of the lab knows it."""
+    if isinstance(value, str):
+        return "\n\n".join(map(_translate_paragraph, value.split("\n\n")))
+    if isinstance(value, Result):
+        return replace(
+            value, **{field.name: _translated(getattr(value, field.name)) for field in fields(value)}
+        )
+    if isinstance(value, Mapping):
+        return {_translated(name): _translated(inner) for name, inner in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return type(value)(*map(_translated, value))
+    if isinstance(value, Sequence):
+        return [_translated(inner) for inner in value]
+    return value
+
+
+def _translate_paragraph(text: str) -> str:
+    """A paragraph as a whole; where the catalog lacks that, what stands between its semicolons."""
+    whole = tr(translate_message(text, "lab"))
+    if whole != text or "; " not in text:
+        return whole
+    return "; ".join(tr(translate_message(part, "lab")) for part in text.split("; "))
 
 
 def tally(several: Sequence[Claim]) -> str:
     """How many claims held, did not, and stay open."""
     words = [claim.verdict for claim in several]
-    return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    return tr(", ").join(f"{words.count(word)} {tr(word)}" for word in dict.fromkeys(words))
 
 
 def claims(several: Sequence[Claim]) -> str:
     """The list of claims."""
     items = (
-        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict {LOOKS[c.held]}">{c.verdict}</span>'
+        f'<li><p class="sentence-of">{escape(c.sentence)}</p><span class="verdict {LOOKS[c.held]}">{escape(tr(c.verdict))}</span>'
         f'<p class="cited">{escape(c.source)}</p>'
-        f'<p class="measured"><b>Measured</b>{escape(c.measured)}</p></li>'
+        f'<p class="measured"><b>{escape(tr("Measured"))}</b>{escape(c.measured)}</p></li>'
         for c in several
     )
     return f'<ol class="claims">{"".join(items)}</ol>'
@@ -95,10 +133,11 @@ def tabled(table: Table) -> str:
         f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in table.rows
     )
     more = f"<span>{escape(table.about)}</span>" if table.about else ""
-    return (
-        f'<div class="sheet scroll"><table class="figures"><caption>{escape(table.title)}{more}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    body = (
+        f'<table class="figures"><caption>{escape(table.title)}{more}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
+    return scrollable(body, table.title, "sheet")
 
 
 def cell_text(cell: str | float) -> str:

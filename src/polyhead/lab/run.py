@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from polyhead.analysis.page import write
+from polyhead.core.i18n import tr
 from polyhead.fast.memory import tune_memory
 from polyhead.lab.catalogue import LAB, Bench
 from polyhead.lab.page import lab_page
@@ -54,8 +55,13 @@ def footnote(about: dict[str, Any]) -> str:
     """What the page says of its own making."""
     quick = ["--quick"] if about["quick"] else []
     command = ["polyhead", "lab", about["name"], *about["given"], "--seed", str(about["seed"]), *quick]
-    return (
-        f"{shlex.join(command)}: {about['seconds']:.0f} s ({about['processor_seconds']:.0f} s of processor time), threads: "
-        f"{about['threads']}, Polyhead {about['polyhead']}, torch {about['torch']}. Times belong to one machine; "
-        "trust the ratios."
+    return tr(
+        "{command}: {seconds} s ({processor} s of processor time), threads: {threads}, Polyhead {polyhead}, torch {torch}. "
+        "Times belong to one machine; trust the ratios.",
+        command=shlex.join(command),
+        seconds=f"{about['seconds']:.0f}",
+        processor=f"{about['processor_seconds']:.0f}",
+        threads=about["threads"],
+        polyhead=about["polyhead"],
+        torch=about["torch"],
     )

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 
 from polyhead.serve.call import Call, Gone, Receive, Scope, Send
 from polyhead.serve.checks import read
-from polyhead.serve.keys import is_loopback
+from polyhead.serve.keys import host_of, is_loopback
 from polyhead.serve.refusal import Refusal, defect, where
 from polyhead.serve.routes import Route, find
 from polyhead.serve.service import Service
@@ -113,8 +113,3 @@ class App:
             self.service.meters.request_time.observe(seconds)
         method = call.method if call.method in METHODS else "OTHER"
         log.info("%s %s %s %d %.0f ms", call.id, method, path, code, seconds * 1000)
-
-
-def host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
-    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]

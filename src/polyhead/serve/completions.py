@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from polyhead.analysis.token_maps import cross_map
 from polyhead.generate.service import Asked
 from polyhead.serve.bodies import CompletionBody, Drawing, TranslationBody
 from polyhead.serve.call import Call
@@ -95,11 +96,20 @@ async def translations(service: Service, call: Call, body: TranslationBody) -> N
 
 
 async def attention(service: Service, source: str, target: str) -> dict[str, Any]:
-    """Where the decoder looked, in thousandths: layers, heads, a row for each target token, a column for each source token."""
+    """Where the decoder looked, in thousandths: layers, heads, a row for each target token, a column for each source token.
+
+    ``layers`` are the numbers of the layers, from 1: those without weights to show are left out.
+    """
 
     def look(pairs: list[Any]) -> list[dict[str, Any]]:
-        maps = [service.run.attention(*pair) for pair in pairs]
-        return [{"source": s, "target": t, "weights": (w * 1000).round().int().tolist()} for s, t, w in maps]
+        found = [cross_map(service.run.attention_maps(*pair)) for pair in pairs]
+        return [
+            {
+                "source": one.source_tokens, "target": one.target_tokens, "layers": one.layers,
+                "weights": (one.weights * 1000).round().int().tolist(),
+            }
+            for one in found
+        ]  # fmt: skip
 
     (found,) = await service.compute_more("attention", look, [(source, target)])
     return dict(found)

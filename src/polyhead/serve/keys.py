@@ -77,6 +77,11 @@ def is_loopback(host: str) -> bool:
         return host.lower().removesuffix(".") == "localhost"
 
 
+def host_of(header: str) -> str:
+    """The name in a Host header, without its port."""
+    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+
+
 def environment() -> MutableMapping[str, str]:
     """Where the key may stand."""
     return os.environ

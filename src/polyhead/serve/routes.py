@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from polyhead.analysis.attention_maps import has_cross_attention
 from polyhead.analysis.vectors import reach
 from polyhead.fast.pack import dtype_of
 from polyhead.serve import analyses, chat_completions, completions, responses
@@ -23,11 +24,12 @@ from polyhead.serve.bodies import (
     TranslationBody,
 )
 from polyhead.serve.call import Call
+from polyhead.serve.card import reads_pairs
 from polyhead.serve.fields import OF_RUN
-from polyhead.serve.page import page, policy
+from polyhead.serve.page import page, page_language, policy
 from polyhead.serve.refusal import Refusal
 from polyhead.serve.service import Service
-from polyhead.text.sides import languages
+from polyhead.text.sides import languages, settled_languages
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,11 +63,15 @@ async def model(service: Service, call: Call) -> None:
 
 def described(service: Service) -> dict[str, Any]:
     """What is served."""
-    run, own = service.run, service.run.config
+    run, own, limits = service.run, service.run.config, service.limits
     about: dict[str, Any] = {
         "kind": service.kind, "tasks": service.tasks, "max_len": own.max_len, "vocab_size": run.tokenizer.vocab_size,
-        "dtype": dtype_of(run.model), "labels": list(own.labels),
+        "dtype": dtype_of(run.model), "labels": list(own.labels), "text_limit": service.card.limit._asdict(),
+        "examples": service.card.examples, "pairs": reads_pairs(run),
+        "limits": {"texts": limits.batch, "n": limits.n, "beams": limits.beams, "max_tokens": limits.max_tokens},
     }  # fmt: skip
+    if run.recipe is not None:
+        about["learned"] = run.recipe.task.name
     if run.recipe is not None and run.recipe.data.source_lang:
         about |= {"source": run.recipe.data.source_lang, "target": run.recipe.data.target_lang}
     if "embeddings" in service.tasks:
@@ -77,7 +83,8 @@ def described(service: Service) -> dict[str, Any]:
         shown = (*drawn, *against, "beam_size", "length_penalty")
         about["generation"] = {name: getattr(run.generation, name) for name in shown}
     if service.kind == "encoder-decoder":
-        about |= {"attention": len(run.members) == 1, "languages": languages(run.tokenizer)}
+        about |= {"attention": len(run.members) == 1 and has_cross_attention(run.model)}
+        about |= {"languages": languages(run.tokenizer), "settled": settled_languages(run.tokenizer)}
     return {
         "id": service.name,
         "object": "model",
@@ -112,7 +119,11 @@ async def openapi(service: Service, call: Call) -> None:
 
 async def front(service: Service, call: Call) -> None:
     """The page."""
-    await call.send(page(), "text/html; charset=utf-8", headers={"content-security-policy": policy()})
+    language = page_language(call.headers.get("accept-language", ""))
+    headers = {
+        "content-security-policy": policy(), "content-language": language, "vary": "accept-language",
+    }  # fmt: skip
+    await call.send(page(language), "text/html; charset=utf-8", headers=headers)
 
 
 ROUTES = [

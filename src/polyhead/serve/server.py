@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import socket
@@ -14,10 +13,12 @@ from types import FrameType
 
 import uvicorn
 
-from polyhead.errors import UserError
 from polyhead.serve.app import App
 from polyhead.serve.service import Service
+from polyhead.serve.sockets import address, listen
 from polyhead.serve.wire import protocol
+
+__all__ = ["Server", "address", "listen", "serve"]
 
 # seconds a thread keeps Python from the other; with the usual 5 ms a stream of a small model is three times as slow
 TURN = 0.0005
@@ -61,29 +62,6 @@ class Server(uvicorn.Server):
         if self.service.draining:
             os._exit(128 + sig)
         self.drain()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket at that address; a UserError says why there can be none."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # only where it says TCP does asyncio send small pieces at once
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(2048)
-    except (OSError, OverflowError) as error:
-        sock.close()
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise UserError(f"port {port} is taken; give another one, or 0 for any free one") from None
-        raise UserError(f"cannot listen on {host}:{port}: {error}") from None
-    return sock
-
-
-def address(sock: socket.socket) -> str:
-    """Where a browser finds it."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def collect_rarely() -> None:

@@ -18,6 +18,7 @@ from polyhead.models.build import ABLE
 from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.serve.bodies import Drawing
+from polyhead.serve.card import Card
 from polyhead.serve.driver import Driver
 from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
@@ -66,6 +67,7 @@ class Service:
         self.tasks += ["chat/completions", "responses"] if self.chat else []
         if not self.tasks:
             raise UserError(f"{name} can do nothing here: vectors are of one run, not of {len(run.members)}")
+        self.card = Card.of(run, shows_own=not keys)
         self.meters = Meters()
         self.driver: Driver | None = None
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="polyhead-read")

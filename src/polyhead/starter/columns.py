@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from polyhead.core.i18n import tr
 from polyhead.data.columns import Column, no_rows, read_json
 from polyhead.data.comma import is_csv
 from polyhead.data.conversations import KEYS
@@ -20,6 +21,10 @@ from polyhead.errors import UserError, show
 
 CODE = re.compile("[a-z]{2}")  # of a language, at the head of its column
 ID = re.compile(r"(^|[\W_\d])(id|ID|Id)$|[a-z]I[dD]$", re.ASCII)  # what numbers things, not "paid"
+SEVERAL_COLUMNS = (
+    "{columns} may each be a label, and a text has one: data.label={first} makes a classifier of that."
+)
+SEVERAL_LABELS = "{column} has several labels of a text, and one is learned: write each into a column of its own, yes or no."
 SAMPLE = 2000  # lines that are looked at
 MOST = 1 << 25  # bytes of them
 SIDES = {
@@ -157,15 +162,11 @@ class Columns:
         able = [str(column) for column in self.labels if not ID.search(str(column))]
         notes = []
         if len(able) > 1:
-            notes.append(
-                f"{_listed(able)} may each be a label, and a text has one: data.label={able[0]} makes a classifier of that."
-            )
+            notes.append(tr(SEVERAL_COLUMNS, columns=_listed(able), first=able[0]))
         for column, values in self.values.items():
             lists = all(isinstance(value, list) for value in values)
             if lists and _few([one for value in values for one in value]):
-                notes.append(
-                    f"{column} has several labels of a text, and one is learned: write each into a column of its own, yes or no."
-                )
+                notes.append(tr(SEVERAL_LABELS, column=column))
         return notes
 
     def _about(self, label: Column) -> Column | list[Column]:
@@ -261,8 +262,8 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _listed(names: list[str]) -> str:
     """The first few of them, with an "and"."""
-    shown = names[:5] + ([f"{len(names) - 5} more"] if len(names) > 5 else [])
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+    shown = names[:5] + ([tr("{count} more", count=len(names) - 5)] if len(names) > 5 else [])
+    return tr("{names} and {last}", names=", ".join(shown[:-1]), last=shown[-1])
 
 
 def _last(column: Column) -> str:

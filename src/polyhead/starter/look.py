@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from polyhead.core.i18n import tr
 from polyhead.data.conversations import ConversationReport, open_conversations
 from polyhead.data.corpus import CorpusReport, open_corpus
 from polyhead.data.files import check_file, lines
 from polyhead.data.labelled import LabelledReport, labels_of, open_labelled
+from polyhead.data.languages import are_foreign, first_lines
 from polyhead.data.text import TextReport, open_text, table_of
 from polyhead.data_sections import DataConfig
-from polyhead.errors import UserError, unknown
-from polyhead.starter.columns import columns_of
+from polyhead.errors import UserError, among, unknown
+from polyhead.starter.columns import Columns, columns_of
+from polyhead.train.tasks.swapped import check_sides
 
 TASKS = ("translation", "language-model", "masked-lm", "classification", "chat")
 MOST = 1 << 28  # bytes of text that are read; of more the rest is taken to be alike
@@ -66,6 +70,7 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
             )
     else:
         columns = columns_of(paths[0], table)
+        _check_columns(columns, given)
         found = Look(task or columns.task(given), data)
         data |= {key: value for key, value in columns.roles(found.task, given).items() if key not in given}
         if task is None and found.task == "language-model" and "text" not in given:
@@ -78,7 +83,26 @@ def look(files: Sequence[str], given: Mapping[str, Any], task: str | None = None
     data |= {
         key: value for key, value in _held_out(found).items() if not {"valid", "valid_share"} & set(given)
     }
+    if found.task == "translation":
+        found.notes += _check_sides(DataConfig.model_validate(data))
     return found
+
+
+def _check_sides(data: DataConfig) -> list[str]:
+    """What looks like swapped sides; a UserError where they are certainly swapped."""
+    splits = [split for split in ("train", "valid", "test") if getattr(data, split)]
+    opened = partial(open_corpus, format=data.format, source=data.source, target=data.target)
+    return check_sides(data, {split: opened(data.paths(split)) for split in splits})
+
+
+def _check_columns(columns: Columns, given: Mapping[str, Any]) -> None:
+    """A UserError for a column that is given a role by its name and is not there; keys inside of others are found later."""
+    names = [name for name in columns.values if isinstance(name, str)]
+    for role in ("source", "target", "text", "label"):
+        wanted = given.get(role, [])
+        for column in wanted if isinstance(wanted, list | tuple) else [wanted]:
+            if names and isinstance(column, str) and "." not in column and column not in names:
+                raise UserError(f"data.{role}: {columns.name} has no column {column!r}{among(column, names)}")
 
 
 def _task_of_plain(paths: Sequence[Path]) -> tuple[str, list[str]]:
@@ -91,13 +115,25 @@ def _task_of_plain(paths: Sequence[Path]) -> tuple[str, list[str]]:
     one, other = (sum(1 for _ in lines(path)) for path in paths)
     if one == other > 1:
         return "translation", []
-    counts = f"{paths[0].name} has {_lines(one)} and {paths[1].name} {_lines(other)}"
-    why = f"{counts}, and two sides of translations have as many, two or more"
-    return "language-model", [f"taken for plain text of one language model: {why}"]
+    if are_foreign(*map(first_lines, paths)):
+        raise UserError(
+            f"{paths[0].name} has {one:,} lines and {paths[1].name} {other:,}, and the two are of different languages: "
+            "line n of a translation is that of line n of its source, so give files of as many lines; "
+            "task=language-model learns from both as plain text"
+        )
+    note = tr(
+        "taken for plain text of one language model: {one} has {lines} and {other} {more}, and two sides of translations "
+        "have as many, two or more",
+        one=paths[0].name,
+        lines=_lines(one),
+        other=paths[1].name,
+        more=_lines(other),
+    )
+    return "language-model", [note]
 
 
 def _lines(count: int) -> str:
-    return f"{count:,} line{'s' * (count != 1)}"
+    return tr("{count:,} line" if count == 1 else "{count:,} lines", count=count)
 
 
 def _languages(section: DataConfig, data: Mapping[str, Any], parallel: bool) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyhead import document
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.presets import PRESETS
 from polyhead.registry import CHAT, Choice
@@ -103,18 +104,18 @@ def written(tree: Mapping[str, Any], look: Look, name: str) -> str:
     """The recipe as people write it, what it is for above it; ``name`` is the file's."""
     names = [one.rpartition("/")[2] for one in look.data["train"]]
     few = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-    title = TITLES[look.task] + (f" of {look.labels} classes" if look.labels else "")
+    title = tr(TITLES[look.task])
+    title = tr("{title} of {count} classes", title=title, count=look.labels) if look.labels else title
     what = ROWS.get(look.task, "documents")
-    rows = f"{look.rows:,} {what if look.rows > 1 else what[:-1]}, " if look.whole else ""
+    rows = tr(f"{{count:,}} {what if look.rows > 1 else what[:-1]}, ", count=look.rows) if look.whole else ""
     size = f"{look.size / 1e6:,.1f} MB" if look.size >= 1e5 else f"{look.size / 1e3:,.1f} kB"
-    name = shlex.quote(name)
     reasons = {key: reason for key, reason in REASONS.items() if key != "start" or look.task == "chat"}
     reasons |= {"data.max_len": LENGTHS.get(look.task, "tokens of a row")}
     lines = [
-        f"# {title}: {rows}{size} of text ({few}).",
+        "# " + tr("{title}: {rows}{size} of text ({files}).", title=title, rows=rows, size=size, files=few),
         *(f"# {note}" for note in look.notes),
-        f"# polyhead plan {name}      what it costs in time and memory, before it is trained",
-        f"# polyhead train {name}",
+        f"# polyhead plan {shlex.quote(name)}      {tr('what it costs in time and memory, before it is trained')}",
+        f"# polyhead train {shlex.quote(name)}",
     ]
     for key, value in tree.items():
         if not isinstance(value, dict) or not value or key == "task":
@@ -127,7 +128,7 @@ def written(tree: Mapping[str, Any], look: Look, name: str) -> str:
 
 def _line(indent: str, key: str, value: Any, reason: str | None) -> str:
     line = f"{indent}{key}: {document.write_value(value)}"
-    return f"{line:<38}  # {reason}" if reason else line
+    return f"{line:<38}  # {tr(reason)}" if reason else line
 
 
 def _translation(look: Look, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,15 @@ def languages(tokenizer: Tokenizer) -> dict[str, list[str]]:
     return {side: sorted(map(_bare, tokens)) for side, tokens in names.items()}
 
 
+def settled_languages(tokenizer: Tokenizer) -> dict[str, str]:
+    """The ``source`` and ``target`` of a translation where none is named, by their names in ``languages``; empty: not told."""
+    named = {i: name for i in tokenizer.special_ids if LANGUAGE.fullmatch(name := tokenizer.tokens([i])[0])}
+    sides, told = tokenizer.sides, any(map(TARGET_LANGUAGE.fullmatch, named.values()))
+    read, said = (*sides.before, *sides.after), (sides.start, *sides.opening)
+    around = {"source": () if told else read, "target": read if told else said}
+    return {side: next((_bare(named[i]) for i in ids if i in named), "") for side, ids in around.items()}
+
+
 def _told(sides: Sides, languages: dict[int, str], source: str | None, target: str | None) -> Sides:
     """The sides of a model whose encoder is told the language to translate to, before the text (OPUS-MT)."""
     if source is not None:
@@ -133,6 +142,10 @@ def _language(name: str, languages: dict[int, str]) -> int:
     names = {i: _bare(token) for i, token in languages.items()}
     exact = [i for i, token in languages.items() if name in (token, names[i])]
     found = exact or [i for i, bare in names.items() if bare.startswith(f"{name}_")]
+    if not languages:
+        raise UserError(
+            f"language {name!r}: no token of this model names it, nor any other language: it translates one pair; leave it out"
+        )
     if len(found) != 1:
         what = (
             f"{len(found)} languages of this model begin with it"

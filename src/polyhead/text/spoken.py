@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 import tokenizers
@@ -11,6 +12,9 @@ _SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(0x100 + i): byte for i, byte in enumerate(_HIDDEN)}
 """The byte that a character of a byte-level vocabulary stands for (Radford et al., 2019)."""
+
+
+_STRAY = re.compile("[\udc80-\udcff]+")  # how "surrogateescape" decodes bytes that are no character
 
 
 class Spoken(dict[int, bytes]):
@@ -39,3 +43,12 @@ def spoken(inner: tokenizers.Tokenizer) -> Spoken | None:
 def said(token: str) -> bytes:
     """The bytes of a token by its name; one that is spelled by other characters, as added ones may be, says its name."""
     return bytes(BYTES[c] for c in token) if token and BYTES.keys() >= set(token) else token.encode()
+
+
+def spell_bytes(utf8: bytes) -> str:
+    """UTF-8 as a text for people: bytes that are no whole character are written as ⟨E4 B8⟩, with a no-break space."""
+
+    def spell(stray: re.Match[str]) -> str:
+        return f"⟨{stray[0].encode(errors='surrogateescape').hex(' ').upper()}⟩".replace(" ", "\u00a0")
+
+    return _STRAY.sub(spell, utf8.decode(errors="surrogateescape"))

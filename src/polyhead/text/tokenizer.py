@@ -159,7 +159,7 @@ class Tokenizer:
         return ruled(self._inner, 1), ruled(self._inner, 2)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The name of each id in the vocabulary, as attention maps label their axes."""
+        """The name of each id in the vocabulary."""
         with check_ids(ids, "tokens"):
             return [self._inner.id_to_token(int(i)) or "" for i in ids]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +90,8 @@ def spellings(tokenizer: Tokenizer) -> tuple[list[str], list[bool]]:
     return spelled, inside
 
 
-def bytes_of(tokenizer: Tokenizer) -> dict[int, bytes]:
+@lru_cache(maxsize=4)
+def bytes_of(tokenizer: Tokenizer) -> Mapping[int, bytes]:
     """What each token says, in UTF-8."""
     spelled = tokenizer.spoken or dict(enumerate(map(_bytes, spellings(tokenizer)[0])))
     return {i: spelled[i] for i in range(tokenizer.vocab_size)}

@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from polyhead.train.reporting import Reporter, Row, duration
+from polyhead.analysis.forecast import Forecast, Tick, compare_times, duration, forecast, seconds_at
+from polyhead.core.i18n import tr
+from polyhead.train.reporting import Reporter, Row
 
-LEAST = 20  # steps that a prediction is made from, behind those of the first row, which warm up
-
-
-class Tick(NamedTuple):
-    """A step, and the seconds of learning until it was done; evaluations are left out, checkpoints are not."""
-
-    step: int
-    seconds: float
-
-
-class Forecast(NamedTuple):
-    """What was predicted, and when."""
-
-    seconds: float
-    at: int  # step
-
-
-def forecast(ticks: Sequence[Tick], steps: int) -> Forecast | None:
-    """Seconds of so many steps by the speed between the first tick and one of the next; None where that is no prediction.
-
-    It is none from what lies in the second half.
-    """
-    for tick in ticks[1:]:
-        done = tick.step - ticks[0].step
-        if done >= LEAST:
-            left = (steps - tick.step) * (tick.seconds - ticks[0].seconds) / done
-            return Forecast(tick.seconds + left, tick.step) if 2 * tick.step <= steps else None
-    return None
-
-
-def seconds_at(ticks: Sequence[Tick], step: int) -> float:
-    """The seconds until a step, in between of two ticks by proportion."""
-    known = [Tick(0, 0.0), *ticks]
-    after = bisect.bisect_left(known, step, key=lambda tick: tick.step)
-    if after >= len(known):  # past the last tick: at the mean speed until then
-        last = known[-1]
-        return last.seconds * step / last.step if last.step else 0.0
-    a, b = known[max(after - 1, 0)], known[after]
-    return (
-        b.seconds
-        if b.step == a.step
-        else a.seconds + (b.seconds - a.seconds) * (step - a.step) / (b.step - a.step)
-    )
+__all__ = ["Forecast", "Tick", "forecast", "seconds_at"]  # which others import from here
 
 
 class Timed:
@@ -97,11 +56,15 @@ class Timed:
 
     def compared(self, step: int) -> str:
         """What was predicted for the steps that were done, beside what they took; nothing if nothing was predicted."""
-        predicted = forecast(self.ticks, step)
-        if predicted is None:
+        found = compare_times(self.ticks, step, self.seconds)
+        if found is None:
             return ""
-        more = self.seconds / max(predicted.seconds, 1e-9) - 1
-        return (
-            f"planned {duration(predicted.seconds)} at step {predicted.at}, took {duration(self.seconds)} ({more:+.0%}); "
-            f"evaluations {duration(self.evaluated)} more"
+        predicted, more = found
+        return tr(
+            "planned {planned} at step {step}, took {took} ({more:+.0%}); evaluations {evaluated} more",
+            planned=duration(predicted.seconds),
+            step=predicted.at,
+            took=duration(self.seconds),
+            more=more,
+            evaluated=duration(self.evaluated),
         )

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.train.signals import end_with, handled
 
@@ -114,10 +115,14 @@ def _ended(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) ->
     rank, code = min(failed.items(), key=lambda item: item[1] == LOST)
     if code < 0:
         _say(
-            f"rank {rank} was ended by {signal.Signals(-code).name}, and so were the others; --resume goes on"
+            tr(
+                "rank {rank} was ended by {signal}, and so were the others; --resume goes on",
+                rank=rank,
+                signal=signal.Signals(-code).name,
+            )
         )
     elif code == LOST:
-        _say("the processes lost each other; --resume goes on")
+        _say(tr("the processes lost each other; --resume goes on"))
     return FAILED if code < 0 or code == LOST else code
 
 

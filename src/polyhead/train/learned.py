@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError, nearest
 from polyhead.models import Classifier
 from polyhead.nn.adapter import Adapter
@@ -102,7 +103,9 @@ def counted(model: nn.Module) -> str:
     every, learn = (
         sum(p.numel() for p in model.parameters() if p.requires_grad or not some) for some in (False, True)
     )
-    return f"{every:,} parameters" + (f", {learn:,} of them learn" if learn < every else "")
+    if learn < every:
+        return tr("{count:,} parameters, {learn:,} of them learn", count=every, learn=learn)
+    return tr("{count:,} parameters", count=every)
 
 
 def freeze(model: nn.Module, parts: Iterable[str]) -> None:

@@ -35,7 +35,9 @@ class RunLock:
                     _refuse_if_held(self.path)
                 replace_file(self.path, mine)
         except OSError as error:
-            raise UserError(f"cannot lock {self.path.parent}: {error.strerror}") from error
+            raise UserError(
+                f"cannot lock {self.path.parent}: {error.strerror}; choose another directory for the run: out=..."
+            ) from error
         self._mine = mine
         return self
 

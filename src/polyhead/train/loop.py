@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.files import remove
 from polyhead.nn.loss import Loss
@@ -44,6 +45,7 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]: ...
 
 
+Look = Callable[[dict[str, float]], None]
 How = Literal["done", "stopped early", "interrupted"]
 
 
@@ -79,12 +81,14 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     extra: dict[str, str] | None = None,
     ranks: Ranks = ALONE,
+    look: Look = lambda row: None,
 ) -> Outcome:
     """Train until the steps are done, progress ends, or ``stop`` asks for it on any rank.
 
     Every step draws its dropout from (seed, step), and the order of the data is a function of (seed, epoch), so
     a run that is killed and resumed ends with the same bits as one that never stopped. A batch is the same on any
     number of ranks, which take its rows in turn, and the batches of an evaluation; the first of them saves and reports.
+    ``look`` may use the model at each evaluation, as it was evaluated, and gets what was measured.
     """
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
@@ -100,7 +104,7 @@ def train(
         parts = [ranks.share(task, next(stream)) for _ in range(config.accumulate)]
         batches = [task.batch(part[0]) if part else None for part in parts]
         if why := update(training, task, batches, config, ranks):
-            report.say(f"step {progress.step}: {why}; skipped")
+            report.say(tr("step {step}: {why}; skipped", step=progress.step, why=why))
             ranks.tell(lambda: _check_skips(progress, checkpoints, steps))
         last = progress.step == steps
         if progress.step % config.log_every == 0 or last:
@@ -109,7 +113,7 @@ def train(
             report.train({**progress.sums.means(), **clock.speed(), **rate, **counters})
             progress.sums = Sums()
         improved = (progress.step % config.eval_every == 0 or last) and _evaluate(
-            training, task, config, report, ranks
+            training, task, config, report, ranks, look
         )
         interrupted = any(ranks.sum(stop()))
         ends = last or interrupted or _exhausted(progress, config)
@@ -211,12 +215,14 @@ def update(
     model.zero_grad(set_to_none=True)
     if scale and count and math.isfinite(total) and scale.learn(finite):
         progress.skipped += 1
-        return f"gradients overflow in fp16, so the loss is scaled by {scale.value:g} from now on"
+        return tr(
+            "gradients overflow in fp16, so the loss is scaled by {scale:g} from now on", scale=scale.value
+        )
     if count and finite:
         return ""
     progress.skipped += 1
     progress.in_a_row += not finite
-    return "no label counts, nothing to learn" if finite else "the loss is not finite"
+    return tr("no label counts, nothing to learn") if finite else tr("the loss is not finite")
 
 
 def _count(progress: Progress, total: float, nll: float, norm: float, count: int) -> None:
@@ -261,7 +267,9 @@ def _save(training: Training, config: TrainConfig, checkpoints: Path, extra: dic
     training.save(checkpoints, extra)
 
 
-def _evaluate(training: Training, task: Task, config: TrainConfig, report: Reporter, ranks: Ranks) -> bool:
+def _evaluate(
+    training: Training, task: Task, config: TrainConfig, report: Reporter, ranks: Ranks, look: Look
+) -> bool:
     """Measure, with the averaged weights where there are any; True if it is the best so far."""
     model, progress = training.model, training.progress
     started = time.perf_counter()
@@ -271,8 +279,17 @@ def _evaluate(training: Training, task: Task, config: TrainConfig, report: Repor
         ranks.copy(weights(model).values())  # as before a checkpoint: what is measured is one model
         with torch.inference_mode():
             measured = task.evaluate(model, ranks.map)
-    measured = ranks.tell(lambda: measured)  # processors may differ in the last bit of a logarithm
+        measured = ranks.tell(lambda: measured)  # processors may differ in the last bit of a logarithm
+        ranks.tell(lambda: look({**measured, "step": progress.step}))
     best = progress.improved(measured[config.metric], config.metric != "loss")
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
     report.valid({**measured, **counters, "best": float(best)})
     return best
+
+
+def measure_metric(training: Training, task: Task, metric: str, ranks: Ranks) -> float:
+    """One measure of the validation text by the weights that are in the model, the same number on all ranks."""
+    training.model.eval()
+    with torch.inference_mode():
+        measured = task.evaluate(training.model, ranks.map)
+    return ranks.tell(lambda: measured[metric])

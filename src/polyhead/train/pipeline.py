@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from polyhead.config import ModelConfig
+from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
 from polyhead.fast.memory import tune_memory
 from polyhead.files import replace_file
@@ -33,8 +34,9 @@ from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
-from polyhead.train.loop import How, Outcome, total_steps, train
+from polyhead.train.loop import How, Look, Outcome, measure_metric, total_steps, train
 from polyhead.train.ranks import ALONE, Each, Ranks
+from polyhead.train.report import RunReport
 from polyhead.train.reporting import (
     Metrics,
     Reporter,
@@ -45,11 +47,13 @@ from polyhead.train.reporting import (
     read_metrics,
 )
 from polyhead.train.resume import check_directory, check_rates, check_same
+from polyhead.train.room import check_room
 from polyhead.train.schedule import faint, late
 from polyhead.train.shared import check_alike, everywhere, from_first
 from polyhead.train.signals import end_on_signal, stop_on_signal
 from polyhead.train.start import begin, check_parts, open_start, resolved
 from polyhead.train.tasks.base import RunTask, TaskPart
+from polyhead.train.trackers import open_tracker
 from polyhead.train.training import Training, final_weights
 
 Judge = Callable[[Run, Any], dict[str, str]]
@@ -88,7 +92,8 @@ def run_training(
     with RunLock(out) if first else nullcontext():
         saved = everywhere(checkpoint.newest(checkpoints) if resume and first else None, ranks)
         done = saved.step if saved else 0
-        with reporters(recipe, done, report) if first else Reporters() as several:
+        page = RunReport(out, resumed=bool(done)) if first else None
+        with reporters(recipe, done, report) if first else Reporters() as several, page or nullcontext():
             told = Timed(several, read_metrics(out / "metrics.jsonl") if first else (), done)
             if origin and not resume:
                 tokenizer = origin.tokenizer
@@ -113,23 +118,43 @@ def run_training(
                     planned = total_steps(task, before.train)
                     check_rates(recipe.train, config.d_model, saved.step, planned, steps)
                 training.restore(saved)
-                told.say(f"resumed at step {saved.step} of {steps}")
+                told.say(tr("resumed at step {step} of {steps}", step=saved.step, steps=steps))
             if first:
                 run.save_description(out)
-            together = f" on {ranks.world} processes" if ranks.world > 1 else ""
-            told.say(f"{counted(run.model)}, {steps:,} steps{together}, to {out}")
+            ranks.tell(lambda: check_room(out, training, config, recipe.train, steps))
+            size = counted(run.model)
+            told.say(
+                tr(
+                    "{size}, {steps:,} steps on {n} processes, to {out}",
+                    size=size,
+                    steps=steps,
+                    n=ranks.world,
+                    out=out,
+                )
+                if ranks.world > 1
+                else tr("{size}, {steps:,} steps, to {out}", size=size, steps=steps, out=out)
+            )
             _warn(recipe.train, steps, told)
+            if page:
+                page.begin(run, task, told.say)
             with stop_on_signal(told.say) as stopped:
-                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks)
+                look: Look = (lambda row: page.look(row)) if page else (lambda row: None)
+                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks, look)
                 if outcome.how != "interrupted":
                     if took := told.compared(outcome.step):
                         told.say(took)
                     outcome.how = _finish(run, task, outcome, training, told, judge, ranks)
             if outcome.how == "interrupted":
                 on = shlex.join(["polyhead", "train", str(out / "recipe.yaml"), "--resume", *ranks.again])
+                saved_at = tr("saved at step {step}", step=outcome.step)
                 # whoever has a judge of its own goes on in its own way
-                told.say(f"saved at step {outcome.step}{'' if judge else f'; go on with: {on}'}")
+                told.say(
+                    saved_at if judge else tr("{saved}; go on with: {command}", saved=saved_at, command=on)
+                )
             run.model.eval()
+            if page:
+                page.finish(outcome.how)
+                told.say(tr("report: {path}", path=page.path))
             return run, outcome
 
 
@@ -141,9 +166,14 @@ def _known(resumed: Path | None, origin: Run | None) -> tuple[int, str | None]:
 
 
 def reporters(recipe: Recipe, from_step: int, shown: Reporter | None) -> Reporters:
-    """Terminal, metrics.jsonl and, if asked for, TensorBoard."""
-    boards = [TensorBoard(recipe.out / "tensorboard", from_step)] if recipe.train.tensorboard else []
-    return Reporters(shown or at_terminal(), Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
+    """Terminal, metrics.jsonl and, if asked for, TensorBoard and a tracker of experiments."""
+    shown = shown or at_terminal()
+    boards: list[Reporter] = []
+    if recipe.train.tensorboard:
+        boards.append(TensorBoard(recipe.out / "tensorboard", from_step))
+    if recipe.train.log:
+        boards.append(open_tracker(recipe, from_step > 0, shown.say))
+    return Reporters(shown, Metrics(recipe.out / "metrics.jsonl", from_step), *boards)
 
 
 def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -> Tokenizer:
@@ -154,7 +184,8 @@ def _tokenizer(recipe: Recipe, part: TaskPart, resume: bool, report: Reporter) -
     tokenizer = train_tokenizer(
         part.texts(recipe), recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.sentinels
     )
-    report.say(f"tokenizer: {tokenizer.vocab_size:,} tokens in {duration(time.monotonic() - started)}")
+    took = duration(time.monotonic() - started)
+    report.say(tr("tokenizer: {count:,} tokens in {time}", count=tokenizer.vocab_size, time=took))
     return tokenizer
 
 
@@ -174,9 +205,11 @@ def _opened(
 def _warn(train: TrainConfig, steps: int, report: Reporter) -> None:
     """Say what hardly lets the model learn."""
     if said := late(train.schedule, steps):
-        report.say(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
+        report.say(
+            translate_message(f"{said}: train.lr is reached late or never; train.schedule.warmup sets it")
+        )
     if said := faint(train.schedule, train.lr):
-        report.say(said)
+        report.say(translate_message(said))
 
 
 def _finish(
@@ -196,7 +229,7 @@ def _finish(
     recipe = run.recipe
     assert recipe is not None
     try:
-        measure = partial(measured_metric, task, training, recipe.train.metric, ranks)
+        measure = partial(measure_metric, training, task, recipe.train.metric, ranks)
         origin = final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge(run.model)
         with end_on_signal():
@@ -207,25 +240,30 @@ def _finish(
             facts = ranks.tell(lambda: show_baselines(facts, task, run))
     except KeyboardInterrupt:
         ranks.interrupt()
-        report.say("training is done, its final evaluation is not")
+        report.say(tr("training is done, its final evaluation is not"))
         return "interrupted"
     if not ranks.rank:
         replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
     for name, value in facts.items():
-        report.say(f"{name}: {value}")
-    how = "" if outcome.how == "done" else f" ({outcome.how})"
+        report.say(tr("{name}: {value}", name=_translate_fact(name), value=_translate_fact(value)))
     # there it stands for the run
     use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)
-    report.say(f"finished{how} at step {outcome.step}; use it: {use}")
+    report.say(
+        tr("finished at step {step}; use it: {command}", step=outcome.step, command=use)
+        if outcome.how == "done"
+        else tr(
+            "finished ({how}) at step {step}; use it: {command}",
+            how=tr(outcome.how),
+            step=outcome.step,
+            command=use,
+        )
+    )
     return outcome.how
 
 
-def measured_metric(task: RunTask, training: Training, metric: str, ranks: Ranks) -> float:
-    """One measure of the validation text by the weights that are in the model, the same number on all ranks."""
-    training.model.eval()
-    with torch.inference_mode():
-        measured = task.evaluate(training.model, ranks.map)
-    return ranks.tell(lambda: measured[metric])
+def _translate_fact(text: str) -> str:
+    """A name or a value of the run's README.md, which is in English, in the current language."""
+    return translate_message(text, "facts")
 
 
 def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:

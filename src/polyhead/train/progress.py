@@ -24,10 +24,11 @@ class Sums:
     updates: int = 0
 
     def means(self) -> dict[str, float]:
-        """Loss and perplexity of a label, norm of an update."""
+        """Loss, negative log-likelihood (without smoothing) and perplexity of a label, norm of an update."""
         count, updates = max(self.count, 1), max(self.updates, 1)
         return {
             "loss": self.total / count,
+            "nll": self.nll / count,
             "ppl": perplexity_of(self.nll / count),
             "grad_norm": self.norm / updates,
         }

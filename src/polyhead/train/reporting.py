@@ -10,11 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from polyhead.analysis.forecast import duration
+from polyhead.analysis.run_record import COUNTERS, read_metrics
+from polyhead.core.extras import install_command
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 
+__all__ = ["COUNTERS", "duration", "read_metrics"]  # which others import from here
+
 Row = Mapping[str, float]
-COUNTERS = ("step", "epoch", "seconds", "best", "split")  # what of a row was not measured
 
 
 class Reporter(Protocol):
@@ -93,20 +98,6 @@ def _number(value: Any) -> Any:
     return float(f"{value:.8g}") if math.isfinite(value) else None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
-    if not path.is_file():
-        return []
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    try:
-        rows = [json.loads(line) for line in lines]
-        if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-            return rows
-    except ValueError:
-        pass
-    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to go on")
-
-
 class TensorBoard:
     """The same numbers for TensorBoard (extra ``board``)."""
 
@@ -115,7 +106,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "train.tensorboard needs the extra 'board': pip install 'polyhead[board]'"
+                f"train.tensorboard needs the extra 'board': {install_command('board')}"
             ) from None
         self.writer = SummaryWriter(str(directory), purge_step=from_step + 1)
 
@@ -141,13 +132,19 @@ class Lines:
     """Sparse lines on stderr: for logs, pipes and the impatient."""
 
     def train(self, row: Row) -> None:
-        print(
-            f"step {row['step']:>6}/{row['steps']}  {facts(row)}  {_left(row)}", file=sys.stderr, flush=True
+        line = tr(
+            "step {step:>6}/{steps}  {facts}  {left}",
+            step=row["step"],
+            steps=row["steps"],
+            facts=facts(row),
+            left=_left(row),
         )
+        print(line, file=sys.stderr, flush=True)
 
     def valid(self, row: Row) -> None:
-        star = "  best so far" if row.get("best") else ""
-        print(f"step {row['step']:>6}  valid  {measures(row)}{star}", file=sys.stderr, flush=True)
+        star = f"  {tr('best so far')}" if row.get("best") else ""
+        line = tr("step {step:>6}  valid  {measures}", step=row["step"], measures=measures(row))
+        print(f"{line}{star}", file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -165,7 +162,7 @@ class Bar:
 
         self.console = Console(stderr=True, highlight=False)
         columns = (
-            TextColumn("[bold]training"),
+            TextColumn(f"[bold]{tr('training')}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
@@ -177,12 +174,14 @@ class Bar:
         if self.task is None:
             self.progress.start()
             self.task = self.progress.add_task("training", total=row["steps"], facts="")
-        short = f"loss {row['loss']:.3f}  {_speed(row)}  {_left(row)}"  # fits beside the bar in 80 columns
+        loss = tr("loss {loss:.3f}", loss=row["loss"])
+        short = f"{loss}  {_speed(row)}  {_left(row)}"  # fits beside the bar in 80 columns
         self.progress.update(self.task, completed=row["step"], facts=short)
 
     def valid(self, row: Row) -> None:
-        star = "  [green]best so far[/green]" if row.get("best") else ""
-        self.console.print(f"step {row['step']:>6}  {measures(row)}{star}")
+        star = f"  [green]{tr('best so far')}[/green]" if row.get("best") else ""
+        line = tr("step {step:>6}  {measures}", step=row["step"], measures=measures(row))
+        self.console.print(f"{line}{star}")
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False)
@@ -198,32 +197,21 @@ def at_terminal() -> Reporter:
 
 def facts(row: Row) -> str:
     """Loss, rate and speed in one line, and how many steps were skipped if any."""
-    return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  {_speed(row)}"
+    loss, rate = tr("loss {loss:.3f}", loss=row["loss"]), tr("lr {lr:.2e}", lr=row["lr"])
+    return f"{loss}  {rate}  {_speed(row)}"
 
 
 def _speed(row: Row) -> str:
-    skipped = f"  {row['skipped']:.0f} skipped" if row["skipped"] else ""
-    what = next(what for what in ("tokens", "texts") if f"{what}_per_s" in row)
-    return f"{row[f'{what}_per_s']:,.0f} {what}/s{skipped}"
+    skipped = f"  {tr('{count:.0f} skipped', count=row['skipped'])}" if row["skipped"] else ""
+    if "tokens_per_s" in row:
+        return tr("{rate:,.0f} tokens/s", rate=row["tokens_per_s"]) + skipped
+    return tr("{rate:,.0f} texts/s", rate=row["texts_per_s"]) + skipped
 
 
 def measures(row: Row) -> str:
     """Everything that was measured, name and number."""
-    return "  ".join(f"{name} {value:.3f}" for name, value in row.items() if name not in COUNTERS)
+    return "  ".join(f"{tr(name)} {value:.3f}" for name, value in row.items() if name not in COUNTERS)
 
 
 def _left(row: Row) -> str:
-    return f"{duration((row['steps'] - row['step']) * row['ms_per_step'] / 1e3)} left"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02} min"
-        if hours
-        else f"{minutes} min {seconds:02} s"
-        if minutes
-        else f"{seconds} s"
-    )
+    return tr("{time} left", time=duration((row["steps"] - row["step"]) * row["ms_per_step"] / 1e3))

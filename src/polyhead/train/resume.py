@@ -18,6 +18,7 @@ _CHANGEABLE = (
     "average",
     "patience",
     "tensorboard",
+    "log",
     "threads",
     "timeout",
 )

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from polyhead.core.i18n import tr
+
 
 @contextmanager
 def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
@@ -24,7 +26,7 @@ def stop_on_signal(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if caught:
             raise KeyboardInterrupt
         caught.append(number)
-        say("stopping after this step; once more stops at once, without saving")
+        say(tr("stopping after this step; once more stops at once, without saving"))
 
     with handled(catch):
         yield lambda: bool(caught)

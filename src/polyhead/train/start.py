@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyhead.analysis.sizes import hollow
 from polyhead.config import ModelConfig, ModelSection
+from polyhead.core.i18n import tr
 from polyhead.errors import UserError, at, explain
 from polyhead.generation_section import USED, GenerationConfig
 from polyhead.loading import load
@@ -136,9 +137,9 @@ def begin(model: Any, origin: Run, every: int = 1, adapted: AdaptSection | None 
     if adapted:
         must_learn(model, adapted, new)
     left = sorted(there.keys() - (given.keys() & set(source.values()))) if every == 1 else []
-    said = f"begun with {len(wanted) - len(new)} of {len(wanted)} weights"
-    said += f"; new: {', '.join(widest(new, wanted))}" if new else ""
-    return said + (f"; not taken: {', '.join(widest(left, there))}" if left else "")
+    said = tr("begun with {count} of {all} weights", count=len(wanted) - len(new), all=len(wanted))
+    said += tr("; new: {names}", names=", ".join(widest(new, wanted))) if new else ""
+    return said + (tr("; not taken: {names}", names=", ".join(widest(left, there))) if left else "")
 
 
 def with_classes(there: Weights, known: Sequence[str], wanted: Sequence[str]) -> Weights:

@@ -54,7 +54,7 @@ def training_memory(
         return Memory(
             weights(model),
             sum(p.nbytes for p in learned),
-            _state(model, optimizer),
+            optimizer_state(model, optimizer),
             sum(p.nbytes for p in every) if ema else 0,
             _activations(model, config, load, precision),
             _loss(model, config, load, precision),
@@ -66,8 +66,8 @@ def weights(model: nn.Module) -> int:
     return sum(x.nbytes for held in (model.parameters(), model.buffers()) for x in held)
 
 
-def _state(model: nn.Module, optimizer: Choice) -> int:
-    """Bytes that the optimisers of a run keep: those they make in their first step."""
+def optimizer_state(model: nn.Module, optimizer: Choice) -> int:
+    """Bytes that the optimisers of a run keep: those they make in their first step. For a model without memory (``weightless``)."""
     for p in model.parameters():
         p.grad = torch.empty_like(p) if p.requires_grad else None
     optimizers = OPTIMIZER.build(OPTIMIZER.check(optimizer), model, 1e-3)

@@ -11,6 +11,7 @@ from typing import Any
 from polyhead.analysis.classes import measure_classes
 from polyhead.cli.lines import one_column
 from polyhead.cli.measures.lines import Split, column, no_files, say_verdict, show, write_answers
+from polyhead.core.i18n import tr
 from polyhead.data.columns import format_like
 from polyhead.data.labelled import Example, open_labelled, read_labelled
 from polyhead.errors import UserError
@@ -59,27 +60,32 @@ def measure(
     else:
         given = labelled_of(run.recipe, split)
     examples, report = read_labelled(given, run.config.labels, limit)
-    print(report, file=sys.stderr)
+    print(report.describe(), file=sys.stderr)
     start = time.perf_counter()
     found = measure_classes(run.members, examples, run.generation, batch_tokens)
     seconds = time.perf_counter() - start
     if found.cut:
-        print(
-            f"polyhead: cut to {found.most} tokens: {found.cut:,} of {len(examples):,} texts",
-            file=sys.stderr,
+        cut = tr(
+            "cut to {most} tokens: {cut:,} of {count:,} texts",
+            most=found.most,
+            cut=found.cut,
+            count=len(examples),
         )
+        print(f"polyhead: {cut}", file=sys.stderr)
     remarks = {
-        "loss": "nats of a text",
-        "accuracy": f"the share of {len(examples):,} texts whose class is right",
-        "f1": f"the mean F1 of {len(run.config.labels)} classes",
-        "mcc": "Matthews correlation",
+        "loss": tr("nats of a text"),
+        "accuracy": tr("the share of {count:,} texts whose class is right", count=len(examples)),
+        "f1": tr("the mean F1 of {count} classes", count=len(run.config.labels)),
+        "mcc": tr("Matthews correlation"),
     }
     baselines = class_baselines_of(run, examples)
     for name, value in found.measures.items():
-        remark = remarks.get(name, f"F1 of the class {name.removeprefix('f1_')}")
-        show(name, value, remark, baselines.get(name))
+        label = name.removeprefix("f1_")
+        remark = remarks.get(name, tr("F1 of the class {label}", label=label))
+        show(tr(name), value, remark, baselines.get(name))
     say_verdict(run, found.measures, baselines)
-    show("speed", len(examples) / seconds, f"texts a second, in {seconds:,.1f} s with the tokenizer")
+    remark = tr("texts a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
+    show(tr("speed"), len(examples) / seconds, remark)
     if output is not None:
         write_answers(output, map(one_column, found.given), report)
 

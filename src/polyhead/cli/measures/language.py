@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polyhead.analysis.perplexity import Perplexity
 from polyhead.cli.measures.lines import Split, column, no_files, say_verdict, show, training_tokens
+from polyhead.core.i18n import tr
 from polyhead.data.text import Text
 from polyhead.errors import UserError
 from polyhead.evaluate.baselines import Baselines, unigram_baselines
@@ -32,10 +33,12 @@ def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str]
     measured = run.measure(given)
     seconds = time.perf_counter() - start
     if measured.broken:
-        print(
-            f"polyhead: {given.where}: skipped {measured.broken:,} lines that are no text or too long",
-            file=sys.stderr,
+        skipped = tr(
+            "{file}: skipped {count:,} lines that are no text or too long",
+            file=given.where,
+            count=measured.broken,
         )
+        print(f"polyhead: {skipped}", file=sys.stderr)
     values = {
         "loss": measured.loss,
         "ppl": measured.per_token,
@@ -43,20 +46,18 @@ def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str]
         "bits_per_char": measured.bits_per_character,
     }
     baselines = text_baselines(run, given, measured)
-    for name, value, (shown, remark) in zip(
-        values,
-        values.values(),
-        [
-            ("loss", f"nats of a token, {measured.tokens:,} tokens"),
-            ("perplexity", "of a token, which depends on the tokenizer"),
-            ("word-ppl", f"of a word, {measured.words:,} with the ends of lines"),
-            ("bits", f"of a character, {measured.characters:,} characters"),
-        ],
-        strict=True,
-    ):
-        show(shown, value, remark, baselines.get(name))
+    tokens, words, characters = measured.tokens, measured.words, measured.characters
+    lines = [
+        (tr("loss"), tr("nats of a token, {count:,} tokens", count=tokens)),
+        (tr("perplexity"), tr("of a token, which depends on the tokenizer")),
+        (tr("word-ppl"), tr("of a word, {count:,} with the ends of lines", count=words)),
+        (tr("bits"), tr("of a character, {count:,} characters", count=characters)),
+    ]
+    for (name, value), line in zip(values.items(), lines, strict=True):
+        show(line[0], value, line[1], baselines.get(name))
     say_verdict(run, values, baselines)
-    show("speed", measured.tokens / seconds, f"tokens a second, in {seconds:,.1f} s with the tokenizer")
+    remark = tr("tokens a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
+    show(tr("speed"), tokens / seconds, remark)
 
 
 def text_baselines(run: Run, given: Text, measured: Perplexity) -> Baselines:

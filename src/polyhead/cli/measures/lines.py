@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from polyhead.analysis.heat_map import columns
+from polyhead.core.i18n import tr
 from polyhead.data.arrays import Ints
 from polyhead.data.corpus import CorpusReport
 from polyhead.data.labelled import LabelledReport
@@ -24,9 +26,9 @@ TASKS = {"classifier": "classification", "decoder": "language-model", "encoder-d
 
 
 def show(name: str, value: float, remark: str, baseline: Baseline | None = None) -> None:
-    """One line of the table, the baseline of the score at its end."""
+    """One line of the table: a name and a remark, both in the current language, around a figure; its baseline at the end."""
     beside = f" ({baseline.described(f'{baseline.value:.3f}')})" if baseline else ""
-    print(f"{name:<11} {value:>9.3f}  {remark}{beside}", flush=True)
+    print(f"{name}{' ' * (11 - columns(name))} {value:>9.3f}  {remark}{beside}", flush=True)
 
 
 def say_verdict(run: Run, values: Mapping[str, float], baselines: Baselines) -> None:
@@ -63,7 +65,10 @@ def write_answers(output: Path, found: Iterable[str], report: CorpusReport | Lab
         lines[row - 1] = line
     write_lines(output, lines)
     if left := len(lines) - len(report.rows):
-        print(
-            f"polyhead: {output}: {left:,} of {len(lines):,} lines are blank, for what was skipped",
-            file=sys.stderr,
+        blank = tr(
+            "{file}: {left:,} of {count:,} lines are blank, for what was skipped",
+            file=output,
+            left=left,
+            count=len(lines),
         )
+        print(f"polyhead: {blank}", file=sys.stderr)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.cli.measures.lines import Split, no_files, say_verdict, show
+from polyhead.core.i18n import tr
 from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import read_counts
 from polyhead.registry import TASK
@@ -33,18 +34,18 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=changed)})
     task = TASK.get(recipe.task.name).open(recipe, run.tokenizer, Reporters())
     remarks = {
-        "loss": "nats of a token asked for",
-        "ppl": "of a token asked for",
-        "accuracy": "the share of them that is right",
-        "f1": "of the tokens that were replaced",
+        "loss": tr("nats of a token asked for"),
+        "ppl": tr("of a token asked for"),
+        "accuracy": tr("the share of them that is right"),
+        "f1": tr("of the tokens that were replaced"),
     }
     measured = task.evaluate(run.model)
     if "f1" in measured:
-        remarks["loss"] = "nats: the generator's, and the encoder's as it is weighed"
+        remarks["loss"] = tr("nats: the generator's, and the encoder's as it is weighed")
     counts = read_counts(run.directory)
     baselines: Baselines = {}
     if counts and counts.vocab_size == run.tokenizer.vocab_size and isinstance(task, HasBaselines):
         baselines = task.baselines(counts, run, "valid")
     for name, value in measured.items():
-        show("perplexity" if name == "ppl" else name, value, remarks[name], baselines.get(name))
+        show(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))
     say_verdict(run, measured, baselines)

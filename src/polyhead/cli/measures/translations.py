@@ -21,7 +21,9 @@ from polyhead.cli.measures.lines import (
     write_answers,
 )
 from polyhead.cli.options import parts, typed
+from polyhead.cli.swapped import SwapCheck
 from polyhead.cli.terms_file import read_terms
+from polyhead.core.i18n import tr
 from polyhead.data.arrays import Ints
 from polyhead.data.columns import format_like
 from polyhead.data.corpus import CorpusReport, open_corpus, read_pairs
@@ -58,6 +60,7 @@ def measure(
     columns = {side: column(name) for side, name in sides.items() if name is not None}
     entries = None if terms is None else read_terms(terms)
     sources, references, report = pairs(run, files, split, limit, columns)
+    SwapCheck(run, source_lang, target_lang).read_pairs(sources, references)
     changes: dict[str, Any] = typed(
         beam_size=beam_size,
         length_penalty=length_penalty,
@@ -80,14 +83,16 @@ def measure(
     baselines = dict(translation_baselines(sources, references, lang, counts.target if counts else None))
     values = {score.name: score.value for score in measured.scores}
     for score in measured.scores:
-        show(score.name, score.value, score.signature, baselines.get(score.name))
+        show(tr(score.name), score.value, score.signature, baselines.get(score.name))
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
-    show("exact", 100 * exact / len(references), "% of the translations equal to their reference")
+    remark = tr("% of the translations equal to their reference")
+    show(tr("exact"), 100 * exact / len(references), remark)
     if output is not None:
         write_answers(output, map(one_line, measured.outputs), report)
     show_perplexity(run, sources, references, values, baselines)
     say_verdict(run, values, baselines)
-    show("speed", len(sources) / seconds, f"translations a second, {len(sources):,} in {seconds:,.1f} s")
+    remark = tr("translations a second, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
+    show(tr("speed"), len(sources) / seconds, remark)
 
 
 def show_perplexity(
@@ -103,18 +108,20 @@ def show_perplexity(
     fits = [max(map(len, pair)) <= most for pair in sides]
     kept = [(a, b) for a, b, fit in zip(sources, references, fits, strict=True) if fit]
     if long := len(fits) - len(kept):
-        print(
-            f"polyhead: {long:,} pairs have more than {most} tokens a side: translated from "
-            "their beginning, and left out of the perplexity",
-            file=sys.stderr,
+        left_out = tr(
+            "{count:,} pairs have more than {most} tokens a side: translated from their beginning, and left out of "
+            "the perplexity",
+            count=long,
+            most=most,
         )
+        print(f"polyhead: {left_out}", file=sys.stderr)
     if kept:
         values["ppl"] = run.perplexity([a for a, _ in kept], [b for _, b in kept])
         counts = training_tokens(run)
         if counts is not None:
             asked = said_tokens(run, [b for _, b in kept])
             baselines["ppl"] = unigram_baselines(counts, asked)["ppl"]
-        show("perplexity", values["ppl"], "of a reference token", baselines.get("ppl"))
+        show(tr("perplexity"), values["ppl"], tr("of a reference token"), baselines.get("ppl"))
 
 
 def said_tokens(run: Run, references: list[str]) -> Ints:
@@ -144,7 +151,7 @@ def pairs(
             f"{corpus.where} are a side each, without columns or keys: leave out --source and --target"
         )
     sources, references, report = read_pairs(corpus, limit)
-    print(report, file=sys.stderr)
+    print(report.describe(), file=sys.stderr)
     return sources, references, report
 
 

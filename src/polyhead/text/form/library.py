@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from polyhead.core.extras import install_command
 from polyhead.errors import UserError
 
 
@@ -13,4 +14,4 @@ def llguidance() -> Any:
     try:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError:
-        raise UserError("a form needs llguidance: pip install 'polyhead[form]'") from None
+        raise UserError(f"a form needs llguidance: {install_command('form')}") from None

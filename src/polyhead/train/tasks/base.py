@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from polyhead.core.i18n import tr
 from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.recipe import Recipe
@@ -34,18 +35,32 @@ class Counted(Protocol):
     overlong: int
 
 
+def say_split(report: Reporter, split: str, *counts: str) -> None:
+    """Report what became of the text of a split: 'train: train.en + train.de: 40 of 40 pairs'."""
+    report.say(tr("{name}: {value}", name=tr(split), value=tr(", ").join(counts)))
+
+
 def warn_of_few(counted: Counted, recipe: Recipe, report: Reporter) -> None:
     """Say so where most of a text is left out, and which key lets in what is too long."""
     if 2 * counted.kept >= counted.read:
         return
     limits = {"data.max_len": recipe.data.max_len, "model.max_len": recipe.model.max_len}
     most = min(limits.values())
-    raised = " and ".join(key for key, limit in limits.items() if limit == most)
-    long = f"; {counted.overlong:,} are longer than {most:,} tokens: raise {raised}, or split them"
-    report.say(
-        f"warning: {counted.where}: {counted.kept:,} of {counted.read:,} are left, the others are skipped"
-        + (long if counted.overlong else "")
+    raised = tr(" and ").join(key for key, limit in limits.items() if limit == most)
+    line = tr(
+        "warning: {where}: {kept:,} of {read:,} are left, the others are skipped",
+        where=counted.where,
+        kept=counted.kept,
+        read=counted.read,
     )
+    if counted.overlong:
+        line += tr(
+            "; {count:,} are longer than {most:,} tokens: raise {keys}, or split them",
+            count=counted.overlong,
+            most=most,
+            keys=raised,
+        )
+    report.say(line)
 
 
 class RunTask(Task, Protocol):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from polyhead.analysis.recovered import Recovered
+from polyhead.core.i18n import tr
 from polyhead.data.arrays import Ints
 from polyhead.data.batches import ByLength, deal
 from polyhead.data.conversation_store import ConversationStore
@@ -23,7 +24,7 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
-from polyhead.train.tasks.base import Scores, warn_of_few
+from polyhead.train.tasks.base import Scores, say_split, warn_of_few
 from polyhead.train.tasks.plain_text import check_rows, test_facts
 
 
@@ -75,7 +76,10 @@ class Chat:
         next_token.check_decoding(recipe, tokenizer)
         stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
-            report.say(f"{split}: {store.report}, {int(store.learned.sum()):,} of {len(store.ids):,} tokens")
+            learned = tr(
+                "{learned:,} of {count:,} tokens", learned=int(store.learned.sum()), count=len(store.ids)
+            )
+            say_split(report, split, store.report.describe(), learned)
             warn_of_few(store.report, recipe, report)
         task = cls(stores["train"], stores["valid"], tokenizer.pad_id, recipe.train)
         for split in recipe.data.splits[1:]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.analysis.class_metrics import class_measures
+from polyhead.core.i18n import tr
 from polyhead.data.batches import ByLength, deal
 from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
@@ -27,7 +28,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
-from polyhead.train.tasks.base import Scores
+from polyhead.train.tasks.base import Scores, say_split
 
 FEW = 5  # texts of a class that a share would hold out by chance: fewer may be missing without a reason
 
@@ -108,11 +109,17 @@ class Classification:
         """The same, where the labels are known."""
         stores = {split: store_of(recipe, split, labels, tokenizer) for split in recipe.data.splits}
         for split, store in stores.items():
-            report.say(f"{split}: {store.report}")
+            say_split(report, split, store.report.describe())
         train, valid = stores["train"], stores["valid"]
         counts = np.bincount(train.labels, minlength=len(labels)).tolist()
         shown = ", ".join(f"{label} {count:,}" for label, count in zip(labels[:20], counts, strict=False))
-        report.say(f"{len(labels)} classes: {shown}{', ...' if len(labels) > 20 else ''}")
+        report.say(
+            tr(
+                "{count} classes: {labels}",
+                count=len(labels),
+                labels=shown + (", ..." if len(labels) > 20 else ""),
+            )
+        )
         task = cls(train, valid, labels, tokenizer, recipe.train, **recipe.task.options)
         if recipe.data.valid_share:
             task.warn_of_missing(counts, report)
@@ -131,8 +138,11 @@ class Classification:
         if missing:
             some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
             report.say(
-                f"warning: no validation text has the label {some}: data.valid_share takes one line in so many, and labels take "
-                "turns in these; shuffle the lines, or name files in data.valid"
+                tr(
+                    "warning: no validation text has the label {labels}: data.valid_share takes one line in so many, and "
+                    "labels take turns in these; shuffle the lines, or name files in data.valid",
+                    labels=some,
+                )
             )
 
     def read_by(self, other: Run, recipe: Recipe) -> Classification:

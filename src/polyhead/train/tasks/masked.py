@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.recovered import Recovered, recovered
 from polyhead.data.arrays import Ints
+from polyhead.data.batches import describe_batches
 from polyhead.data.masking import drawn, mask_row
 from polyhead.data.packing import FRAME, Pack, collate_packs, cut, documents, plan_packs
 from polyhead.data.text import texts
@@ -120,7 +121,7 @@ class MaskedLanguage:
         plan = task.plan(0)
         cells = sum(len(batch.rows) for batch in plan) * task.width
         used = sum(int((batch.pieces.lengths + FRAME).sum()) for batch in plan)
-        report.say(f"{len(plan):,} batches an epoch, {used / cells:.1%} of their tokens are text")
+        report.say(describe_batches(len(plan), used / cells))
         return task
 
     def plan(self, epoch: int) -> Sequence[Pack]:

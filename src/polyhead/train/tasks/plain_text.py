@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from polyhead.core.i18n import tr
 from polyhead.data.arrays import Ints
 from polyhead.data.columns import Column, format_like
 from polyhead.data.text import Text, open_text
@@ -22,6 +23,7 @@ from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
+from polyhead.train.tasks.base import say_split
 
 
 def text_of(recipe: Recipe, split: str) -> Text:
@@ -121,5 +123,5 @@ def open_stores(recipe: Recipe, tokenizer: Tokenizer, report: Reporter) -> dict[
     check_rows(recipe)
     stores = {split: store_of(recipe, split, tokenizer) for split in recipe.data.splits}
     for split, store in stores.items():
-        report.say(f"{split}: {store.report}, {len(store):,} tokens")
+        say_split(report, split, store.report.describe(), tr("{count:,} tokens", count=len(store)))
     return stores

@@ -158,6 +158,24 @@ class ReplacedTokens:
         unigram = self.text.baselines(counts, run, split)
         return {"ppl": unigram["ppl"], "f1": Baseline(f1, "every token")} if unigram else {}
 
+    @torch.no_grad()
+    def judge(self, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+        """The first validation rows: tokens (B, T) with replaced ones in, -1 at padding; found ones; replaced ones."""
+        assert isinstance(model, Detector)
+        packed = self.text.whole(self.text.valid)[0]
+        given, chance = beside(
+            model, _hidden(self.text.asked(self.text.valid, packed), packed, [DRAWN, MEASURED])
+        )
+        asked = given.labels != IGNORED
+        drawn = model.drawn(features(model.generator, given), chance[asked])
+        told, replaced = _told(model, given, drawn)
+        there = torch.ones_like(asked) if given.pos is None else given.pos >= 0
+        own = torch.where(asked, given.labels, given.tokens)
+        read = own.masked_scatter(asked, drawn).masked_fill(~there, -1)
+        found, truth = torch.zeros_like(there), torch.zeros_like(there)
+        found[there], truth[there] = told > 0, replaced > 0
+        return read, found, truth
+
     def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
         return self._sums(model, store, each).measures(self.weight)
 

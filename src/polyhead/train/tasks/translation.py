@@ -10,6 +10,7 @@ from torch import nn
 
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.analysis.recovered import perplexity_of
+from polyhead.core.i18n import tr, translate_message
 from polyhead.data.arrays import Ints
 from polyhead.data.batches import ByLength, deal
 from polyhead.data.collate import Batch, collate, collate_split
@@ -31,7 +32,8 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
-from polyhead.train.tasks.base import Scores, warn_of_few
+from polyhead.train.tasks.base import Scores, say_split, warn_of_few
+from polyhead.train.tasks.swapped import check_sides
 
 Measure = Callable[[Seq2Seq, Each], dict[str, float]]
 COLUMNS = {side: DataConfig.model_fields[side].default for side in ("source", "target")}
@@ -79,11 +81,13 @@ class Translation:
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         """Every file is there and holds pairs, or a UserError says what is wrong."""
-        found = [corpus_of(recipe, split) for split in recipe.data.splits]
+        corpora = {split: corpus_of(recipe, split) for split in recipe.data.splits}
+        found = list(corpora.values())
         if found[0].wanted != COLUMNS and all(corpus.format == "parallel" for corpus in found):
             raise UserError(
                 f"{found[0].where} are a side each, without columns or keys: leave out data.source and data.target"
             )
+        check_sides(recipe.data, corpora)
 
     @classmethod
     def texts(cls, recipe: Recipe) -> Iterator[str]:
@@ -100,14 +104,21 @@ class Translation:
             PairStore.open_or_build(corpus_of(recipe, split), tokenizer, recipe.stores, max_len=max_len)
             for split in ("train", "valid")
         )
-        report.say(f"train: {train.report}")
-        report.say(f"valid: {valid.report}")
+        say_split(report, "train", train.report.describe())
+        say_split(report, "valid", valid.report.describe())
         for store in (train, valid):
             warn_of_few(store.report, recipe, report)
+        for warning in check_sides(recipe.data, {s: corpus_of(recipe, s) for s in recipe.data.splits}):
+            report.say(translate_message(warning))
         if recipe.data.test:
-            report.say(f"test: {read_pairs(corpus_of(recipe, 'test'))[2]}")
+            say_split(report, "test", read_pairs(corpus_of(recipe, "test"))[2].describe())
         if copied := [split for split in recipe.data.splits if corpus_of(recipe, split).copies]:
-            report.say(f"{', '.join(copied)}: source and target are the same text, to be copied")
+            report.say(
+                tr(
+                    "{splits}: source and target are the same text, to be copied",
+                    splits=", ".join(map(tr, copied)),
+                )
+            )
         named = filter(None, (recipe.data.source_lang, recipe.data.target_lang))
         title = f"A translator, {' to '.join(named) or 'source to target'}"
         measures = _measures(recipe, tokenizer)

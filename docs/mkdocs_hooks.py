@@ -1,0 +1,61 @@
+"""What mkdocs.yml needs beyond settings: the READMEs as first pages, the Chinese pages, and links that leave docs/.
+
+The pages stay as they are read in the repository: a link to a file outside of docs/ becomes one to the repository's page.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST_PAGES = {"README.md": "index.md", "README.zh-CN.md": "index.zh-CN.md"}
+CHINESE = ".zh-CN.md"
+LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
+FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the Chinese page of each page that has one, in the same order."""
+    names = [name.removesuffix(".md") + CHINESE for name in page_names(config.nav or [])]
+    there = [name for name in names if (ROOT / "docs" / name).is_file()]
+    config.nav = [*(config.nav or []), {"中文": ["index" + CHINESE, *there]}]
+    return config
+
+
+def page_names(nav: Any) -> list[str]:
+    """The files that a nav lists, in order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [name for item in (nav.values() if isinstance(nav, dict) else nav) for name in page_names(item)]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The READMEs are the first pages."""
+    for readme, page in FIRST_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / readme).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let every link lead to a page of the site, or else to the repository."""
+    origin = next((name for name, first in FIRST_PAGES.items() if first == page.file.src_uri), None)
+    base = posixpath.dirname(origin or f"docs/{page.file.src_uri}")
+
+    def lead(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(base, link[1]))
+        if target in FIRST_PAGES or target.startswith("docs/"):
+            inside = FIRST_PAGES.get(target, target.removeprefix("docs/"))
+            return "](" + posixpath.relpath(inside, posixpath.dirname(page.file.src_uri) or ".")
+        kind = "tree" if (ROOT / target).is_dir() else "blob"
+        return f"]({config.extra['repository']}/{kind}/main/{target}"
+
+    parts = FENCE.split(markdown)
+    parts[::2] = [LINK.sub(lead, part) for part in parts[::2]]
+    return "".join(parts)

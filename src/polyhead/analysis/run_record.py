@@ -1,0 +1,136 @@
+"""What a run directory says of its training without the model: metrics, recipe, final measures, report.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyhead import document
+from polyhead.alive import alive
+from polyhead.analysis.samples import Samples
+from polyhead.errors import UserError
+from polyhead.places import nearest_path
+
+METRICS, REPORT, PAGE = "metrics.jsonl", "report.json", "report.html"
+COUNTERS = ("step", "epoch", "seconds", "best", "split")  # what of a row was not measured
+_ROW = re.compile(r"\| (.*?) \| (.*) \|")
+
+
+class RunRecord(NamedTuple):
+    """One training, finished or not."""
+
+    directory: Path
+    name: str
+    metrics: list[dict[str, Any]]  # the rows of metrics.jsonl
+    recipe: Mapping[str, Any]  # recipe.yaml, empty if there is none
+    facts: Mapping[str, str]  # the table of the final README.md, empty before the end
+    report: Mapping[str, Any]  # report.json, empty for a run of before it was written
+    training: bool  # whether a process is training it now
+
+    @property
+    def samples(self) -> Samples:
+        """What the model said at the last evaluation."""
+        return Samples.from_json(self.report.get("samples") or {})
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return max((int(row["step"]) for row in self.metrics), default=0)
+
+    @property
+    def steps(self) -> int:
+        """The steps that were planned."""
+        return max((int(row["steps"]) for row in self.metrics if "steps" in row), default=self.step)
+
+    @property
+    def state(self) -> str:
+        """training, done, stopped early, interrupted or failed; "unknown" for a run of before report.json."""
+        if self.training:
+            return "training"
+        saved = str(self.report.get("state", "unknown"))
+        return "interrupted" if saved == "training" else saved  # its process was killed
+
+    def rows(self, split: str) -> list[dict[str, Any]]:
+        """The rows of train or valid."""
+        return [row for row in self.metrics if row.get("split", "train") == split]
+
+
+def read_run(directory: str | Path) -> RunRecord:
+    """The record of a run directory; a UserError if no training was logged there."""
+    directory = Path(directory)
+    if not (directory / METRICS).is_file():
+        wanted = f"wanted a directory that polyhead train wrote, with {METRICS} in it"
+        what = "is a file" if directory.is_file() else "holds no training"
+        if not directory.exists():
+            what, wanted = "is not there", f"{wanted}{nearest_path(directory, '*/', [Path('runs')])}"
+        raise UserError(f"{directory} {what}; {wanted}")
+    recipe = directory / "recipe.yaml"
+    return RunRecord(
+        directory,
+        directory.resolve().name,
+        read_metrics(directory / METRICS),
+        document.read(recipe) if recipe.is_file() else {},
+        read_facts(directory / "README.md"),
+        read_report(directory),
+        is_training(directory),
+    )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    if not path.is_file():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    try:
+        rows = [json.loads(line) for line in lines]
+        if all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+            return rows
+    except ValueError:
+        pass
+    raise UserError(f"{path} is damaged: not every line is an object with a step; move it away to go on")
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """The table of a run's README.md: measure and value."""
+    if not path.is_file():
+        return {}
+    rows = [_ROW.fullmatch(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    found = dict([text.replace("\\|", "|") for text in row.groups()] for row in rows if row)
+    return {name: value for name, value in found.items() if name not in ("measure", "---")}
+
+
+def read_report(directory: Path) -> dict[str, Any]:
+    """report.json; empty if it is not there or cannot be read, for the page can be made without it."""
+    try:
+        found = json.loads((directory / REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_training(directory: Path) -> bool:
+    """Whether the process that holds the run's lock lives; a lock from another machine counts as held."""
+    try:
+        lock = json.loads((directory / "run.lock").read_text(encoding="utf-8"))
+        import socket
+
+        return bool(lock["host"] != socket.gethostname() or alive(int(lock["pid"]), int(lock["start"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def likelihood(row: Mapping[str, Any]) -> float | None:
+    """The negative log-likelihood of a label, without smoothing; None if it was not finite.
+
+    ``loss`` is what is minimised: of training text it may be smoothed, distilled or summed with another. Rows of
+    before ``nll`` was logged have it as the logarithm of the perplexity.
+    """
+    if isinstance(row.get("nll"), int | float):
+        return float(row["nll"])
+    if isinstance(row.get("ppl"), int | float) and row["ppl"] > 0:
+        return math.log(row["ppl"])
+    return float(row["loss"]) if isinstance(row.get("loss"), int | float) else None

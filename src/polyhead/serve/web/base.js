@@ -1,0 +1,92 @@
+
+/* ---- the language of the page: texts given as functions are set again when it changes ---- */
+const CHINESE = { ...CATALOG };
+let language = "en";
+const valueOf = (given) => typeof given === "function" ? given() : given;
+
+function setText(element, text) {
+  (element.texts ??= {})[""] = text;
+  element.textContent = valueOf(text);
+  return element;
+}
+function setAttribute(element, name, text) {
+  (element.texts ??= {})[name] = text;
+  element.setAttribute(name, valueOf(text));
+}
+function create(name, attributes = {}, text = null) {
+  const element = make(name);
+  for (const [key, given] of Object.entries(attributes)) setAttribute(element, key, given);
+  return text === null ? element : setText(element, text);
+}
+
+function setLanguage(code) {
+  language = code;
+  for (const text of Object.keys(CATALOG)) delete CATALOG[text];
+  if (code === "zh") Object.assign(CATALOG, CHINESE);
+  document.documentElement.lang = code;
+  for (const element of document.querySelectorAll("*")) {
+    for (const [name, text] of Object.entries(element.texts ?? {})) {
+      if (typeof text === "function") name ? element.setAttribute(name, text()) : (element.textContent = text());
+    }
+    element.redraw?.();
+  }
+}
+
+/* A message of the service, which is in English: the entry of the catalog that it is, with what varies in place of {names}. */
+function translateMessage(message) {
+  if (CATALOG[message]) return CATALOG[message];
+  const literal = (text) => text.replace(/\{\w+\}/g, "").length;
+  for (const text of Object.keys(CATALOG).filter((one) => literal(one) > 20).sort((a, b) => literal(b) - literal(a))) {
+    const parts = text.split(/\{(\w+)\}/), pattern = parts.map((part, i) => i % 2 ? "(.+?)" : part.replace(/[^\w\s]/g, "\\$&")).join("");
+    const found = new RegExp(`^${pattern}$`, "s").exec(message);
+    if (found) return t(text, Object.fromEntries(parts.filter((_, i) => i % 2).map((name, i) => [name, found[i + 1]])));
+  }
+  return message;
+}
+
+const grouped = (number) => number.toLocaleString(language);
+function languageName(code) {
+  try { return new Intl.DisplayNames([language], { type: "language" }).of(code.replaceAll("_", "-").replace(/-XX$/, "")); } catch { return code; }
+}
+
+/* ---- the service ---- */
+let key = ""; // kept here alone, until the page is closed
+let model = null;
+const put = (parent, ...children) => { parent.append(...children); return parent; };
+const empty = (element) => { element.replaceChildren(); return element; };
+
+async function ask(path, body, signal) {
+  const headers = { ...(key && { Authorization: `Bearer ${key}` }), ...(body && { "Content-Type": "application/json" }) };
+  let answer;
+  try {
+    answer = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The service does not answer.");
+  }
+  if (answer.ok) return answer;
+  const refusal = await answer.json().catch(() => null);
+  const mistake = new Error(refusal?.error?.message ?? `The service answered ${answer.status}.`);
+  mistake.status = answer.status;
+  throw mistake;
+}
+
+/* The events of a stream; one that carries an error is thrown. */
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Error("The answer broke off.");
+    rest += value;
+    const parts = rest.split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      if (!part.startsWith("data: ")) continue;
+      if (part === "data: [DONE]") return;
+      const event = JSON.parse(part.slice(6));
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}

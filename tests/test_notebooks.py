@@ -1,0 +1,56 @@
+"""Every notebook runs from its first cell to its last, in an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+SHELL = """
+def _shell(line):
+    import subprocess
+    subprocess.run(line, shell=True, check=True)
+"""
+
+
+def cells(notebook: Path) -> list[str]:
+    """The code of the cells as plain Python; a line for the shell becomes a call that fails as the line does."""
+    found = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in found), (
+        "clear the outputs"
+    )
+    lines = [line for cell in found for line in "".join(cell["source"]).splitlines()]
+    return [f"_shell({line[1:]!r})" if line.startswith("!") else line for line in lines]
+
+
+@pytest.mark.timeout(900)  # seconds on a machine of its own
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "polyhead"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m polyhead "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    script = tmp_path / "notebook.py"
+    script.write_text(SHELL + "\n".join(cells(notebook)))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=840,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_the_notebooks_are_listed() -> None:
+    listed = (NOTEBOOKS[0].parent / "README.md").read_text()
+    assert len(NOTEBOOKS) == 3
+    assert all(f"({path.name})" in listed for path in NOTEBOOKS)
