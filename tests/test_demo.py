@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from polyhead import demo
 from polyhead.cli import main
+from polyhead.core.i18n import set_language
 from polyhead.demo import Judged, seconds, spread
 from polyhead.recipe import load_recipe
 from polyhead.train import checkpoint
@@ -100,6 +101,26 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.inside_data:
             self.data.append(data)
+
+
+def test_the_demo_is_told_in_chinese(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        assert main(["--lang", "zh", "demo"]) == 0
+    finally:
+        set_language(None)
+    printed = capsys.readouterr().out
+    for line in (
+        "Polyhead 演示：英语 → 中文",
+        "一个小型 Transformer 在这台机器上从零开始学习翻译。",
+        "训练  Ctrl-C 会保存，再次运行同一命令就接着训练",
+        f"报告  {REPORT}",
+        "        学习曲线、全部错误，以及每个注意力头看哪里",
+        "接下来可以试",
+    ):
+        assert line in printed.splitlines()
+    assert re.search(r"^文本  [\d,]+ 个句对，由 Unicode 的 CLDR 数据写成，例如$", printed, re.M)
+    assert re.search(r"^  完全相同     0\.0 %  \d+ 个中有 0 个与参考译文完全相同$", printed, re.M)
+    assert re.search(r"^ +原文 +译文 +参考译文", printed, re.M)
 
 
 def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,9 +46,9 @@ LAYERS = [
     {"nn", "cache", "text"},
     {"data", "models"},
     {"hf", "generate", "analysis", "fast", "evaluate"},
-    {"train", "serve", "run", "run_files", "loading", "together", "speculate"},
-    {"compare", "lab", "planning", "export", "starter"},
-    {"cli", "demo"},
+    {"train", "serve", "run", "run_files", "loading", "together", "speculate", "export"},
+    {"compare", "lab", "planning", "starter"},
+    {"cli", "demo", "verbs"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 TOP = {"__init__", "__main__"}

@@ -213,7 +213,13 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None, *, made: b
     tree = read_recipe(path, overrides or [])
     for keys, value in document.parse_overrides(overrides or [], Recipe):
         document.assign(tree, keys, value, Recipe)
-    tree = {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}
+    return validate(
+        {"out": str(Path("runs") / path.stem)} | {k: v for k, v in tree.items() if v is not None}, made=made
+    )
+
+
+def validate(tree: dict[str, Any], *, made: bool = False) -> Recipe:
+    """The recipe of a tree of keys; every mistake is a UserError, as in ``load_recipe``."""
     try:
         return Recipe.model_validate(tree, context=MADE if made else None)
     except ValidationError as error:

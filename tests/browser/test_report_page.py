@@ -105,7 +105,7 @@ def test_the_pages_are_chinese_where_asked(runs: Path, tmp_path: Path, open_page
     assert page.locator("html").get_attribute("lang") == "zh"
     headings = page.locator("h2").all_inner_texts()
     assert headings[:5] == ["结果", "损失", "指标、学习率和速度", "计划与实际", "示例"]
-    assert page.locator("thead th").nth(1).inner_text() == "源文"
+    assert page.locator("thead th").nth(1).inner_text() == "原文"
     check_accessibility(page, SCREENS[0])
 
 

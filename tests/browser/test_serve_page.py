@@ -108,7 +108,7 @@ def test_languages_are_chosen_and_swapped(service, open_tool):
 
 def test_a_text_is_continued_and_gone_on_from(service, open_tool):
     page = open_tool("language model")
-    page.get_by_label("Text", exact=True).fill("two dogs")
+    page.get_by_label("Text to continue").fill("two dogs")
     page.get_by_text("Settings").click()
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Longest answer, in tokens").fill("6")
@@ -117,7 +117,7 @@ def test_a_text_is_continued_and_gone_on_from(service, open_tool):
     text = ask_again(service, "language model", page)["choices"][0]["text"]
     assert text and shown.text_content() == "two dogs" + text
     press(page, "Go on from there")
-    assert page.get_by_label("Text", exact=True).input_value() == "two dogs" + text
+    assert page.get_by_label("Text to continue").input_value() == "two dogs" + text
     assert request_shown(page)[1]["prompt"] == "two dogs" + text
     assert shown.text_content().startswith("two dogs" + text)
     check_accessibility(page)

@@ -58,7 +58,9 @@ def test_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
         == 0
     )
     out = capsys.readouterr().out
-    assert "floating-point operations" in out
+    assert "floating-point operations" not in out, "formulas are behind --details"
+    assert main(["plan", "tiny", "--no-probe", "--length", "32", "--context", "16", "--details"]) == 0
+    assert "floating-point operations" in capsys.readouterr().out
     assert "data parallel" in out and "trainings here share out the data alone" in out
 
 
@@ -72,7 +74,9 @@ def test_a_recipe_without_its_text(
     assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe"]) == 0
     out = capsys.readouterr().out
     assert "a.en, a.de, b.en, b.de: not found" in out
-    assert "11 updates" in out
+    assert "quality: not known without the text" in out
+    assert main(["plan", "mine.yaml", "train.steps=11", "--no-probe", "--details"]) == 0
+    assert "in 11 updates" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

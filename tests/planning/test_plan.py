@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,21 @@ from polyhead.analysis.cost.flops import forward, times_forward
 from polyhead.analysis.cost.work import Load
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
+from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.generation_section import GenerationConfig
 from polyhead.models import build, preset
 from polyhead.planning import plan, texts
 from polyhead.planning.probe import Blank, Learning, decoding, learning
-from polyhead.planning.report import lines, scaled
+from polyhead.planning.quality import MEASURED, OURS, UNITS, measured_near
+from polyhead.planning.report import details, scaled
+from polyhead.planning.summary import describe_measured, summarize
 from polyhead.recipe import Recipe, TrainConfig, load_recipe
 from polyhead.registry import TASK, Choice
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.train.distill import distilled, open_teachers
 from polyhead.train.loop import total_steps
-from polyhead.train.reporting import Reporters
+from polyhead.train.reporting import Reporters, duration
 
 MODEL = "{d_model: 16, n_layers: 1, n_heads: 2, max_len: 32}"
 TRAIN = "{epochs: 3, max_tokens: 256, precision: fp32}"
@@ -257,9 +261,50 @@ def test_a_plan_is_json_and_lines(home: Path) -> None:
     assert tree["decoding"]["caches"][0]["cache"] == {"name": "static", "chunk": 32}
     assert made.traffic is not None
     assert tree["traffic"]["data"] == made.traffic.data
-    text = "\n".join(lines(made))
-    assert f"{made.parameters:,} parameters" in text
-    assert "note:" not in text
+    assert f"{made.parameters:,} parameters" in "\n".join(details(made))
+    assert "note:" not in "\n".join(summarize(made))
+
+
+def test_four_plain_lines_come_first_and_then_where_the_model_goes(home: Path) -> None:
+    made = plan(load_recipe("translation.yaml", ["train.steps=7"]), seconds=0.1)
+    first = list(summarize(made))
+    size, time, memory, quality, exports = first
+    assert made.time is not None and made.time.run is not None
+    assert size == f"size: {made.parameters:,} parameters, {scaled(4 * made.parameters)}B in fp32"
+    assert time.startswith(f"time on this machine now: {duration(made.time.run)} for 7 updates of ")
+    assert memory.startswith(
+        f"memory: training holds {scaled(made.memory.total or 0)}B of tensors at its peak"
+    )
+    assert memory.endswith(f"this machine has {scaled(made.machine)}B")
+    assert quality == "quality: no measurement of this size"
+    assert exports == describe_targets(
+        find_obstacles(load_recipe("translation.yaml").model.with_vocabulary(300))
+    )
+    alone = list(summarize(plan(preset("tiny", 50), probe=False, length=8)))
+    assert alone[1:4:2] == ["time on this machine now: not measured", "quality: not known without the text"]
+
+
+def test_quality_is_what_corpora_of_this_size_gave() -> None:
+    found = measured_near("translation", {"lines": 30_000, "bytes": 4e6})
+    assert [one.corpus for one in found] == ["Multi30k en-de", "Tatoeba en-zh"]
+    assert describe_measured(found[0]) == "BLEU 40.88 (Multi30k en-de, 29,000 pairs, 2.6 M parameters)"
+    assert not measured_near("translation", {"lines": 2_000, "bytes": 4e6})
+    assert not measured_near("chat", {"lines": 30_000, "bytes": 4e6})
+    assert not measured_near("translation", {})
+    (wiki,) = measured_near("language-model", {"lines": 1, "bytes": 12e6})
+    assert describe_measured(wiki) == "perplexity 117.4 a word (WikiText-2, 10.8 MB, 5.2 M parameters)"
+    for one in MEASURED:
+        size = {"lines" if one.task in UNITS else "bytes": one.size}
+        assert one in measured_near(one.task, size)
+
+
+def test_our_measured_points_are_those_of_the_results() -> None:
+    results = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    for one in MEASURED:
+        if one.source == OURS:
+            assert one.corpus.split()[0].strip(",") in results.replace("Tinyshakespeare", "Shakespeare")
+            (figure,) = re.findall(r"\d+\.\d+", one.score)
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", results), one
 
 
 def begun_with(home: Path) -> None:
@@ -287,9 +332,9 @@ def test_adapters_cost_what_they_cost(home: Path) -> None:
     assert part.operations.step == whole.operations.step * 2 / 3
     assert (part.memory.gradients, whole.memory.gradients) == (4 * learn, 4 * whole.parameters)
     assert part.time is not None
-    assert f"{whole.parameters:,} parameters, {learn:,} of them or beside them learn" in next(lines(part))
-    assert "learn" not in next(lines(whole))
-    assert "(2 x forward)" in "\n".join(lines(part))
+    assert f"{whole.parameters:,} parameters, {learn:,} of them or beside them learn" in next(details(part))
+    assert "learn" not in next(details(whole))
+    assert "(2 x forward)" in "\n".join(details(part))
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["text", "no text"])
@@ -343,10 +388,10 @@ def test_teachers_cost_a_forward_pass_and_their_weights(home: Path, name: str) -
     assert made.memory == plain.memory._replace(teachers=held)
     assert made.memory.total == (plain.memory.total or 0) + held
     assert made.time is not None
-    text = "\n".join(lines(made))
+    text = "\n".join(details(made))
     assert f"(3 x forward and {scaled(made.operations.teachers)}FLOPs of teachers)" in text
     assert f"\n  teachers    {scaled(held):>7}B\n" in text
-    assert "teachers" not in "\n".join(lines(plain))
+    assert "teachers" not in "\n".join(details(plain))
 
 
 def test_a_teacher_of_another_width_is_refused_as_training_refuses_it(home: Path) -> None:
@@ -385,7 +430,7 @@ def test_the_rule_of_six_counts_what_a_token_passes() -> None:
     made = plan(config, probe=False, rows=3, length=16)
     assert made.active == made.parameters - 2 * 2 * (2 * 32 * 128 + 128 + 32)
     assert made.operations.rule == 6 * made.active * 3 * 16
-    assert f"{made.active:,} of them for each token" in next(lines(made))
+    assert f"{made.active:,} of them for each token" in next(details(made))
 
 
 @pytest.mark.parametrize("context", [0, 65, 10**6])

@@ -476,7 +476,8 @@ def test_what_is_said_of_a_recipe_can_be_typed(
     assert "train it: polyhead train 'my own.yaml'" in capsys.readouterr().err
     first, *more = Path("my own.yaml").read_text().splitlines()
     assert first == "# A translator: 1 pair, 0.1 kB of text (one.en, one.de)."
-    assert more[1] == "# polyhead train 'my own.yaml'"
+    assert more[0].startswith("# exports: CTranslate2, ONNX; not Hugging Face: position is 'rope'")
+    assert more[2] == "# polyhead train 'my own.yaml'"
 
 
 def test_two_files_that_are_no_sides_of_translations_are_told_of(
@@ -492,11 +493,12 @@ def test_two_files_that_are_no_sides_of_translations_are_told_of(
     assert main(["recipe", "a.txt", "b.txt"]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[1] == f"# {note}"
-    assert told.err == f"polyhead: {note}\n"
+    assert told.err.startswith(f"polyhead: {note}\npolyhead: exports: Hugging Face, ")
     assert main(["recipe", "a.txt", "b.txt", "--output", "mine.yaml"]) == 0
     assert capsys.readouterr().err.splitlines()[1] == note
     assert main(["recipe", "a.txt", "b.txt", "task=language-model"]) == 0
     assert main(["recipe", "a.txt", "a.txt", "b.txt"]) == 0
     Path("b.txt").write_text("ein hund bellt .\n" * 40)
     assert main(["recipe", "a.txt", "b.txt"]) == 0
-    assert capsys.readouterr().err == ""
+    told_last = capsys.readouterr().err.splitlines()
+    assert len(told_last) == 3 and all(line.startswith("polyhead: exports: ") for line in told_last)

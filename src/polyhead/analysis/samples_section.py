@@ -34,7 +34,7 @@ def examples_section(samples: Samples) -> Section:
         rest = [example for i, example in enumerate(samples.examples) if i % step]
     body = table_html(samples, shown)
     if rest:
-        more = escape(tr("{count} more", count=len(rest)))
+        more = escape(tr("{count} more examples", count=len(rest)))
         body += f"<details><summary>{more}</summary>{table_html(samples, rest)}</details>"
     return Section(tr("Examples"), " ".join(lead), body)
 

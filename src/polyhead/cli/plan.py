@@ -54,23 +54,31 @@ def run(
     bandwidth: Annotated[
         float | None, typer.Option(min=0.001, metavar="GB/S", help="that a rank sends with")
     ] = None,
+    in_detail: Annotated[
+        bool,
+        typer.Option(
+            "--details", help="operations part by part, bytes, caches and speeds, with their formulas"
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs: operations, bytes, seconds")] = False,
 ) -> None:
-    """Say what a design will cost before it is trained: operations, memory, messages, and time on this machine.
+    """Say what a design will cost before it is trained: size, time on this machine now, memory, and the quality to expect.
 
-    In formulas B are rows, S tokens of a row, R of its source, H d_model, E d_embedding, F d_ff, V the vocabulary,
+    Quality is what was measured on corpora of this size, if there are any. --details adds operations, bytes and formulas;
+    in these B are rows, S tokens of a row, R of its source, H d_model, E d_embedding, F d_ff, V the vocabulary,
     A n_heads x head_dim, G n_kv_heads x head_dim. Text that is not there is no mistake: what could not be known is said.
 
     \b
     polyhead plan recipes/multi30k-en-de.yaml data.root=path/to/multi30k
-    polyhead plan gpt2 model.n_kv_heads=4 --rows 8 --length 512 --no-probe
+    polyhead plan gpt2 model.n_kv_heads=4 --rows 8 --length 512 --no-probe --details
     polyhead plan gpt3-175b --tokens 300e9 --data-parallel 8 --tensor-parallel 8 --pipeline 8 --rows 64 --micro-batches 64 --bandwidth 25
     """
     given: Recipe | ModelConfig
     given = load_recipe(Path(design), changes) if _is_file(design) else _preset(design, changes or [])
     from polyhead.analysis.cost.communication import Layout
     from polyhead.planning import plan
-    from polyhead.planning.report import lines
+    from polyhead.planning.report import details, traffic
+    from polyhead.planning.summary import summarize
 
     spread = data_parallel * tensor_parallel * pipeline > 1
     layout = Layout(
@@ -81,7 +89,11 @@ def run(
         layout=layout if spread else None,
     )  # fmt: skip
     named = made if isinstance(given, Recipe) else made._replace(name=design)
-    print(json.dumps(named.to_json(), indent=2, ensure_ascii=False) if as_json else "\n".join(lines(named)))
+    if as_json:
+        print(json.dumps(named.to_json(), indent=2, ensure_ascii=False))
+        return
+    rest = list((details if in_detail else traffic)(named))
+    print("\n".join([*summarize(named), *([""] if rest else []), *rest]))
 
 
 def _is_file(design: str) -> bool:

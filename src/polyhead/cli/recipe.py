@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from polyhead import document
 from polyhead.core.i18n import tr
-from polyhead.errors import UserError, explain
+from polyhead.errors import UserError
 from polyhead.places import file_place, put
-from polyhead.recipe import Recipe, is_recipe
+from polyhead.recipe import is_recipe
 
 
 def run(
@@ -34,6 +32,15 @@ def run(
         bool,
         typer.Option("--example", help="write the example recipe of that name; without a name, list them"),
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="FORMAT",
+            help="choose parts that polyhead export can write there: hf, ctranslate2, onnx or gguf",
+            show_default="the parts that measured best, wherever they go",
+        ),
+    ] = None,
 ) -> None:
     """Look at your own text and write a recipe for it: what can be learned from it, and how large a model fits.
 
@@ -45,6 +52,7 @@ def run(
     polyhead recipe train.en train.de --output mine.yaml
     polyhead recipe reviews.csv data.text=review data.label=stars > reviews.yaml
     polyhead recipe articles.jsonl task=masked-lm
+    polyhead recipe train.en train.de --for hf --output mine.yaml
     polyhead recipe --example
     polyhead recipe --example dates-en-zh --output dates.yaml
     """
@@ -52,37 +60,22 @@ def run(
     if example:
         show_example(given, output)
         return
-    from polyhead.starter.look import look
-    from polyhead.starter.propose import propose, written
+    from polyhead.starter.draft import draft_recipe
 
     given = given or []
     files = [one for one in given if "=" not in one or Path(one).exists()]
-    if not files:
-        raise UserError("name the files to learn from: polyhead recipe train.en train.de")
     for recipe in filter(is_recipe, files):
         raise UserError(f"{recipe} is a recipe already; train it: polyhead train {shlex.quote(recipe)}")
     check_output(output, files)
-    changes = document.parse_overrides([one for one in given if one not in files], Recipe)
-    known = {keys[1]: value for keys, value in changes if keys[0] == "data" and len(keys) == 2}
-    task = next((value for keys, value in changes if keys == ["task"]), None)
-    if "train" in known:
-        raise UserError(f"data.train is what is looked at, {', '.join(files)}: leave the key out")
-    found = look(files, known, task)
-    tree = propose(found, {".".join(keys): value for keys, value in changes})
-    for keys, value in changes:
-        document.assign(tree, keys, value, Recipe)
-    try:
-        Recipe.model_validate(tree)
-    except ValidationError as error:
-        raise explain(error, Recipe) from None
-    text = written(tree, found, str(output or "mine.yaml"))
+    changes = [one for one in given if one not in files]
+    draft = draft_recipe(files, changes, target, str(output or "mine.yaml"))
     if output is None:
-        print(text, end="")
-        for note in [] if sys.stdout.isatty() else found.notes:  # there they are seen above the recipe
+        print(draft.text, end="")
+        for note in [] if sys.stdout.isatty() else draft.notes:  # there they are seen above the recipe
             print(f"polyhead: {note}", file=sys.stderr)
         return
-    put(output, text.encode())
-    for line in text.split("\n")[: 1 + len(found.notes)]:
+    put(output, draft.text.encode())
+    for line in draft.text.split("\n")[: 1 + len(draft.notes)]:
         print(line.removeprefix("# "), file=sys.stderr)
     train = f"polyhead train {shlex.quote(str(output))}"
     print(tr("{file}; train it: {command}", file=output, command=train), file=sys.stderr)

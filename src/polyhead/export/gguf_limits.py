@@ -17,20 +17,27 @@ def arch_of(config: ModelConfig) -> tuple[Arch, ModelConfig]:
     """The architecture that runs a model, and the model as it is said there; a UserError names the parts in the way."""
     if config.kind != "decoder":
         raise UserError(f"llama.cpp gets language models alone; this model is kind={config.kind!r}")
-    tried: dict[str, list[str]] = {}
+    arch, said, found = nearest_arch(config)
+    if found:
+        raise UserError(
+            f"llama.cpp has no model of these parts; the nearest is {arch.name!r}: {'; '.join(found)}"
+        )
+    return arch, said
+
+
+def nearest_arch(config: ModelConfig) -> tuple[Arch, ModelConfig, list[str]]:
+    """The architecture that has most of a language model, the model as it is said there, and a line for each part it lacks."""
+    tried: list[tuple[Arch, ModelConfig, list[str]]] = []
     for family, arch in ARCHS.items():
         said = _with_zeros(config) if arch.zeros else config
         try:
             found = list(dict.fromkeys([*writing.in_the_way(said, family), *in_the_way(said, arch)]))
         except UserError:  # it has no such model at all
             continue
+        tried.append((arch, said, found))
         if not found:
-            return arch, said
-        tried[arch.name] = found
-    nearest = min(tried, key=lambda name: len(tried[name]))
-    raise UserError(
-        f"llama.cpp has no model of these parts; the nearest is {nearest!r}: {'; '.join(tried[nearest])}"
-    )
+            break
+    return min(tried, key=lambda one: len(one[2]))
 
 
 def _with_zeros(config: ModelConfig) -> ModelConfig:

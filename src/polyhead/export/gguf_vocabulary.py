@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from gguf import TokenType
-
 from polyhead.errors import UserError, show
 from polyhead.text.specials import OPENING
 from polyhead.text.spoken import BYTES
@@ -38,18 +36,27 @@ def vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     ``rows`` is the number of rows of the embedding, of which the last may be no token.
     """
     file = json.loads(tokenizer.rules)
-    if file["model"]["type"] != "BPE":
-        raise _refused(f"a vocabulary of the kind {file['model']['type']}")
-    pieces = bool(file["model"].get("byte_fallback"))
-    found, spelled = (_pieces(file), {}) if pieces else _bytes(file)
+    found, spelled = _cutting(file)
     names, types = _names(tokenizer, rows, file, spelled)
-    if pieces:
+    if file["model"].get("byte_fallback"):
         found["scores"] = _scores(file, names)
     return {
         "tokenizer.ggml.tokens": names,
         "tokenizer.ggml.token_type": types,
         **{f"tokenizer.ggml.{key}": value for key, value in (found | _roles(tokenizer)).items()},
     }
+
+
+def check_cutting(tokenizer: Tokenizer) -> None:
+    """A UserError where llama.cpp would cut texts otherwise; the package gguf is not needed to know it."""
+    _cutting(json.loads(tokenizer.rules))
+
+
+def _cutting(file: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """How texts are cut there, and names of tokens that are spelled otherwise."""
+    if file["model"]["type"] != "BPE":
+        raise _refused(f"a vocabulary of the kind {file['model']['type']}")
+    return (_pieces(file), {}) if file["model"].get("byte_fallback") else _bytes(file)
 
 
 def _refused(what: str) -> UserError:
@@ -63,6 +70,8 @@ def _names(
     tokenizer: Tokenizer, rows: int, file: Mapping[str, Any], spelled: Mapping[str, str]
 ) -> tuple[list[str], list[int]]:
     """Each row of the embedding by its name there, and what kind of token it is."""
+    from gguf import TokenType  # what the file's limits are can be asked without it
+
     added = {token["id"]: token["special"] for token in file["added_tokens"]}
     special = set(tokenizer.special_ids)
     names, types = [], []

@@ -20,10 +20,10 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from polyhead.config import ModelConfig
 from polyhead.errors import UserError, unknown
 from polyhead.export.graphs import ALL, Graph, Sizes, graphs
-from polyhead.models import CausalLM, Model, Seq2Seq
+from polyhead.export.onnx_limits import in_the_way
+from polyhead.models import Model
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32}
 # how far off, of the spread of what the model says, before rounding
@@ -35,12 +35,6 @@ CLOSE = {
 # bytes of weights in the file of a graph; the format ends at 2 GB, others are in a file beside it
 LARGEST = 2**31 - 2**24
 TRACED, PROVED = Sizes(2, 3, 5, 4), (Sizes(1, 6, 4, 0), Sizes(3, 1, 2, 7))
-STEPWISE = "it reads one token after the other"
-UNWRITTEN = {
-    "lstm": STEPWISE,
-    "gru": STEPWISE,
-    "experts": "it deals out tokens by what its router says, and a graph is the same for all",
-}
 TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir", "root")
 
 
@@ -70,43 +64,8 @@ def check(model: Model, dtype: str) -> None:
     """A UserError names a part that is no graph of tensors, or a dtype that is none."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    config = model.config
-    for layer in map(config.at, range(max(config.n_layers, config.decoder_layers))):
-        for field in ("block", "decoder_block", "feed_forward"):
-            choice = getattr(layer, field)
-            if choice is not None and choice.name in UNWRITTEN:
-                raise UserError(
-                    f"{field} {choice.name!r} cannot be written to ONNX: {UNWRITTEN[choice.name]}"
-                )
-    if config.dense:
-        raise UserError(
-            "dense cannot be written to ONNX: graphs give the vectors of tokens, and its maps are of a text's"
-        )
-    if config.kind == "encoder":
-        return
-    assert isinstance(model, Seq2Seq | CausalLM)
-    folding = [i for i, state in enumerate(model.cache_shape.states) if state]
-    if folding:
-        raise UserError(
-            f"{_keeping(config.at(folding[0]))} cannot be written to ONNX: it keeps a state, and a decoder is given keys and values there"
-        )
-    layers = map(config.at, range(config.decoder_layers))
-    if isinstance(model, Seq2Seq) and any(
-        (layer.cross_attention or layer.attention).name == "linear" for layer in layers
-    ):
-        raise UserError(
-            "cross_attention 'linear' cannot be written to ONNX: it reads sums, and a decoder is given keys and values there"
-        )
-
-
-def _keeping(layer: ModelConfig) -> str:
-    """The part of a decoder's layer that keeps a state."""
-    crossing = layer.kind == "encoder-decoder"
-    block = layer.block_of(crossing)
-    if block.name not in ("transformer", "parallel"):
-        return f"{'decoder_block' if crossing and layer.decoder_block else 'block'} {block.name!r}"
-    own = (layer.decoder_attention if crossing else None) or layer.attention
-    return f"attention {own.name!r}"
+    for part, reason in in_the_way(model.config):
+        raise UserError(f"{part} cannot be written to ONNX: {reason}")
 
 
 def traced(graph: Graph) -> Any:

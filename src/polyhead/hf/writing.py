@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -77,16 +78,10 @@ def published(
         raise unknown("dtype", dtype, DTYPES)
     family = fitting(model.config, family, origin)
     chosen: Family = FAMILY.get(family)
-    said, ids = described(model.config, family), {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
-    ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
+    said, ids = described(model.config, family), token_ids(model.config, tokenizer)
     stops = {"eos_token_id": all_ends(generation, tokenizer)} if generation.chat or generation.ends else {}
-    if model.config.kind == "encoder-decoder":
-        ids["decoder_start_token_id"] = tokenizer.sides.start
-    for key in said.keys() & ids.keys():
-        if said[key] != ids[key]:
-            raise UserError(
-                f"this model is none of the family {family!r}: its {key} is {show(ids[key])}, there {show(said[key])}"
-            )
+    if wrong := ids_in_the_way(said, ids):
+        raise UserError(f"this model is none of the family {family!r}: {'; '.join(wrong)}")
     table = (*chosen.rows(type(model).__name__), *dense_rows(model.config))
     tensors = {**joined(table, weights(model), model.config), **chosen.computed(model.config)}
     held = {name: tensor.detach().to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()}
@@ -120,8 +115,41 @@ def all_ends(generation: GenerationConfig, tokenizer: Tokenizer) -> list[int]:
     return list(ends_of(generation, tokenizer.target, tokenizer.eos_id, *answers))
 
 
+def token_ids(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, int | None]:
+    """What config.json says of the ids of special tokens."""
+    ids = {f"{role}_id": tokenizer.ids.get(role) for role in IDS}
+    ids |= {f"{role}_id": tokenizer.ids[role] for role in MORE_IDS if role in tokenizer.ids}
+    if config.kind == "encoder-decoder":
+        ids["decoder_start_token_id"] = tokenizer.sides.start
+    return ids
+
+
+def ids_in_the_way(said: Mapping[str, Any], ids: Mapping[str, int | None]) -> list[str]:
+    """One line for each id of a special token that the family's config fixes, and that is another here."""
+    return [
+        f"its {key} is {show(ids[key])}, there {show(said[key])}"
+        for key in said.keys() & ids.keys()
+        if said[key] != ids[key]
+    ]
+
+
 def fitting(config: ModelConfig, family: str | None = None, origin: str | None = None) -> str:
     """The name of a family that says exactly this config: the one that is wanted, or its ``origin``, or any."""
+    name, obstacles = nearest_family(config, family, origin)
+    if not obstacles:
+        return name
+    what = (
+        "this model is none of that family"
+        if family
+        else f"no published family has these parts; the nearest is {name!r}"
+    )
+    raise UserError(f"{what}: {'; '.join(obstacles)}")
+
+
+def nearest_family(
+    config: ModelConfig, family: str | None = None, origin: str | None = None
+) -> tuple[str, list[str]]:
+    """The family that has most of a config, of those that have it all the first, and what it lacks: a line for each part."""
     if family is not None and family not in FAMILY.names():
         raise unknown("family", family, FAMILY.names())
     tried, unlike = {}, set()
@@ -129,6 +157,8 @@ def fitting(config: ModelConfig, family: str | None = None, origin: str | None =
     for name in [family] if family else every:
         try:
             tried[name] = in_the_way(config, name)
+            if not tried[name]:
+                return name, []
         except UserError as error:  # it has no such model, so nothing tells how near it is
             tried[name] = [str(error)]
             unlike.add(name)
@@ -136,14 +166,7 @@ def fitting(config: ModelConfig, family: str | None = None, origin: str | None =
     nearest = min(
         tried, key=lambda name: (kind not in FAMILY.get(name).architectures, name in unlike, len(tried[name]))
     )
-    if not tried[nearest]:
-        return nearest
-    what = (
-        "this model is none of that family"
-        if family
-        else f"no published family has these parts; the nearest is {nearest!r}"
-    )
-    raise UserError(f"{what}: {'; '.join(tried[nearest])}")
+    return nearest, tried[nearest]
 
 
 def speaking(config: ModelConfig) -> ModelConfig:

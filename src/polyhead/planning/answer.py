@@ -10,6 +10,7 @@ from polyhead.analysis.cost.decoding import Held
 from polyhead.analysis.cost.memory import Memory
 from polyhead.analysis.cost.work import Load, Work
 from polyhead.planning.probe import Speed
+from polyhead.planning.quality import Measured
 from polyhead.registry import Choice
 
 
@@ -72,6 +73,9 @@ class Plan(NamedTuple):
     traffic: Traffic | None
     time: Time | None  # without a probe: None
     notes: list[str]
+    machine: int  # bytes of memory of this machine, 0 where it does not say
+    measured: list[Measured]  # what was measured on corpora of about this size
+    exports: dict[str, str]  # for each format what stands in the way there; empty where nothing does
 
     def to_json(self) -> dict[str, Any]:
         """For programs: operations as they are, bytes, seconds."""

@@ -20,9 +20,11 @@ from polyhead.analysis.cost.work import Load, Unknown, Work
 from polyhead.calls import told
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError, check_whole, show
+from polyhead.export.targets import find_obstacles, sample_tokenizer
 from polyhead.fast.memory import machine_memory
 from polyhead.planning.answer import Decoding, Operations, Plan, Time
 from polyhead.planning.probe import Clock, decoding, learning
+from polyhead.planning.quality import measured_near
 from polyhead.planning.subject import Subject, alone, load_of, opened, unread
 from polyhead.planning.texts import missing, open_texts
 from polyhead.presets import PRESETS
@@ -108,6 +110,9 @@ def plan(
             traffic=sent,
             time=taken,
             notes=notes,
+            machine=machine_memory(),
+            measured=measured_near(subject.learns, subject.text),
+            exports=dict(subject.exports),
         )
 
 
@@ -120,7 +125,7 @@ def _subject(
 ) -> Subject:
     """What is planned, with its text in the folder; a UserError where training could not begin."""
     if isinstance(design, ModelConfig):
-        return alone(design, rows, length, tokens)
+        return alone(design, rows, length, tokens)._replace(exports=find_obstacles(design))
     recipe = _recipe(design)
     if rows or length or tokens:
         raise UserError(
@@ -134,7 +139,9 @@ def _subject(
         subject = opened(recipe, open_texts(recipe, origin, folder))
     if origin and recipe.start:
         begin(sizes.hollow(subject.config), origin, recipe.start.every, recipe.train.adapt)
-    return subject
+    tokenizer = origin.tokenizer if origin else sample_tokenizer(recipe.tokenizer)
+    exports = find_obstacles(subject.config, tokenizer, origin.family if origin else None)
+    return subject._replace(learns=recipe.task.name, exports=exports)
 
 
 def _recipe(design: object) -> Recipe:

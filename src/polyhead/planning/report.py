@@ -11,8 +11,8 @@ from polyhead.train.reporting import duration
 STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
-def lines(plan: Plan) -> Iterator[str]:
-    """All of it, a paragraph for each kind of cost."""
+def details(plan: Plan) -> Iterator[str]:
+    """What the summary does not say, a paragraph for each kind of cost."""
     learn = plan.memory.gradients // 4
     some = f", {learn:,} of them or beside them learn" if learn < plan.parameters else ""
     passed = f", {plan.active:,} of them for each token" if plan.active < plan.parameters else ""
@@ -23,14 +23,11 @@ def lines(plan: Plan) -> Iterator[str]:
     several = f"; {plan.accumulate} in an update" if plan.accumulate > 1 else ""
     mean, most = _batch(plan.mean), _batch(plan.largest)
     yield f"batch: {most}{several}" if mean == most else f"batch: {mean} on the mean, {most} at most{several}"
-    for part in (_operations, _memory, _decoding, _traffic, _time):
+    for part in (_operations, _memory, _decoding, traffic, _time):
         found = list(part(plan))
         if found:
             yield ""
             yield from found
-    if plan.notes:
-        yield ""
-        yield from (f"note: {note}" for note in plan.notes)
 
 
 def scaled(x: float) -> str:
@@ -105,7 +102,8 @@ def _decoding(plan: Plan) -> Iterator[str]:
         yield f"  keys and values a token by n_kv_heads, {own}"
 
 
-def _traffic(plan: Plan) -> Iterator[str]:
+def traffic(plan: Plan) -> Iterator[str]:
+    """What ranks send each other; nothing where a single one trains."""
     sent = plan.traffic
     if sent is None:
         return

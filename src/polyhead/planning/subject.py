@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from polyhead.analysis.cost.work import Load
@@ -34,6 +35,8 @@ class Subject(NamedTuple):
     context: int
     text: dict[str, float]  # what is known of the training text
     notes: list[str]  # what is no more than likely; who finds more adds it
+    learns: str = ""  # the task, where there is one
+    exports: Mapping[str, str] = {}  # what stands in the way of each format
 
     @property
     def loads(self) -> list[Load]:

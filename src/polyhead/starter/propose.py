@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from polyhead import document
 from polyhead.core.i18n import tr
@@ -15,46 +15,14 @@ from polyhead.presets import PRESETS
 from polyhead.registry import CHAT, Choice
 from polyhead.run_files import read_config
 from polyhead.starter.look import Look
+from polyhead.starter.portable import portable
+from polyhead.starter.sizes import LABELLED, PAIRS, PLAIN, RATES, Size
 from polyhead.text.chat.tokens import check_fits
 from polyhead.text.tokenizer import Tokenizer
 
 TOKEN = 4  # bytes, about, of a token of any of the tokenizers
 Section = dict[str, Any]
 
-
-class Size(NamedTuple):
-    """What suits so much text."""
-
-    most: float  # bytes of it
-    d_model: int
-    n_layers: int
-    dropout: float
-    vocab_size: int
-    passes: float  # over the text
-
-
-# as multi30k-en-de (4 MB), tatoeba-en-zh and the published base model
-PAIRS = [
-    Size(1e6, 128, 2, 0.3, 2000, 60),
-    Size(1e7, 128, 4, 0.3, 8000, 40),
-    Size(1e8, 256, 4, 0.2, 12000, 10),
-    Size(1e9, 512, 6, 0.1, 24000, 5),
-    Size(math.inf, 512, 6, 0.1, 32000, 2),
-]
-# as tinyshakespeare (1 MB), wikitext-2 (11 MB) and, beyond, fewer passes over more text
-PLAIN = [
-    Size(3e6, 128, 4, 0.1, 2000, 12),
-    Size(3e7, 256, 4, 0.2, 8000, 6),
-    Size(3e8, 384, 6, 0.1, 16000, 3),
-    Size(math.inf, 512, 8, 0.0, 32000, 1),
-]
-# as trec (0.3 MB), sst2 (3.5 MB) and agnews
-LABELLED = [
-    Size(1e6, 128, 1, 0.2, 8000, 6),
-    Size(1e7, 128, 1, 0.3, 8000, 4),
-    Size(math.inf, 256, 1, 0.3, 16000, 2),
-]
-RATES = {128: 0.004, 256: 0.002, 384: 0.001, 512: 0.0007}  # of AdamW, by width
 
 REASONS = {
     "data.valid_share": "held out to measure on; files of your own are better: valid: [...]",
@@ -78,8 +46,11 @@ LENGTHS = {
 }
 
 
-def propose(look: Look, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The tree of a recipe for what was found, which fits the keys that are ``given`` already, "train.steps"."""
+def propose(look: Look, given: Mapping[str, Any] | None = None, target: str = "") -> dict[str, Any]:
+    """The tree of a recipe for what was found, which fits the keys that are ``given`` already, "train.steps".
+
+    Its model can be exported to the format ``target``, if one is wanted.
+    """
     given = given or {}
     part = {
         "translation": _translation, "language-model": _language, "masked-lm": _masked, "classification": _classification,
@@ -87,6 +58,8 @@ def propose(look: Look, given: Mapping[str, Any] | None = None) -> dict[str, Any
     }  # fmt: skip
     of: Callable[[Look, Mapping[str, Any]], dict[str, Any]] = part[look.task]
     tree = of(look, given)
+    if "model" in tree:
+        tree["model"] = portable(look.task, tree["model"], target)
     if any(key.partition(".")[0] == "start" for key in given):  # which brings both
         tree = {key: value for key, value in tree.items() if key not in ("tokenizer", "model")}
     elif preset := _preset(given):  # which is a whole model

@@ -17,6 +17,7 @@ import torch
 from polyhead.config import ModelConfig
 from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
+from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.fast.memory import tune_memory
 from polyhead.files import replace_file
 from polyhead.models import build
@@ -134,6 +135,8 @@ def run_training(
                 if ranks.world > 1
                 else tr("{size}, {steps:,} steps, to {out}", size=size, steps=steps, out=out)
             )
+            if first:
+                told.say(describe_targets(find_obstacles(config, tokenizer, family)))
             _warn(recipe.train, steps, told)
             if page:
                 page.begin(run, task, told.say)

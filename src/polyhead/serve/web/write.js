@@ -68,7 +68,7 @@ TOOLS.completions = [() => t("Continue"), () => {
     { name: "seed", title: () => t("Seed"), type: "number", min: 0, value: "", placeholder: () => t("by chance") },
     { name: "stop", title: () => t("Stop at"), type: "text", value: "", placeholder: () => t("a text") },
   ]);
-  const prompt = field(() => t("Text"), () => t("Write how it begins …"));
+  const prompt = field(() => t("Text to continue"), () => t("Write how it begins …"));
   const request = (text) => {
     const body = { model: model.id, prompt: text };
     for (const name of ["max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", ...penalties]) body[name] = knobs.value(name);
@@ -92,7 +92,7 @@ TOOLS.completions = [() => t("Continue"), () => {
     } finally { output.classList.remove("going"); further.disabled = false; }
     const tokens = usage.completion_tokens, rate = tokens / ((performance.now() - begun) / 1000); // all may come in one event
     const values = { n: grouped(tokens), rate: rate < 10 ? rate.toFixed(1) : Math.round(rate), ms: Math.round(first - begun) };
-    note(() => `${t("{n} tokens, {rate} a second, the first after {ms} ms", values)}; ${reason === "length" ? t("as long as allowed") : t("ended by itself")}`);
+    note(() => t("{n} tokens, {rate} a second, the first after {ms} ms; {end}", { ...values, end: reason === "length" ? t("as long as allowed") : t("ended by itself") }));
   });
   const further = create("button", { class: "button", type: "button", disabled: "" }, () => t("Go on from there"));
   further.addEventListener("click", () => { prompt.set(output.textContent); further.disabled = true; here.run(); });
@@ -103,7 +103,7 @@ TOOLS.completions = [() => t("Continue"), () => {
   });
   const head = put(make("div", { class: "head" }), create("b", {}, () => t("Continuation")), copyButton(() => t("the text"), () => output.textContent));
   const answer = put(make("div", { class: "answer", hidden: "" }), head, output);
-  put(here.sheet, prompt.box, exampleRow(model.examples.map(beginning), prompt.set, here), answer, result, here.actions);
+  put(here.sheet, prompt.box, exampleRow([...new Set(model.examples.map(beginning))], prompt.set, here), answer, result, here.actions);
   here.root.append(more(() => t("Settings"), knobs.box));
   return here.root;
 }];
