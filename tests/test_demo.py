@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import signal
+from collections import Counter
 from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from sacrebleu import corpus_bleu
 from safetensors.torch import load_file
 
 from polyhead import demo
@@ -127,6 +129,20 @@ def test_the_demo_trains_judges_and_reports(small: Path, capsys: pytest.CaptureF
     assert "English to Chinese" in told.out
     assert re.search(r"Exact match +0\.0 % +0 of \d+ equal their reference", told.out)
     assert "tok:zh" in told.out
+    sides = [
+        (Path("runs/demo/corpus") / f"test.{locale}").read_text().splitlines() for locale in ("en", "zh")
+    ]
+    counted = Counter(Path("runs/demo/corpus/train.zh").read_text().splitlines())
+    most = max(counted.values())
+    frequent = next(target for target, times in counted.items() if times == most)
+    guesses = [sides[0], [frequent] * len(sides[1])]
+    best = max(corpus_bleu(guess, sides[1:], tokenize="zh").score for guess in guesses)
+    assert f"baseline {best:.1f}: " in told.out
+    assert "BLEU 0.00 is below the baseline" in told.out
+    assert "it has not learned to translate yet; the validation loss was still falling" in " ".join(
+        told.out.split()
+    )
+    assert "Baseline of BLEU" in REPORT.read_text()
     assert f"Report  {REPORT}" in told.out
     assert "polyhead demo --translate" in told.out
     assert "step      4/4" in told.err

@@ -45,7 +45,7 @@ LAYERS = [
     },
     {"nn", "cache", "text"},
     {"data", "models"},
-    {"hf", "generate", "analysis", "fast"},
+    {"hf", "generate", "analysis", "fast", "evaluate"},
     {"train", "serve", "run", "run_files", "loading", "together", "speculate", "export"},
     {"compare", "lab", "planning", "starter"},
     {"cli", "demo", "verbs"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from polyhead.analysis.metrics import Score
@@ -16,12 +17,16 @@ from polyhead.core.i18n import get_language, tr
 from polyhead.data.cldr import find_locale, write_corpus
 from polyhead.data.corpus import read_pairs
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, translation_baselines
+from polyhead.evaluate.training_counts import read_counts
+from polyhead.evaluate.verdict import describe
 from polyhead.files import remove
 from polyhead.loading import load
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.registry import Choice
 from polyhead.run import Run
 from polyhead.train import checkpoint
+from polyhead.train.baselines import validation_losses
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
@@ -65,6 +70,8 @@ class Judged(NamedTuple):
     references: list[str]
     outputs: list[str]
     scores: list[Score]
+    baselines: Baselines = MappingProxyType({})
+    verdict: str | None = None  # a sentence where a score is not better than its baseline
 
     @property
     def right(self) -> int:
@@ -149,8 +156,12 @@ def obtain(recipe: Recipe, report: Reporter | None = None) -> tuple[Run, Outcome
 def judge(run: Run, recipe: Recipe) -> Judged:
     """Translate the held-out pairs and compare."""
     sources, references, _ = read_pairs(corpus_of(recipe, "test"))
-    result = run.evaluate(sources, references, lang=recipe.data.target_lang)
-    return Judged(sources, references, result.outputs, result.scores)
+    lang, counts = recipe.data.target_lang, read_counts(recipe.out)
+    result = run.evaluate(sources, references, lang=lang)
+    baselines = translation_baselines(sources, references, lang, counts.target if counts else None)
+    values = {score.name: score.value for score in result.scores}
+    verdict = describe(values, baselines, "translation", validation_losses(recipe.out))
+    return Judged(sources, references, result.outputs, result.scores, baselines, verdict)
 
 
 def spread(texts: Sequence[str], n: int) -> list[int]:
@@ -194,6 +205,11 @@ def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[st
     return {
         tr("Exact match"): f"{judged.exact:.1f} %",
         **{name: f"{score.value:.1f}" for name, score in named(judged.scores).items()},
+        **{
+            tr("Baseline of {score}", score=name): f"{baseline.value:.1f} ({baseline.named})"
+            for name, score in named(judged.scores).items()
+            if (baseline := judged.baselines.get(score.name))
+        },
         tr("Parameters"): f"{sum(p.numel() for p in run.model.parameters()):,}",
         tr("Steps"): f"{train[-1]['step']:,}",
         tr("Time to train"): duration(seconds(train)),

@@ -70,6 +70,7 @@ def load(
         raise UserError(_no_run(directory))
     published = is_adapter(directory) or model_type(directory) not in (None, MODEL_TYPE)
     run = _published(directory) if published else _own(directory)
+    run.directory = directory
     # what packing takes over stays where the file has it until then: for a large model there may be no room beside it
     if dtype in WHOLE:
         settled(run.model, but=replaced(run.model))

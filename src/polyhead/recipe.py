@@ -59,7 +59,9 @@ class TrainConfig(Section):
         "auto", description="auto: bf16 where it is fast, fp16 on GPUs that have only that"
     )
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights, e.g. 0.999")
-    average: int = Field(0, ge=0, description="checkpoints averaged at the end; 0: none")
+    average: int = Field(
+        0, ge=0, description="checkpoints averaged at the end, kept if that is better; 0: none"
+    )
     seed: int = Field(1, ge=0, lt=2**63, description="the same seed gives the same run")
     log_every: int = Field(50, gt=0, description="steps between two lines of metrics")
     eval_every: int = Field(500, gt=0, description="steps between two evaluations")

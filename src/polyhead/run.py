@@ -59,6 +59,7 @@ class Run:
         self.members: list[tuple[Any, Tokenizer]] = [(model, tokenizer)]
         self.shortlist: Callable[[], Shortlist | None] = lambda: None  # read when it is wanted
         self.family: str | None = None  # the published one that it came from, as which it is exported
+        self.directory: Path | None = None  # that it was loaded from
         self._guessing: tuple[Choice, Proposer] | None = None
 
     def __repr__(self) -> str:
@@ -99,9 +100,8 @@ class Run:
     ) -> list[str] | list[list[str]]:
         """What a language model says after each prompt, or ``n`` such continuations of each.
 
-        ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig,
-        such as max_new_tokens=50, temperature=0.8 and top_p=0.95. With beam_size=5 nothing is drawn: these are the
-        likeliest texts that beam search finds, best first, and fewer than ``n`` where a form allows no more.
+        ``seed`` makes it repeatable, ``stop`` strings end it; other ``changes`` are fields of GenerationConfig, such as
+        temperature=0.8. With beam_size=5 nothing is drawn: the likeliest texts, fewer than ``n`` if a form allows no more.
         """
         self._need("decoder", generate=(prompts,))
         each = 1 if n is None else n

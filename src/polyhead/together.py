@@ -37,6 +37,7 @@ def together(runs: Sequence[Run], names: Sequence[str] = ()) -> Run:
             _check_tokens(first, run, names[0], name)
     model: Any = Ensemble([run.model for run in runs])
     made = Run(model, first.tokenizer, first.generation, first.recipe)
+    made.directory = first.directory
     made.members = [(run.model, run.tokenizer) for run in runs]
     return made
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.compare import run
+from polyhead.compare import cell, run
 from polyhead.compare.cell import run_cell
 from polyhead.compare.process import Stop
 
@@ -60,3 +60,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(run, "run_process", here)
     return ran
+
+
+@pytest.fixture
+def unjudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells without baselines, as older ones are: designs that have hardly learned are compared all the same."""
+    monkeypatch.setattr(cell, "find_baselines", lambda task, run: {})

@@ -162,7 +162,7 @@ def test_tokens_of_a_step_and_of_decoding_are_counted() -> None:
     assert ready.part.decode_speed(ready.run, ready.recipe) > 0
 
 
-@pytest.mark.usefixtures("lm")
+@pytest.mark.usefixtures("lm", "unjudged")
 def test_a_comparison_of_language_models(in_process: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     out = capsys.readouterr().out

@@ -26,7 +26,7 @@ def rows() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads((OUT / "compare.json").read_text())["rows"]}
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("place", "unjudged")
 def test_cells_are_runs_and_rows_hold_what_they_measure(
     in_process: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

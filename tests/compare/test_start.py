@@ -50,7 +50,7 @@ def compared(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, dic
     }
 
 
-@pytest.mark.usefixtures("begun", "in_process")
+@pytest.mark.usefixtures("begun", "in_process", "unjudged")
 def test_designs_begin_with_the_weights_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree("one", "copy")
     half = "half: start={run: one, every: 2}"

@@ -209,7 +209,7 @@ def test_what_a_step_predicts_is_counted(name: str) -> None:
     assert ready.part.tokens_per_step(ready.task) == pytest.approx(np.mean(counts))
 
 
-@pytest.mark.usefixtures("texts", "in_process")
+@pytest.mark.usefixtures("texts", "in_process", "unjudged")
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_whole_comparison(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", f"{name}.yaml", "--vary", "norm=rmsnorm", "--seeds", "2", "--match", "params"]

@@ -179,7 +179,7 @@ def test_a_kill_between_pruning_and_commit_leaves_the_newest_and_the_best_that_i
         states.add(found.step)
         again = trained()
         again.restore(found)  # a run that is resumed goes on, and keeps what it needs
-        final_weights(again, config, root)
+        final_weights(again, config, root, lambda: 1.0)
         reach(again, 4, False, root)
         assert {4, best} <= set(steps(root))
         shutil.rmtree(root)

@@ -134,4 +134,5 @@ def test_what_fails_in_the_final_measures_loses_no_weights(
     assert "| valid loss |" in card
     assert "bleu" not in card
     run_training(cut, resume=True, report=Notes())
-    assert (cut.out / "README.md").read_bytes() == (whole.out / "README.md").read_bytes()
+    for name in ("README.md", "baseline.json"):
+        assert (cut.out / name).read_bytes() == (whole.out / name).read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.train.conftest import Notes, Toy, bits, equal, toy_training
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead import ModelConfig, build
 from polyhead.errors import UserError
@@ -329,7 +329,7 @@ def test_patience_and_the_best_survive_a_resume(tmp_path: Path, stop_at: int | N
     progress = training.progress
     assert (progress.best, progress.best_step, progress.stale) == (3.0, 10, 3)
     assert checkpoint.steps(tmp_path) == [10, 16]
-    assert final_weights(training, settings, tmp_path) == "checkpoint 10"
+    assert final_weights(training, settings, tmp_path, unmeasured) == "checkpoint 10"
     # the run is over, and saying --resume once more does not train a step more
     again, outcome, notes = run(tmp_path, Toy(), settings, resume=True)
     assert (outcome.how, outcome.step, notes.rows) == ("stopped early", 16, [])
@@ -364,33 +364,78 @@ def test_evaluations_see_the_average_and_leave_the_weights_alone(tmp_path: Path)
         assert torch.equal(a, b)
 
 
-def test_the_last_regular_checkpoints_are_averaged(tmp_path: Path) -> None:
+def unmeasured() -> float:
+    raise AssertionError("there is nothing to choose from")
+
+
+def averaged(place: Path, steps: Sequence[int]) -> dict[str, Tensor]:
+    several = [checkpoint.load(place / f"step-{step}").tensors["model"] for step in steps]
+    return {name: torch.stack([one[name].double() for one in several]).mean(0).float() for name in several[0]}
+
+
+def test_the_last_regular_checkpoints_are_averaged_where_the_mean_is_better(tmp_path: Path) -> None:
     # evaluations at 2, 4, ... get ever better, so there are checkpoints off the rhythm of 5 as well
     falling = iter(range(99, 0, -1))
-    settings = config(steps=23, eval_every=2, save_every=5, keep=3, average=3, ema=0.9)
+    settings = config(steps=23, eval_every=2, save_every=5, keep=3, average=3)
     training, _, _ = run(tmp_path, Toy(lambda model: float(next(falling))), settings)
     assert regular(checkpoint.steps(tmp_path), settings) == [10, 15, 20]
-    several = [checkpoint.load(tmp_path / f"step-{s}").tensors["model"] for s in (10, 15, 20)]
-    assert final_weights(training, settings, tmp_path) == "mean of the checkpoints 10, 15, 20"
+    mean, single = averaged(tmp_path, [10, 15, 20]), averaged(tmp_path, [23])
+
+    def distance(wanted: dict[str, Tensor]) -> Callable[[], float]:
+        return lambda: sum(float((p.detach() - wanted[name]).abs().sum()) for name, p in training.model.named_parameters())  # fmt: skip
+
+    said = final_weights(training, settings, tmp_path, distance(mean))
+    far = distance(single)()
+    assert said == f"mean of the checkpoints 10, 15, 20 (loss 0.0000; checkpoint 23: {far:.4f})"
+    assert far > 0
     for name, p in training.model.named_parameters():
-        wanted = (several[0][name].double() + several[1][name] + several[2][name]) / 3
-        assert torch.allclose(p.double(), wanted, rtol=1e-6, atol=1e-9)
+        assert torch.allclose(p, mean[name], rtol=1e-6, atol=1e-9)
+
+    said = final_weights(training, settings, tmp_path, distance(single))
+    assert said == f"checkpoint 23 (loss 0.0000; mean of the checkpoints 10, 15, 20: {far:.4f})"
+    assert all(torch.equal(p, single[name]) for name, p in training.model.named_parameters())
 
 
-def test_the_final_weights_are_average_else_ema_else_best(tmp_path: Path) -> None:
-    def losses() -> Callable[[nn.Module], float]:
-        values = iter([3.0, 1.0, 2.0])
-        return lambda model: next(values)
+@pytest.mark.parametrize(
+    ("values", "metric", "chosen"),
+    [
+        ([2.0, 3.0, 1.0, 4.0], "loss", "EMA at step 8"),
+        ([2.0, 3.0, 4.0, 1.0], "loss", "mean of the checkpoints 4, 8, 12"),
+        ([2.0, 1.0, 4.0, 3.0], "loss", "checkpoint 12"),
+        ([2.0, 3.0, 1.0, 4.0], "bleu", "mean of the checkpoints 4, 8, 12"),
+        ([2.0, 2.0, 2.0, 2.0], "loss", "checkpoint 8"),  # an average is not better where it is as good
+        ([math.nan, math.inf, math.nan, 5.0], "loss", "mean of the checkpoints 4, 8, 12"),
+        ([2.0, 3.0, math.nan, -math.inf], "bleu", "checkpoint 12"),
+    ],
+)
+def test_the_best_of_single_weights_ema_and_mean_is_kept(
+    values: list[float], metric: str, chosen: str, tmp_path: Path
+) -> None:
+    losses = iter([3.0, 1.0, 2.0])
+    settings = config(eval_every=4, save_every=4, ema=0.9, keep=3, average=3)
+    training, _, _ = run(tmp_path, Toy(lambda model: next(losses)), settings)
+    names = ["checkpoint 8", "checkpoint 12", "EMA at step 8", "mean of the checkpoints 4, 8, 12"]
+    seen, numbers = [], iter(values)
 
-    settings = config(eval_every=4, save_every=4, ema=0.9)
-    training, _, _ = run(tmp_path, Toy(losses()), settings)
-    assert final_weights(training, settings, tmp_path) == "EMA at step 8"
-    wanted = checkpoint.load(tmp_path / "step-8").tensors["ema"]
-    assert all(torch.equal(p, wanted[name]) for name, p in training.model.named_parameters())
+    def measure() -> float:
+        seen.append({name: p.detach().clone() for name, p in training.model.named_parameters()})
+        return next(numbers)
 
-    training, _, _ = run(tmp_path / "never", Toy(lambda model: math.nan), config())
+    said = final_weights(training, settings.model_copy(update={"metric": metric}), tmp_path, measure)
+    assert said.startswith(f"{chosen} ({metric} {values[names.index(chosen)]:.4f}; ")
+    assert all(f"{name}: {value:.4f}" in said for name, value in zip(names, values, strict=True) if name != chosen)  # fmt: skip
+    ema = checkpoint.load(tmp_path / "step-8").tensors["ema"]
+    wanted = [averaged(tmp_path, [8]), averaged(tmp_path, [12]), ema, averaged(tmp_path, [4, 8, 12])]
+    for one, other in zip(seen, wanted, strict=True):
+        assert all(torch.allclose(tensor, other[name], rtol=1e-6, atol=1e-9) for name, tensor in one.items())
+    kept = seen[names.index(chosen)]
+    assert all(torch.equal(p, kept[name]) for name, p in training.model.named_parameters())
+
+
+def test_without_a_finite_evaluation_the_last_weights_are_kept(tmp_path: Path) -> None:
+    training, _, _ = run(tmp_path, Toy(lambda model: math.nan), config())
     last = bits(training)
-    assert final_weights(training, config(), tmp_path / "never") == "checkpoint 12"
+    assert final_weights(training, config(), tmp_path, unmeasured) == "checkpoint 12"
     assert all(torch.equal(last[name], tensor) for name, tensor in bits(training).items())
 
 
@@ -492,7 +537,8 @@ def test_running_statistics_are_saved_resumed_and_averaged_with_the_weights(tmp_
     assert all(torch.equal(w, whole.ema.weights[name]) for name, w in resumed.ema.weights.items())
     assert not torch.equal(whole.ema.weights["1.running_var"], whole.model[1].running_var)
     saved = [checkpoint.load(tmp_path / f"whole/step-{step}").tensors["model"] for step in (4, 8, 12)]
-    final_weights(whole, settings, tmp_path / "whole")
+    values = iter([2.0, 3.0, 1.0])  # a checkpoint, its moving average, the mean
+    assert "mean" in final_weights(whole, settings, tmp_path / "whole", lambda: next(values)).split("(")[0]
     wanted = sum(one["1.running_var"].double() for one in saved) / 3
     assert torch.allclose(whole.model[1].running_var.double(), wanted, rtol=1e-6)
 

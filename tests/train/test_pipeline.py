@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import threading
@@ -21,6 +22,7 @@ from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.run import Run
 from polyhead.train import checkpoint
+from polyhead.train.ema import put
 from polyhead.train.pipeline import run_training
 from polyhead.train.reporting import read_metrics
 from polyhead.train.resume import check_directory
@@ -123,7 +125,7 @@ def test_validation_may_be_a_share_of_the_pairs(corpus: Path, capsys: pytest.Cap
 @pytest.mark.acceptance("A15")
 def test_a_run_directory_holds_all_and_loads_as_it_was_trained(learned: tuple[Path, ph.Run, Notes]) -> None:
     out, run, _ = learned
-    files = {"README.md", "config.json", "generation_config.json", "metrics.jsonl", "model.safetensors", "recipe.yaml",
+    files = {"README.md", "baseline.json", "config.json", "generation_config.json", "metrics.jsonl", "model.safetensors", "recipe.yaml",
              "tokenizer.json", "tokenizer_config.json", "checkpoints", "report.html", "report.json"}  # fmt: skip
     assert {path.name for path in out.iterdir()} == files
     loaded = ph.load(out)
@@ -527,12 +529,21 @@ def test_that_most_pairs_are_left_out_is_a_warning_with_the_key_and_that_all_are
 
 def test_the_end_of_a_run_is_written_in_its_config(corpus: Path) -> None:
     recipe = begun(corpus, steps=2, average=2, keep=2, save_every=1)
-    assert "| weights | mean of the checkpoints 1, 2 |" in (recipe.out / "README.md").read_text()
-    several = [checkpoint.load(recipe.out / "checkpoints" / f"step-{s}").tensors["model"] for s in (1, 2)]
-    for name, p in ph.load(recipe.out).model.named_parameters():
-        assert torch.allclose(
-            p.double(), (several[0][name].double() + several[1][name]) / 2, rtol=1e-6, atol=1e-9
-        )
+    saved = [checkpoint.load(recipe.out / "checkpoints" / f"step-{step}").tensors for step in (1, 2)]
+    first, last = (one["model"] for one in saved)
+    mean = {name: ((tensor.double() + last[name]) / 2).float() for name, tensor in first.items()}
+    trained = ph.load(recipe.out)
+    kept = {name: p.detach().clone() for name, p in trained.model.named_parameters()}
+    losses = []
+    for tensors in (last, saved[1]["ema"], mean):
+        put(trained.model, tensors)
+        sides = ((corpus / f"valid.{side}").read_text().splitlines() for side in ("de", "en"))
+        losses.append(math.log(trained.perplexity(*sides)))
+    single, ema, average = losses
+    assert single < min(ema, average)  # the first steps only get better
+    told = f"checkpoint 2 (loss {single:.4f}; EMA at step 2: {ema:.4f}; mean of the checkpoints 1, 2: {average:.4f})"
+    assert f"| weights | {told} |" in (recipe.out / "README.md").read_text()
+    assert all(torch.equal(p, last[name]) for name, p in kept.items())
     config = json.loads((recipe.out / "config.json").read_text())
     assert (config["model_type"], config["vocab_size"]) == (
         "polyhead",

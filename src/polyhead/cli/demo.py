@@ -152,6 +152,12 @@ def conclude(console: Console, run: Run, recipe: Recipe) -> None:
     exact = tr("Exact match")
     console.print(f"\n  {exact}{' ' * (11 - columns(exact))}  [bold]{judged.exact:.1f} %[/bold]  {right}")
     console.print(f"  BLEU         [bold]{bleu.value:.1f}[/bold]    [dim]{bleu.signature}[/dim]")
+    if baseline := judged.baselines.get("bleu"):
+        console.print(
+            "              ", Text(baseline.described(f"{baseline.value:.1f}")), sep="", soft_wrap=True
+        )
+    if judged.verdict:
+        console.print(Text(f"\n{judged.verdict}", "bold yellow"), soft_wrap=True)
     console.print(f"\n[bold]{tr('Report')}[/bold]  ", Text(str(page)), sep="", soft_wrap=True)
     about = tr("how it learned, every mistake, and what each head looks at")
     console.print(f"        {about}\n")

@@ -29,6 +29,7 @@ from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
+from polyhead.train.baselines import find_baselines
 from polyhead.train.distill import distilled, open_teachers, plain
 from polyhead.train.forecast import seconds_at
 from polyhead.train.lock import RunLock
@@ -119,7 +120,15 @@ def quality(run: Run, recipe: Recipe, task: RunTask, directory: Path) -> Result:
     part = compared(recipe.task.name)
     found, kept = part.quality(run, recipe, task)
     write_json(directory / files.OUTPUTS, kept)
+    found["baselines"] = baselines(run, task, found["split"])
     return {**found, "dead": measure.dead_units(run.model, part.pieces(task))}
+
+
+def baselines(run: Run, task: RunTask, split: str) -> Result:
+    """The baseline of each measure: of the loss that of the validation text, of the others that of their text."""
+    by_split = find_baselines(task, run)
+    known = {**by_split.get(split, {}), "loss": by_split.get("valid", {}).get("loss")}
+    return {name: one._asdict() for name, one in known.items() if one is not None}
 
 
 def speed(run: Run, recipe: Recipe, outcome: Outcome, directory: Path) -> Result:

@@ -13,6 +13,7 @@ from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.sheets import cost, quality
 from polyhead.compare.tasks.base import Measure
+from polyhead.compare.unlearned import is_unlearned, said_unlearned
 from polyhead.core.i18n import tr, translate_message
 
 Row = Mapping[str, Any]
@@ -23,7 +24,8 @@ DASHES = ("none", "8 5", "2 4", "10 3 2 3")
 def write_page(path: Path, rows: Sequence[Row], plan: Plan) -> Path:
     """Write the page of a comparison, finished or not."""
     done = [row for row in rows if row["status"] == "done"]
-    whole = [row for row in done if not row["fewer"]] or done
+    learned = [row for row in done if not is_unlearned(row)]
+    whole = [row for row in learned if not row["fewer"]] or learned
     sections = [
         result(rows, done, whole, plan),
         quality(done, plan),
@@ -83,7 +85,9 @@ def result(rows: Sequence[Row], done: Sequence[Row], whole: Sequence[Row], plan:
     tiles = [(tr("designs"), str(len(rows)), tr("{n} measured", n=len(done)))]
     if done:
         chief = plan.task.measures[:2]
-        for measure in alike(done, chief):
+        if not whole:
+            tiles.append((tr("verdict"), tr("none"), tr("no design has learned yet")))
+        for measure in alike(done, chief) if whole else ():
             best = (min if measure.less_is_better else max)(whole, key=lambda row: row[measure.name])
             name = "lowest {measure}" if measure.less_is_better else "highest {measure}"
             tiles.append((tr(name, measure=tr(measure.column)), shown(best, measure), best["name"]))
@@ -103,6 +107,8 @@ def result(rows: Sequence[Row], done: Sequence[Row], whole: Sequence[Row], plan:
             for row in unlike
         )
         body += f'<ul class="said">{lines}</ul>'
+    if unlearned := said_unlearned(done, plan.task.measures):
+        body += f'<ul class="said"><li class="failed">{escape(unlearned)}</li></ul>'
     return Section(tr("Result"), "", body)
 
 

@@ -16,6 +16,7 @@ from polyhead.compare.origins import tokens_of
 from polyhead.compare.plan import Plan, Row
 from polyhead.compare.significance import Floats, interval, resamples, scores
 from polyhead.compare.tasks.base import Measure
+from polyhead.evaluate.baselines import Baseline, beats
 
 Result = dict[str, Any]
 # what is averaged over the seeds, besides the measures
@@ -34,12 +35,14 @@ def rows_of(plan: Plan, results: Mapping[tuple[str, int], Result]) -> list[Resul
     }
     rows = [row_of(plan, row, results, statistics_of) for row in plan.rows]
     note_fewer(rows, plan)
+    withhold_verdicts(rows, plan.task.measures)
     chief = next(iter(alike(rows, plan.task.measures)), plan.task.measures[0])
 
-    def order(row: Result) -> tuple[bool, float]:
+    def order(row: Result) -> tuple[bool, bool, float]:
         value = row.get(chief.name)
         best = math.inf if value is None else value if chief.less_is_better else -value
-        return bool(row["fewer"]), best
+        unlearned = row["learned"] is False  # these stay in the order of the plan
+        return bool(row["fewer"]), unlearned, 0.0 if unlearned else best
 
     rows.sort(key=order)
     return [{"rank": i + 1, **row} for i, row in enumerate(rows)]
@@ -61,6 +64,23 @@ def note_fewer(rows: Sequence[Result], plan: Plan) -> None:
                 row["fewer"] = most - has
                 said = f"{measure.column} of {has:,} of {most:,} {plan.task.words.unit}, the others are too long for it"
                 row["note"] = "; ".join(filter(None, (row["note"], said)))
+
+
+def withhold_verdicts(rows: Sequence[Result], measures: Sequence[Measure]) -> None:
+    """Leave out the significance of differences between a row and the base where neither has learned."""
+    base = next((row for row in rows if row["base"]), None)
+    if base is None or base["learned"] is not False:
+        return
+    for row in rows:
+        if row["learned"] is False:
+            row |= {f"{measure.name}_p": None for measure in measures}
+
+
+def learned(row: Result, measures: Sequence[Measure]) -> bool | None:
+    """Whether the score of a row, which is its second measure, is better than its baseline; None where one is missing."""
+    name = measures[1].name
+    value, baseline = row[name], row["baselines"].get(name)
+    return None if value is None or baseline is None else beats(name, value, Baseline(**baseline))
 
 
 def done_seeds(plan: Plan, row: Row, results: Mapping[tuple[str, int], Result]) -> list[int]:
@@ -99,6 +119,8 @@ def row_of(
     found["ppl"] = perplexity_of(found["loss"]) if found["loss"] is not None else None
     for name in measures:
         found[f"{name}_spread"] = statistics.stdev(cell[name] for cell in done) if len(done) > 1 else None
+    found["baselines"] = done[0].get("baselines", {}) if done else {}
+    found["learned"] = learned(found, plan.task.measures)
     found["split"] = done[0]["split"] if done else None
     found["signatures"] = done[0]["signatures"] if done else None
     found["curves"] = [cell.get("curve", []) for cell in cells if cell.get("curve")]

@@ -19,8 +19,10 @@ from polyhead.compare.plan import Plan, Row
 from polyhead.compare.process import Stop, run_process, stopping
 from polyhead.compare.results import rows_of
 from polyhead.compare.table import write_csv
+from polyhead.compare.tasks.base import Measure
 from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baseline
 from polyhead.places import directory_place
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
@@ -232,8 +234,17 @@ def brief(found: dict[str, Any], plan: Plan) -> str:
     """The result of a cell in one line."""
     if found["status"] != "done":
         return tr("failed: {message}", message=translate_message(found["message"]))
-    chief = [f"{m.column} {found[m.name]:.{m.digits}f}" for m in plan.task.measures[:2]]
+    chief = [f"{m.column} {found[m.name]:.{m.digits}f}{beside(found, m)}" for m in plan.task.measures[:2]]
     return ", ".join([*chief, tr("{count:,} steps", count=found["steps"])])
+
+
+def beside(found: dict[str, Any], measure: Measure) -> str:
+    """The baseline of a measure, in brackets."""
+    known = found.get("baselines", {}).get(measure.name)
+    if not known:
+        return ""
+    value = f"{known['value']:.{measure.digits}f}"
+    return f" ({Baseline(**known).described(value)})"
 
 
 def died(code: int) -> str:

@@ -10,6 +10,7 @@ from polyhead.analysis.page import Section, scrollable
 from polyhead.compare import table
 from polyhead.compare.plan import Plan
 from polyhead.compare.tasks.base import Measure
+from polyhead.compare.unlearned import baseline_rows, is_unlearned
 from polyhead.core.i18n import tr
 
 Row = Mapping[str, Any]
@@ -39,6 +40,7 @@ def quality(done: Sequence[Row], plan: Plan) -> Section:
             cells.append(f"<td>{range_bar(row, measure, spans[name], base)}</td>")
             cells.append(p_cell(row, measure, base))
         lines.append(f'<tr class="row c{i}{" base" if row["base"] else ""}">{"".join(cells)}</tr>')
+    lines += [baseline_line(row, measures) for row in baseline_rows(done, measures)]
     return Section(tr("Quality"), about_quality(done[0]["split"], plan), framed(tr("Quality"), head, lines))
 
 
@@ -67,6 +69,18 @@ def about_quality(split: str, plan: Plan) -> str:
             else tr("One seed says nothing about other seeds."),
         ]
     )
+
+
+def baseline_line(row: Row, measures: Sequence[Measure]) -> str:
+    """The baselines of all measures as a line of the table."""
+    cells = [f'<th scope="row"><div class="who"><span>{escape(row["name"])}</span></div></th>']
+    for measure in measures:
+        values = [(row[measure.name], measure.digits)]
+        if measure.name == "loss" and measure.of_tokens:
+            values.append((row["ppl"], 2))
+        cells += [f"<td>{'' if value is None else f'{value:.{digits}f}'}</td>" for value, digits in values]
+        cells.append("<td></td><td></td>")
+    return f'<tr class="soft">{"".join(cells)}</tr>'
 
 
 def span_of(done: Sequence[Row], name: str) -> tuple[float, float]:
@@ -133,6 +147,7 @@ def cost(done: Sequence[Row], plan: Plan) -> Section:
 def name_cell(i: int, row: Row) -> str:
     """The number of a design, its colour and its name."""
     tag = f'<span class="tag">{tr("base")}</span>' if row["base"] and row["name"] != "base" else ""
+    tag += f'<span class="tag">{escape(tr("not learned"))}</span>' if is_unlearned(row) else ""
     name = escape(row["name"]).replace("=", "=<wbr>").replace("(", "<wbr>(")  # where a long one may be broken
     return f'<th scope="row"><div class="who"><span class="badge">{i + 1}</span><span>{name}{tag}</span></div></th>'
 

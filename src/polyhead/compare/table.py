@@ -9,14 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.cells import cell_len
+
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.tasks.base import Measure
+from polyhead.compare.unlearned import baseline_rows, is_unlearned, said_unlearned
+from polyhead.core.i18n import tr
 from polyhead.files import replace_file
 
 Row = Mapping[str, Any]
 WIDTH, NAMES = 120, 32  # columns of a line, and those that names get at least, if they are as long
-LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank", "units")  # not in the CSV
+LEFT_OUT = ("curves", "recipe", "signatures", "changes", "rank", "units", "baselines")  # not in the CSV
 TEXTS = {"test": "test", "valid": "validation"}  # of a split, in words
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -36,7 +40,9 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
             (price.column, price.show) for price in prices(plan.task.words.each) if told_of(done, price.show)
         ]
         text = TEXTS[done[0]["split"]]
-        parts.append(_grid(done, _fitting(done, _quality_columns(measures, many)), bold))
+        judged = [*done, *baseline_rows(done, measures)]
+        columns = [*_learned_columns(done), *_quality_columns(measures, many)]
+        parts.append(_grid(judged, _fitting(judged, columns), bold))
         parts.append(_grid(done, paid, bold))
         parts.append(
             f"{first}: validation text. {others}: {text} text, with the 95 % interval of 1,000 bootstrap resamples."
@@ -44,6 +50,8 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
             + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
         )
+        if unlearned := said_unlearned(done, measures):
+            parts.append(textwrap.fill(unlearned, WIDTH))
     if rest:
         told = (textwrap.fill(f"{row['name']}: {said(row)}", WIDTH, subsequent_indent="    ") for row in rest)
         parts.append("\n".join(told))
@@ -115,6 +123,13 @@ def percent(value: float | None) -> str:
 Column = tuple[str, Callable[[Row], str]]
 
 
+def _learned_columns(rows: Sequence[Row]) -> list[Column]:
+    """The mark of designs that have not learned, where there are any."""
+    if not any(map(is_unlearned, rows)):
+        return []
+    return [("", lambda row: tr("not learned") if is_unlearned(row) else "")]
+
+
 def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
     """The loss with its perplexity, then every other measure with its interval; seeds of the first two."""
 
@@ -135,7 +150,7 @@ def _quality_columns(measures: Sequence[Measure], many: bool) -> list[Column]:
         columns += [value(of), *([spread(of)] if many and i < 2 else [])]
         columns += [between(of), p(of)] if i else [p(of)]
         if not i and of.of_tokens:
-            columns.append(("ppl", lambda row: _figures(row["ppl"], 3)))
+            columns.append(("ppl", lambda row: "-" if row["ppl"] is None else _figures(row["ppl"], 3)))
     return columns
 
 
@@ -185,7 +200,7 @@ def _fitting(rows: Sequence[Row], columns: Sequence[Column]) -> list[Column]:
 
 def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> int:
     """What the columns of numbers take of a line."""
-    return sum(2 + max(len(title), *(len(show(row)) for row in rows)) for title, show in columns)
+    return sum(2 + max(len(title), *(cell_len(show(row)) for row in rows)) for title, show in columns)
 
 
 def _fixed(value: float | None, digits: int) -> str:
@@ -199,11 +214,12 @@ def _grid(rows: Sequence[Row], columns: Sequence[Column], bold: bool) -> str:
     cells = [["->" if row["base"] else "", row["name"], *(show(row) for _, show in columns)] for row in rows]
     room = max(NAMES // 2, WIDTH - 3 - _widths(rows, columns))
     cells = [[mark, clipped(name, room), *rest] for mark, name, *rest in cells]
-    widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+    widths = [max(cell_len(line[i]) for line in [head, *cells]) for i in range(len(head))]
     lines = []
     for line in [head, *cells]:
-        left = [text.ljust(width) for text, width in zip(line[:2], widths[:2], strict=True)]
-        right = [text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)]
+        blanks = [" " * (width - cell_len(text)) for text, width in zip(line, widths, strict=True)]
+        left = [text + blank for text, blank in zip(line[:2], blanks[:2], strict=True)]
+        right = [blank + text for text, blank in zip(line[2:], blanks[2:], strict=True)]
         text = "  ".join([" ".join(left), *right]).rstrip()
         lines.append(f"\033[1m{text}\033[0m" if bold and line[0] else text)
     return "\n".join(lines)
@@ -226,7 +242,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    flat = {}
+    flat = {f"{name}_baseline": one["value"] for name, one in (row.get("baselines") or {}).items()}
     for key, value in row.items():
         if key in LEFT_OUT:
             continue

@@ -285,3 +285,11 @@ def _evaluate(
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
     report.valid({**measured, **counters, "best": float(best)})
     return best
+
+
+def measure_metric(training: Training, task: Task, metric: str, ranks: Ranks) -> float:
+    """One measure of the validation text by the weights that are in the model, the same number on all ranks."""
+    training.model.eval()
+    with torch.inference_mode():
+        measured = task.evaluate(training.model, ranks.map)
+    return ranks.tell(lambda: measured[metric])

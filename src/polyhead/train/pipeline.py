@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from polyhead.files import replace_file
 from polyhead.models import build
 from polyhead.nn.adapter import merge
 from polyhead.nn.place import device_of
-from polyhead.nn.weights import weights
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK
 from polyhead.run import Run
@@ -30,11 +30,12 @@ from polyhead.run_files import read_config, read_family
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
+from polyhead.train.baselines import keep_counts, show_baselines
 from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
-from polyhead.train.loop import How, Look, Outcome, total_steps, train
+from polyhead.train.loop import How, Look, Outcome, measure_metric, total_steps, train
 from polyhead.train.ranks import ALONE, Each, Ranks
 from polyhead.train.report import RunReport
 from polyhead.train.reporting import (
@@ -231,14 +232,15 @@ def _finish(
     recipe = run.recipe
     assert recipe is not None
     try:
-        with end_on_signal():
-            origin = ranks.tell(lambda: final_weights(training, recipe.train, recipe.out / "checkpoints"))
-        ranks.copy(weights(run.model).values())  # which nobody may miss
+        measure = partial(measure_metric, training, task, recipe.train.metric, ranks)
+        origin = final_weights(training, recipe.train, recipe.out / "checkpoints", measure, ranks)
         merge(run.model)
         with end_on_signal():
             facts = _facts(run, task, origin, ranks.map)
             ranks.tell(lambda: run.save(recipe.out, card(task.title, task.use, facts)))
+            ranks.tell(lambda: keep_counts(task, run))
             facts |= ranks.tell(lambda: judge(run, task)) if judge else task.facts(run, ranks.map)
+            facts = ranks.tell(lambda: show_baselines(facts, task, run))
     except KeyboardInterrupt:
         ranks.interrupt()
         report.say(tr("training is done, its final evaluation is not"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,9 @@ from polyhead.train.learned import prepare, scale_rates
 from polyhead.train.optim import set_rates
 from polyhead.train.precision import LossScale, resolve
 from polyhead.train.progress import Progress
+from polyhead.train.ranks import ALONE, Ranks
 from polyhead.train.schedule import Schedule
+from polyhead.train.signals import end_on_signal
 from polyhead.train.snapshot import flatten_optimizer, unflatten_optimizer
 from polyhead.train.tensors import expect
 
@@ -97,19 +101,80 @@ def prune(training: Training, config: TrainConfig, checkpoints: Path) -> None:
     )
 
 
-def final_weights(training: Training, config: TrainConfig, checkpoints: Path) -> str:
-    """Put the weights that a finished run is known by into the model; returns where they come from.
+class Candidate(NamedTuple):
+    """Weights that a finished run may be known by: of one checkpoint, or the mean of several."""
 
-    With ``average``, the mean of the last regular checkpoints; else with ``ema``, the moving average as it was
-    at the best evaluation; else the weights at the best evaluation; without a finite one, the last weights.
+    name: str
+    steps: list[int]
+    group: str = "model"
+
+    def load(self, checkpoints: Path) -> Mapping[str, Tensor]:
+        """Read them from the checkpoints."""
+        several = [checkpoint.load(checkpoints / f"step-{step}").tensors[self.group] for step in self.steps]
+        return several[0] if len(several) == 1 else mean(several)
+
+
+def candidates(training: Training, config: TrainConfig, checkpoints: Path) -> list[Candidate]:
+    """The weights to choose from: single ones first, then with ``ema`` and ``average`` these averages.
+
+    Single weights are those at the best evaluation, or the last ones where none was finite. With ``ema`` evaluations
+    are of the moving average, so the last single weights may be better than those, and are measured as well.
     """
-    model, progress = training.model, training.progress
+    progress = training.progress
+    best = progress.best_step or progress.step
+    steps = [best, progress.step] if training.ema and best != progress.step else [best]
+    found = [Candidate(f"checkpoint {step}", [step]) for step in steps]
+    if training.ema:
+        found.append(Candidate(f"EMA at step {best}", [best], "ema"))
     if config.average:
         there = [step for step in checkpoint.steps(checkpoints) if step <= progress.step]
-        last = regular(there, config) or [progress.step]
-        put(model, mean([checkpoint.load(checkpoints / f"step-{step}").tensors["model"] for step in last]))
-        return f"mean of the checkpoints {', '.join(map(str, last))}"
-    group = "ema" if training.ema else "model"
-    step = progress.best_step or progress.step
-    put(model, checkpoint.load(checkpoints / f"step-{step}").tensors[group])
-    return f"EMA at step {step}" if training.ema else f"checkpoint {step}"
+        last = regular(there, config)
+        if len(last) > 1:
+            found.append(Candidate(f"mean of the checkpoints {', '.join(map(str, last))}", last))
+    return found
+
+
+def final_weights(
+    training: Training,
+    config: TrainConfig,
+    checkpoints: Path,
+    measure: Callable[[], float],
+    ranks: Ranks = ALONE,
+) -> str:
+    """Put the weights that a finished run is known by into the model of every rank; returns which, and what was measured.
+
+    ``measure`` gives ``train.metric`` of the weights that are in the model, on the validation text. An average is taken
+    only if it is better than the single weights.
+    """
+    with end_on_signal():
+        found = ranks.tell(lambda: [one._asdict() for one in candidates(training, config, checkpoints)])
+    several = [Candidate(**one) for one in found]
+
+    def place(one: Candidate) -> None:
+        with end_on_signal():
+            ranks.tell(lambda: put(training.model, one.load(checkpoints)))
+        ranks.copy(weights(training.model).values())  # which nobody may miss
+
+    if len(several) == 1:
+        place(several[0])
+        return several[0].name
+    values = []
+    for one in several:
+        place(one)
+        with end_on_signal():
+            values.append(measure())
+    chosen = max(range(len(several)), key=lambda i: (_goodness(values[i], config.metric), -i))
+    place(several[chosen])
+    compared = "; ".join(
+        f"{one.name}: {value:.4f}"
+        for one, value in zip(several, values, strict=True)
+        if one is not several[chosen]
+    )
+    return f"{several[chosen].name} ({config.metric} {values[chosen]:.4f}; {compared})"
+
+
+def _goodness(value: float, metric: str) -> float:
+    """More is better, whatever the metric."""
+    if not math.isfinite(value):
+        return -math.inf
+    return -value if metric == "loss" else value

@@ -10,11 +10,13 @@ from typing import Any
 
 from polyhead.analysis.classes import measure_classes
 from polyhead.cli.lines import one_column
-from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
+from polyhead.cli.measures.lines import Split, column, no_files, say_verdict, show, write_answers
 from polyhead.core.i18n import tr
 from polyhead.data.columns import format_like
-from polyhead.data.labelled import open_labelled, read_labelled
+from polyhead.data.labelled import Example, open_labelled, read_labelled
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, class_baselines
+from polyhead.evaluate.training_counts import read_counts
 from polyhead.run import Run
 from polyhead.train.tasks.classification import labelled_of
 
@@ -76,10 +78,22 @@ def measure(
         "f1": tr("the mean F1 of {count} classes", count=len(run.config.labels)),
         "mcc": tr("Matthews correlation"),
     }
+    baselines = class_baselines_of(run, examples)
     for name, value in found.measures.items():
         label = name.removeprefix("f1_")
-        show(tr(name), value, remarks.get(name, tr("F1 of the class {label}", label=label)))
+        remark = remarks.get(name, tr("F1 of the class {label}", label=label))
+        show(tr(name), value, remark, baselines.get(name))
+    say_verdict(run, found.measures, baselines)
     remark = tr("texts a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     show(tr("speed"), len(examples) / seconds, remark)
     if output is not None:
         write_answers(output, map(one_column, found.given), report)
+
+
+def class_baselines_of(run: Run, examples: Sequence[Example]) -> Baselines:
+    """Those of the most frequent class of the training text; none where the run directory does not tell it."""
+    counts, labels = read_counts(run.directory), run.config.labels
+    if counts is None or counts.labels.keys() != set(labels):
+        return {}
+    wanted = [labels.index(example.label) for example in examples]
+    return class_baselines(counts.labels, wanted, labels)

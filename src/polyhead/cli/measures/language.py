@@ -7,11 +7,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyhead.cli.measures.lines import Split, column, no_files, show
+from polyhead.analysis.perplexity import Perplexity
+from polyhead.cli.measures.lines import Split, column, no_files, say_verdict, show, training_tokens
 from polyhead.core.i18n import tr
+from polyhead.data.text import Text
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, unigram_baselines
 from polyhead.run import Run
-from polyhead.train.tasks.plain_text import text_in, text_of
+from polyhead.train.tasks.plain_text import asked_in, text_in, text_of
 
 
 def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str] = ()) -> None:
@@ -36,12 +39,30 @@ def measure(run: Run, files: Sequence[str], split: Split, *, text: Sequence[str]
             count=measured.broken,
         )
         print(f"polyhead: {skipped}", file=sys.stderr)
+    values = {
+        "loss": measured.loss,
+        "ppl": measured.per_token,
+        "word_ppl": measured.per_word,
+        "bits_per_char": measured.bits_per_character,
+    }
+    baselines = text_baselines(run, given, measured)
     tokens, words, characters = measured.tokens, measured.words, measured.characters
-    show(tr("loss"), measured.loss, tr("nats of a token, {count:,} tokens", count=tokens))
-    show(tr("perplexity"), measured.per_token, tr("of a token, which depends on the tokenizer"))
-    show(tr("word-ppl"), measured.per_word, tr("of a word, {count:,} with the ends of lines", count=words))
-    show(
-        tr("bits"), measured.bits_per_character, tr("of a character, {count:,} characters", count=characters)
-    )
+    lines = [
+        (tr("loss"), tr("nats of a token, {count:,} tokens", count=tokens)),
+        (tr("perplexity"), tr("of a token, which depends on the tokenizer")),
+        (tr("word-ppl"), tr("of a word, {count:,} with the ends of lines", count=words)),
+        (tr("bits"), tr("of a character, {count:,} characters", count=characters)),
+    ]
+    for (name, value), line in zip(values.items(), lines, strict=True):
+        show(line[0], value, line[1], baselines.get(name))
+    say_verdict(run, values, baselines)
     remark = tr("tokens a second, in {seconds:,.1f} s with the tokenizer", seconds=seconds)
     show(tr("speed"), tokens / seconds, remark)
+
+
+def text_baselines(run: Run, given: Text, measured: Perplexity) -> Baselines:
+    """Those of token frequencies; none where the run directory does not tell them."""
+    counts = training_tokens(run)
+    if counts is None:
+        return {}
+    return unigram_baselines(counts, asked_in(given, run.tokenizer), measured.words, measured.characters)

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyhead.cli.measures.lines import Split, no_files, show
+from polyhead.cli.measures.lines import Split, no_files, say_verdict, show
 from polyhead.core.i18n import tr
+from polyhead.evaluate.baselines import Baselines
+from polyhead.evaluate.training_counts import read_counts
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.train.reporting import Reporters
+from polyhead.train.tasks.base import HasBaselines
 
 
 def measure(run: Run, files: Sequence[str], split: Split) -> None:
@@ -39,5 +42,10 @@ def measure(run: Run, files: Sequence[str], split: Split) -> None:
     measured = task.evaluate(run.model)
     if "f1" in measured:
         remarks["loss"] = tr("nats: the generator's, and the encoder's as it is weighed")
+    counts = read_counts(run.directory)
+    baselines: Baselines = {}
+    if counts and counts.vocab_size == run.tokenizer.vocab_size and isinstance(task, HasBaselines):
+        baselines = task.baselines(counts, run, "valid")
     for name, value in measured.items():
-        show(tr("perplexity" if name == "ppl" else name), value, remarks[name])
+        show(tr("perplexity" if name == "ppl" else name), value, remarks[name], baselines.get(name))
+    say_verdict(run, measured, baselines)

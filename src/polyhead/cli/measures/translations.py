@@ -8,15 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyhead.cli.lines import Counter, one_line
-from polyhead.cli.measures.lines import Split, column, no_files, show, write_answers
+from polyhead.cli.measures.lines import (
+    Split,
+    column,
+    no_files,
+    say_verdict,
+    show,
+    training_tokens,
+    write_answers,
+)
 from polyhead.cli.options import parts, typed
 from polyhead.cli.swapped import SwapCheck
 from polyhead.cli.terms_file import read_terms
 from polyhead.core.i18n import tr
+from polyhead.data.arrays import Ints
 from polyhead.data.columns import format_like
 from polyhead.data.corpus import CorpusReport, open_corpus, read_pairs
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baseline, count_tokens, translation_baselines, unigram_baselines
+from polyhead.evaluate.training_counts import read_counts
 from polyhead.run import Run
 from polyhead.train.tasks.translation import corpus_of
 
@@ -66,20 +79,30 @@ def measure(
     seconds = time.perf_counter() - start
     counter.add(len(sources))
     counter.close()
+    counts = read_counts(run.directory)
+    baselines = dict(translation_baselines(sources, references, lang, counts.target if counts else None))
+    values = {score.name: score.value for score in measured.scores}
     for score in measured.scores:
-        show(tr(score.name), score.value, score.signature)
+        show(tr(score.name), score.value, score.signature, baselines.get(score.name))
     exact = sum(a == b for a, b in zip(measured.outputs, references, strict=True))
     remark = tr("% of the translations equal to their reference")
     show(tr("exact"), 100 * exact / len(references), remark)
     if output is not None:
         write_answers(output, map(one_line, measured.outputs), report)
-    show_perplexity(run, sources, references)
+    show_perplexity(run, sources, references, values, baselines)
+    say_verdict(run, values, baselines)
     remark = tr("translations a second, {count:,} in {seconds:,.1f} s", count=len(sources), seconds=seconds)
     show(tr("speed"), len(sources) / seconds, remark)
 
 
-def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None:
-    """The line of the perplexity, over the pairs that the model can hold whole."""
+def show_perplexity(
+    run: Run,
+    sources: list[str],
+    references: list[str],
+    values: dict[str, float],
+    baselines: dict[str, Baseline],
+) -> None:
+    """The line of the perplexity, over the pairs that the model can hold whole; it joins the ``values``."""
     sides = zip(run.tokenizer.encode(sources), run.tokenizer.target.encode(references), strict=True)
     most = run.config.max_len - run.tokenizer.sides.most
     fits = [max(map(len, pair)) <= most for pair in sides]
@@ -93,8 +116,20 @@ def show_perplexity(run: Run, sources: list[str], references: list[str]) -> None
         )
         print(f"polyhead: {left_out}", file=sys.stderr)
     if kept:
-        perplexity = run.perplexity([a for a, _ in kept], [b for _, b in kept])
-        show(tr("perplexity"), perplexity, tr("of a reference token"))
+        values["ppl"] = run.perplexity([a for a, _ in kept], [b for _, b in kept])
+        counts = training_tokens(run)
+        if counts is not None:
+            asked = said_tokens(run, [b for _, b in kept])
+            baselines["ppl"] = unigram_baselines(counts, asked)["ppl"]
+        show(tr("perplexity"), values["ppl"], tr("of a reference token"), baselines.get("ppl"))
+
+
+def said_tokens(run: Run, references: list[str]) -> Ints:
+    """How often each token of the references, their ends included, is predicted: (V,)."""
+    sides, size = run.tokenizer.sides, run.tokenizer.vocab_size
+    around = [sides.end] if sides.forced else sides.said([])
+    rows = map(np.array, [*run.tokenizer.target.encode(references), around * len(references)])
+    return count_tokens((row.astype(np.int64) for row in rows), size)
 
 
 def pairs(

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from polyhead.core.i18n import tr
+from polyhead.evaluate.baselines import Baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
@@ -80,6 +82,19 @@ class Teachable(RunTask, Protocol):
 
     def scores(self, model: nn.Module, batch: Any) -> Scores:
         """Of a batch."""
+        ...
+
+
+@runtime_checkable
+class HasBaselines(Protocol):
+    """A task whose scores are shown beside those of guesses that have only counted the training text."""
+
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """What the baselines need of the training text."""
+        ...
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Those of the validation or the test text, by the names of the measures."""
         ...
 
 

@@ -14,6 +14,8 @@ from polyhead.data.batches import ByLength, deal
 from polyhead.data.conversation_store import ConversationStore
 from polyhead.data.conversations import Conversations, open_conversations, texts
 from polyhead.data.rows import Rows
+from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.registry import TASK, Choice
@@ -121,6 +123,16 @@ class Chat:
         """The same of the test text, if there is one."""
         return test_facts(run, store_of, self._measured, each)
 
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """How often the assistant says each token."""
+        return TrainingCounts.of_tokens(said_tokens(self.train, tokenizer.vocab_size))
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Those of token frequencies."""
+        assert run.recipe is not None
+        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
+        return unigram_baselines(counts.token_counts(), said_tokens(store, counts.vocab_size))
+
     def by_length(self, store: ConversationStore) -> ByLength:
         """The conversations of a text in batches."""
         return ByLength(store.lengths, store.lengths, self.config.max_tokens, self.config.seed)
@@ -132,6 +144,13 @@ class Chat:
 
         measures = Recovered.of(each(read, self.by_length(store).plan())).measures()
         return {name: measures[name] for name in ("loss", "ppl")}
+
+
+def said_tokens(store: ConversationStore, vocab_size: int) -> Ints:
+    """How often the assistant says each token: (V,). The first token of a conversation is never asked for."""
+    said = store.learned.astype(bool)
+    said[store.offsets[:-1]] = False
+    return count_tokens([store.ids[said]], vocab_size)
 
 
 def conversations_of(recipe: Recipe, split: str) -> Conversations:

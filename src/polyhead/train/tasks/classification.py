@@ -17,6 +17,8 @@ from polyhead.data.framed import FramedBatch
 from polyhead.data.labelled import Labelled, labels_of, open_labelled, texts
 from polyhead.data.labelled_store import LabelledStore
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, class_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Classifier
 from polyhead.nn.loss import Loss, classification
 from polyhead.nn.place import beside
@@ -210,6 +212,17 @@ class Classification:
             measured = self._measured(run.model, store, self.by_length(store).plan(), each)
             facts |= {f"{split} {name}": f"{value:.4f}" for name, value in measured.items()}
         return facts
+
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Texts of each class."""
+        counts = np.bincount(self.train.labels, minlength=len(self.labels)).tolist()
+        return TrainingCounts(labels=dict(zip(self.labels, counts, strict=True)))
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Those of one class for all texts."""
+        assert run.recipe is not None
+        store = self.valid if split == "valid" else store_of(run.recipe, split, self.labels, run.tokenizer)
+        return class_baselines(counts.labels, store.labels, self.labels)
 
     def by_length(self, store: LabelledStore) -> ByLength:
         """Some texts in batches."""

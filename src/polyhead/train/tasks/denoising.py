@@ -27,6 +27,8 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
@@ -40,10 +42,12 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, text_of
+from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, store_of, text_of
 
 PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
 SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
+
+ENOUGH = 1_000_000  # tokens that are counted of the training text
 
 
 class Texts(NamedTuple):
@@ -186,6 +190,22 @@ class Denoising:
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
         return accuracy_facts(run, self.valid, self._measured, each)
+
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """How often each token is to be written, in the first batches of an epoch."""
+        counts: Ints = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        for chosen in self.plan(0):
+            counts += count_tokens([self.batch(chosen).labels.numpy().ravel()], len(counts))
+            if counts.sum() >= ENOUGH:
+                break
+        return TrainingCounts.of_tokens(counts)
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Those of token frequencies, of the tokens to be written."""
+        assert run.recipe is not None
+        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
+        labels = (batch.labels.numpy().ravel() for _, batch in self.measured(store))
+        return unigram_baselines(counts.token_counts(), count_tokens(labels, counts.vocab_size))
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))

@@ -14,6 +14,8 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, unigram_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import CausalLM
 from polyhead.nn.loss import Loss
 from polyhead.recipe import Recipe, TrainConfig
@@ -24,7 +26,15 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import next_token
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import check_rows, open_stores, rows_of, store_of, test_facts, text_of
+from polyhead.train.tasks.plain_text import (
+    asked_tokens,
+    check_rows,
+    open_stores,
+    rows_of,
+    store_of,
+    test_facts,
+    text_of,
+)
 
 
 @TASK.register("language-model")
@@ -112,6 +122,18 @@ class LanguageModel:
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """Perplexity of the test text, if there is one."""
         return test_facts(run, store_of, self._measured, each)
+
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """How often each token is asked for."""
+        return TrainingCounts.of_tokens(asked_tokens(self.train, tokenizer.vocab_size))
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Those of token frequencies."""
+        assert run.recipe is not None
+        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
+        asked = asked_tokens(store, counts.vocab_size)
+        report = store.report
+        return unigram_baselines(counts.token_counts(), asked, report.words, report.characters)
 
     def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
         assert isinstance(model, CausalLM)

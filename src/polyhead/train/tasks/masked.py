@@ -18,6 +18,8 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Ensemble, MaskedLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -29,7 +31,14 @@ from polyhead.text.words import words_of
 from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, rows_of, text_of
+from polyhead.train.tasks.plain_text import (
+    accuracy_facts,
+    check_text,
+    open_stores,
+    rows_of,
+    store_of,
+    text_of,
+)
 
 PLAN, MASKS, MEASURED = 1, 2, 3  # what is drawn, first in the key of a generator
 
@@ -158,6 +167,19 @@ class MaskedLanguage:
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """The same of the validation and, where there is one, of the test text."""
         return accuracy_facts(run, self.valid, self._measured, each)
+
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """How often each token occurs that may be asked for."""
+        counts = count_tokens([self.train.ids], tokenizer.vocab_size)
+        counts[self.special] = 0
+        return TrainingCounts.of_tokens(counts)
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """Those of token frequencies, of the tokens asked for."""
+        assert run.recipe is not None
+        store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
+        labels = (batch.labels.numpy().ravel() for _, batch in self.measured(store))
+        return unigram_baselines(counts.token_counts(), count_tokens(labels, counts.vocab_size))
 
     def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
         tokens, pos = collate_packs(store, packed, self.tokenizer)

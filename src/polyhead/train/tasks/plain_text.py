@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from polyhead.core.i18n import tr
+from polyhead.data.arrays import Ints
 from polyhead.data.columns import Column, format_like
 from polyhead.data.text import Text, open_text
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import count_tokens
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
@@ -76,6 +80,19 @@ def rows_of(config: TrainConfig, width: int) -> int:
             f"train.max_tokens is {config.max_tokens}, less than a row of data.max_len={width} tokens"
         )
     return config.max_tokens // width
+
+
+def asked_tokens(store: TokenStore, vocab_size: int) -> Ints:
+    """How often each token is predicted where a text is read once: (V,). What begins a document apart never is."""
+    unasked = np.union1d([0], store.begins if store.apart else []).astype(np.int64)
+    return count_tokens([store.ids], vocab_size) - count_tokens([store.ids[unasked]], vocab_size)
+
+
+def asked_in(text: Text, tokenizer: Tokenizer) -> Ints:
+    """The same of files of plain text, as ``run.measure`` reads them."""
+    with TemporaryDirectory() as place:
+        store = TokenStore.open_or_build(text, tokenizer, place, tokenizer.begin)
+        return asked_tokens(store, tokenizer.vocab_size)
 
 
 def test_facts(

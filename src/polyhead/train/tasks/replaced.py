@@ -14,6 +14,8 @@ from polyhead.analysis.recovered import perplexity_of, recovered
 from polyhead.data.masking import drawn
 from polyhead.data.packing import Pack
 from polyhead.data.token_store import TokenStore
+from polyhead.evaluate.baselines import Baseline, Baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Detector
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
 from polyhead.nn.place import beside
@@ -143,6 +145,19 @@ class ReplacedTokens:
             run, store_of, self._measured, each
         )
 
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """Those of the tokens that the generator is asked for."""
+        return self.text.count_training(tokenizer)
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """The generator's perplexity of token frequencies, and F1 where every token is taken for a replaced one."""
+        assert run.recipe is not None
+        store = self.text.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
+        told = self._sums(run.model, store, map)
+        f1 = 2 * told.replaced / max(told.tokens + told.replaced, 1)
+        unigram = self.text.baselines(counts, run, split)
+        return {"ppl": unigram["ppl"], "f1": Baseline(f1, "every token")} if unigram else {}
+
     @torch.no_grad()
     def judge(self, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
         """The first validation rows: tokens (B, T) with replaced ones in, -1 at padding; found ones; replaced ones."""
@@ -161,8 +176,11 @@ class ReplacedTokens:
         found[there], truth[there] = told > 0, replaced > 0
         return read, found, truth
 
-    @torch.no_grad()
     def _measured(self, model: nn.Module, store: TokenStore, each: Each) -> dict[str, float]:
+        return self._sums(model, store, each).measures(self.weight)
+
+    @torch.no_grad()
+    def _sums(self, model: nn.Module, store: TokenStore, each: Each) -> Told:
         """What is drawn is the same for every model that says the same."""
         assert isinstance(model, Detector)
 
@@ -178,7 +196,7 @@ class ReplacedTokens:
             return Told(own.nll, own.asked, float(missed), len(told), *counts)
 
         sums = map(sum, zip(*each(read, self.text.whole(store)), strict=True))
-        return Told(*sums).measures(self.weight)
+        return Told(*sums)
 
 
 def _hidden(given: Masked, packed: Pack, key: list[int]) -> Hidden:

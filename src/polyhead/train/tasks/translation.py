@@ -11,12 +11,15 @@ from torch import nn
 from polyhead.analysis.metrics import bleu, chrf, evaluated
 from polyhead.analysis.recovered import perplexity_of
 from polyhead.core.i18n import tr, translate_message
+from polyhead.data.arrays import Ints
 from polyhead.data.batches import ByLength, deal
 from polyhead.data.collate import Batch, collate, collate_split
 from polyhead.data.corpus import Corpus, open_corpus, read_pairs, texts
 from polyhead.data.store import PairStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
+from polyhead.evaluate.baselines import Baselines, count_tokens, translation_baselines, unigram_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models.seq2seq import Seq2Seq
 from polyhead.nn.loss import Loss
 from polyhead.ranges import Share
@@ -171,6 +174,22 @@ class Translation:
         """Some pairs in batches."""
         return ByLength(store.source_lengths, store.target_lengths, self.config.max_tokens, self.config.seed)
 
+    def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
+        """The tokens of the targets, and the most frequent target."""
+        (target,) = tokenizer.decode([self.train.target(most_frequent(self.train)).tolist()])
+        return TrainingCounts.of_tokens(count_targets(self.train, tokenizer), target)
+
+    def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
+        """BLEU and chrF of a copied source or the most frequent target; of the validation text also token frequencies."""
+        assert run.recipe is not None
+        sources, references, _ = read_pairs(corpus_of(run.recipe, split))
+        found = dict(translation_baselines(sources, references, run.recipe.data.target_lang, counts.target))
+        if split == "valid":
+            asked = count_targets(self.valid, run.tokenizer)
+            unigram = unigram_baselines(counts.token_counts(), asked)
+            found |= {name: unigram[name] for name in ("loss", "ppl")}
+        return found
+
     def facts(self, run: Run, each: Each = map) -> dict[str, str]:
         """BLEU and chrF on the validation text and, where there is one, the test text, decoded as the recipe says."""
         recipe, facts = run.recipe, {}
@@ -181,6 +200,22 @@ class Translation:
             for score in evaluated(outputs, references, recipe.data.target_lang).scores:
                 facts[f"{split} {score.name}"] = f"{score.value:.2f} ({score.signature})"
         return facts
+
+
+def count_targets(store: PairStore, tokenizer: Tokenizer) -> Ints:
+    """How often each token is to be said, the ends of targets included: (V,)."""
+    around = np.array(tokenizer.sides.said([]), dtype=np.int64)
+    vocab_size = tokenizer.vocab_size
+    return count_tokens([store.target_ids], vocab_size) + len(store) * count_tokens([around], vocab_size)
+
+
+def most_frequent(store: PairStore) -> int:
+    """The first row with the most frequent target."""
+    hashes = (hash(store.target(row).tobytes()) for row in range(len(store)))
+    _, first, counts = np.unique(
+        np.fromiter(hashes, np.int64, len(store)), return_index=True, return_counts=True
+    )
+    return int(first[counts == counts.max()].min())
 
 
 def corpus_of(recipe: Recipe, split: str) -> Corpus:

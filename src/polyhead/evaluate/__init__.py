@@ -1,0 +1,1 @@
+"""How good a model is against the scores of guesses that have learned nothing."""

@@ -1,0 +1,208 @@
+"""Baselines against computations that share no code with them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sacrebleu import corpus_bleu, corpus_chrf
+
+from polyhead.core.i18n import set_language
+from polyhead.evaluate.baselines import (
+    Baseline,
+    beats,
+    class_baselines,
+    count_tokens,
+    translation_baselines,
+    unigram_baselines,
+)
+from polyhead.evaluate.training_counts import FILE, TrainingCounts, read_counts, write_counts
+from polyhead.evaluate.verdict import describe, has_learned, values_of, with_baselines
+
+SOURCES = ["Der Hund bellt 3 Mal .", "Berlin , 4 Mai", "Eine Katze"]
+REFERENCES = ["The dog barks 3 times .", "Berlin , 4 May", "A cat"]
+CHINESE = ["狗叫了三次。", "柏林，五月四日", "一只猫"]
+
+
+def test_the_majority_class_is_that_of_the_training_text() -> None:
+    labels, wanted = ["no", "perhaps", "yes"], [0, 0, 0, 0, 1, 2, 2]
+    found = class_baselines({"no": 3, "perhaps": 9, "yes": 5}, wanted, labels)
+    assert found["accuracy"] == Baseline(1 / 7, "majority class", "perhaps")
+    precision, recall = 1 / 7, 1.0
+    assert found["f1"].value == pytest.approx((0 + 2 * precision * recall / (precision + recall) + 0) / 3)
+    assert found["mcc"].value == 0.0
+    shares = {0: 4 / 20, 1: 10 / 20, 2: 6 / 20}  # one more text of each class is assumed
+    nats = [-math.log(shares[number]) for number in wanted]
+    assert found["loss"].value == pytest.approx(sum(nats) / len(nats))
+
+
+def test_of_two_classes_the_f1_of_the_second_has_a_baseline_as_well() -> None:
+    found = class_baselines({"no": 1, "yes": 2}, [0, 1, 1, 1], ["no", "yes"])
+    assert found["f1_yes"].value == pytest.approx(2 * 0.75 / 1.75)
+    assert found["accuracy"].value == 0.75
+
+
+@pytest.mark.parametrize(("references", "lang", "tokens"), [(REFERENCES, "en", "13a"), (CHINESE, "zh", "zh")])
+def test_a_translation_is_held_against_the_better_of_two_guesses(
+    references: list[str], lang: str, tokens: str
+) -> None:
+    frequent = references[0]
+    found = translation_baselines(SOURCES, references, lang, frequent)
+    for name, score in {
+        "bleu": lambda outputs: corpus_bleu(outputs, [references], tokenize=tokens).score,
+        "chrf": lambda outputs: corpus_chrf(outputs, [references]).score,
+    }.items():
+        copied, fixed = score(SOURCES), score([frequent] * 3)
+        assert found[name].value == pytest.approx(max(copied, fixed))
+        assert found[name].guess == ("copied source" if copied >= fixed else "most frequent target")
+        alone = translation_baselines(SOURCES, references, lang)
+        assert alone[name] == Baseline(pytest.approx(copied), "copied source")
+
+
+def test_a_source_that_is_its_own_reference_is_no_guess() -> None:
+    assert translation_baselines(REFERENCES, REFERENCES) == {}
+    assert (
+        translation_baselines(REFERENCES, REFERENCES, frequent="A cat")["bleu"].guess
+        == "most frequent target"
+    )
+
+
+def test_unigram_perplexity_counts_one_more_of_each_token() -> None:
+    train, text, size = [0, 1, 1, 3, 3, 3], [1, 3, 3, 2], 5
+    times = Counter(train)
+    nats = -sum(math.log((times[token] + 1) / (len(train) + size)) for token in text)
+    arrays = [count_tokens([np.array(ids)], size) for ids in (train, text)]
+    found = unigram_baselines(*arrays, words=2, characters=9)
+    assert found["loss"].value == pytest.approx(nats / 4)
+    assert found["ppl"].value == pytest.approx(math.exp(nats / 4))
+    assert found["word_ppl"].value == pytest.approx(math.exp(nats / 2))
+    assert found["bits_per_char"].value == pytest.approx(nats / 9 / math.log(2))
+    assert found["accuracy"] == Baseline(0.5, "most frequent token")  # two of four are token 3
+    assert unigram_baselines(arrays[0], np.zeros(5, dtype=np.int64)) == {}
+
+
+def test_tokens_are_counted_in_pieces_and_without_what_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyhead.evaluate.baselines.CHUNK", 3)
+    ids = np.array([1, -100, 2, 2, 0, -100, 2, 1])
+    assert count_tokens([ids, np.array([3], dtype=np.int32)], 5).tolist() == [1, 2, 3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "baseline", "better"),
+    [
+        ("bleu", 0.08, 0.3, False),
+        ("bleu", 0.3, 0.3, False),
+        ("bleu", 0.31, 0.3, True),
+        ("ppl", 9.0, 10.0, True),
+        ("bits_per_char", 2.0, 2.0, False),
+        ("accuracy", 1.0, 1.0, True),  # nothing is better
+        ("chrf", 100.0, 100.0, True),
+        ("mcc", 0.0, 0.0, False),
+    ],
+)
+def test_a_score_beats_its_baseline_in_its_own_direction(
+    name: str, value: float, baseline: float, better: bool
+) -> None:
+    assert beats(name, value, Baseline(baseline, "unigram")) is better
+
+
+COPIED = {"bleu": Baseline(0.3, "copied source"), "chrf": Baseline(12.0, "copied source")}
+
+
+@pytest.mark.parametrize(
+    ("values", "losses", "said"),
+    [
+        (
+            {"bleu": 0.08, "chrf": 9.0},
+            [5.0, 4.0, 3.5],
+            "BLEU 0.08 is below the baseline 0.30 (copied source): it has not learned to translate yet; the validation loss "
+            "was still falling: train longer (train.steps, train.epochs), or with a higher train.lr",
+        ),
+        (
+            {"bleu": 0.3004},
+            [5.0, None, 3.5, 3.6],
+            "BLEU 0.30 is no better than the baseline 0.30 (copied source): it has not learned to translate yet; the "
+            "validation loss was no longer falling: try another train.lr, a larger model or more text",
+        ),
+        (
+            {"bleu": 0.2},
+            [5.0],
+            "BLEU 0.20 is below the baseline 0.30 (copied source): it has not learned to translate yet; train longer "
+            "(train.steps, train.epochs)",
+        ),
+        ({"bleu": 4.0, "chrf": 9.0}, [5.0], "chrF 9.00 is below the baseline 12.00 (copied source)"),
+        ({"bleu": 4.0, "chrf": 19.0}, [5.0], None),
+        ({"loss": 3.0}, [5.0], None),
+    ],
+)
+def test_a_score_that_is_no_better_is_told_in_a_sentence(
+    values: dict[str, float], losses: list[float | None], said: str | None
+) -> None:
+    baselines = COPIED | {"bleu": Baseline(0.3004 if values.get("bleu") == 0.3004 else 0.3, "copied source")}
+    assert describe(values, baselines, "translation", losses) == said
+
+
+def test_a_perplexity_is_better_where_it_is_lower() -> None:
+    baselines = {"ppl": Baseline(200.0, "unigram")}
+    assert has_learned({"ppl": 150.0}, baselines) is True
+    assert has_learned({"ppl": 250.0}, baselines) is False
+    assert has_learned({"loss": 1.0}, baselines) is None
+    said = describe({"ppl": 250.0}, baselines, "language-model", [2.0, 1.0])
+    assert said is not None
+    assert said.startswith(
+        "perplexity 250.00 is above the baseline 200.00 (unigram; lower is better): it has not"
+    )
+
+
+def test_the_sentence_is_there_in_chinese() -> None:
+    set_language("zh")
+    try:
+        said = describe({"bleu": 0.08}, COPIED, "translation", [5.0, 4.0])
+    finally:
+        set_language(None)
+    assert said == (
+        "BLEU 0.08 低于基线 0.30（照抄源文）：模型还没有学会翻译；验证集损失仍在下降：请训练更久（train.steps、train.epochs），"
+        "或提高学习率 train.lr"
+    )
+
+
+def test_each_fact_is_followed_by_its_baseline() -> None:
+    facts = {
+        "valid loss": "5.1234",
+        "valid perplexity": "167.900",
+        "test bleu": "1.25 (nrefs:1)",
+        "test texts": "8 of 9",
+    }
+    baselines = {"ppl": Baseline(80.0, "unigram"), "bleu": Baseline(0.3, "copied source")}
+    found = with_baselines(with_baselines(facts, "valid", baselines), "test", baselines)
+    assert list(found.items()) == [
+        ("valid loss", "5.1234"),
+        ("valid perplexity", "167.900"),
+        ("valid perplexity baseline", "80.000 (unigram)"),
+        ("test bleu", "1.25 (nrefs:1)"),
+        ("test bleu baseline", "0.30 (copied source)"),
+        ("test texts", "8 of 9"),
+    ]
+    assert values_of(found, "test") == {"bleu": 1.25}
+
+
+def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
+    counts = TrainingCounts.of_tokens(np.array([0, 3, 0, 7]), "今天\n")
+    write_counts(tmp_path, counts)
+    assert read_counts(tmp_path) == counts
+    assert counts.token_counts().tolist() == [0, 3, 0, 7]
+    write_counts(tmp_path, TrainingCounts(labels={"a|b": 2}))
+    assert (tmp_path / FILE).read_text() == '{"labels":{"a|b":2}}\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"labels": {"a": -1}}', '{"tokens": {"a": 1}}', '{"vocab_size": 1e12}']
+)
+def test_counts_that_are_damaged_are_no_counts(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert read_counts(tmp_path) is None
+    assert read_counts(tmp_path / "elsewhere") is None
+    assert read_counts(None) is None
