@@ -53,7 +53,9 @@ def known_words() -> frozenset[str]:
     """Words of the sources, and of the messages of the system and of pydantic, which are passed on."""
     passed_on = [os.strerror(number) for number in errno.errorcode]
     passed_on += [one["message_template_python"] for one in list_all_errors()]
-    names = " ".join(path.read_text() for path in ROOT.rglob("*.py"))  # names of fields and metrics are words too
+    names = " ".join(
+        path.read_text() for path in ROOT.rglob("*.py")
+    )  # names of fields and metrics are words too
     return frozenset(WORD.findall(" ".join([*source_strings(), *passed_on, names])))
 
 
