@@ -11,8 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from polyhead.analysis.forecast import duration
 from polyhead.analysis.metrics import Score
 from polyhead.analysis.report import write_report
+from polyhead.analysis.run_record import read_metrics
 from polyhead.core.i18n import get_language, tr
 from polyhead.data.cldr import find_locale, write_corpus
 from polyhead.data.corpus import read_pairs
@@ -30,7 +32,7 @@ from polyhead.train.baselines import validation_losses
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import Reporter, duration, read_metrics
+from polyhead.train.reporting import Reporter
 from polyhead.train.tasks.translation import corpus_of
 
 PAIRS = {"n": 20_000, "n_valid": 500, "n_test": 500}

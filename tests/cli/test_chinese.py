@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyhead import demo
+from polyhead.analysis.forecast import duration
 from polyhead.analysis.heat_map import columns
 from polyhead.cli import main
 from polyhead.cli.app import VERBS
@@ -19,7 +20,7 @@ from polyhead.core import i18n
 from polyhead.core.extras import install_command
 from polyhead.data.corpus import CorpusReport
 from polyhead.train.lock import RunLock
-from polyhead.train.reporting import Lines, duration
+from polyhead.train.reporting import Lines
 
 RECIPE = """\
 data: {train: [train.en, train.de], valid: [valid.en, valid.de]}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from polyhead.analysis.forecast import Tick, seconds_at
 from polyhead.compare import clock
 from polyhead.compare.clock import Clock, read_clock
-from polyhead.train.forecast import Tick, seconds_at
 
 ROW = {"loss": 1.0}
 

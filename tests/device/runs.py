@@ -13,12 +13,12 @@ from tests.train.conftest import Notes, unsynced
 from tests.train.test_ranks import place, recipe_of
 
 import polyhead as ph
+from polyhead.analysis.run_record import read_metrics
 from polyhead.errors import UserError
 from polyhead.nn.place import device_of
 from polyhead.recipe import Recipe
 from polyhead.registry import CACHE
 from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import read_metrics
 
 __all__ = ["place", "unsynced"]
 pytestmark = pytest.mark.usefixtures("unsynced")

@@ -15,6 +15,7 @@ import torch
 from polyhead.analysis.cost.communication import Layout
 from polyhead.analysis.cost.flops import forward, times_forward
 from polyhead.analysis.cost.work import Load
+from polyhead.analysis.forecast import duration
 from polyhead.config import ModelConfig
 from polyhead.errors import UserError
 from polyhead.export.targets import describe_targets, find_obstacles
@@ -31,7 +32,7 @@ from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
 from polyhead.train.distill import distilled, open_teachers
 from polyhead.train.loop import total_steps
-from polyhead.train.reporting import Reporters, duration
+from polyhead.train.reporting import Reporters
 
 MODEL = "{d_model: 16, n_layers: 1, n_heads: 2, max_len: 32}"
 TRAIN = "{epochs: 3, max_tokens: 256, precision: fp32}"

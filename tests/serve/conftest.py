@@ -21,8 +21,9 @@ from polyhead.generation_section import GenerationConfig
 from polyhead.run import Run
 from polyhead.serve.keys import Keys
 from polyhead.serve.limits import Limits
-from polyhead.serve.server import Server, address, listen
+from polyhead.serve.server import Server
 from polyhead.serve.service import Service
+from polyhead.serve.sockets import address, listen
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from polyhead.train.forecast import Forecast, Tick, Timed, forecast
+from polyhead.analysis.forecast import Forecast, Tick, forecast
+from polyhead.train.forecast import Timed
 
 
 class Notes:

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from tests.train.conftest import small_recipe, write_corpus
 
+from polyhead.analysis.run_record import read_metrics
 from polyhead.cli import main
 from polyhead.train import checkpoint
 from polyhead.train.launch import LAUNCHED
-from polyhead.train.reporting import read_metrics
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_left")]
 SLOW = partial(pytest.param, marks=pytest.mark.slow)

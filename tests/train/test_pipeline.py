@@ -17,6 +17,7 @@ import torch
 from tests.train.conftest import Notes, small_recipe
 
 import polyhead as ph
+from polyhead.analysis.run_record import read_metrics
 from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
@@ -24,7 +25,6 @@ from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.ema import put
 from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import read_metrics
 from polyhead.train.resume import check_directory
 from polyhead.train.signals import stop_on_signal
 from polyhead.train.tasks.translation import Translation

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.cost.communication import Layout, ring_all_reduce, traffic
 from polyhead.analysis.cost.work import Load
+from polyhead.analysis.run_record import read_metrics
 from polyhead.config import ModelConfig
 from polyhead.data.batches import deal
 from polyhead.data.packing import Pack, Pieces
@@ -42,7 +43,6 @@ from polyhead.train.gradients import Gradients
 from polyhead.train.loop import seed_of, update
 from polyhead.train.pipeline import run_training
 from polyhead.train.ranks import Ranks
-from polyhead.train.reporting import read_metrics
 from polyhead.train.several import carriers
 from polyhead.train.training import Training
 

@@ -85,7 +85,7 @@ def test_weights_are_equal_to_the_byte_with_the_report_and_without_it(
     more = {"ema": 0.9, "label_smoothing": 0.1}
     with_report = task_recipe(place, task, place / f"{task}-with", **more)
     run_training(with_report, report=Notes())
-    for name in ("look", "finish"):
+    for name in ("update", "finish"):
         monkeypatch.setattr(RunReport, name, lambda *args: None)
     without = task_recipe(place, task, place / f"{task}-without", **more)
     run_training(without, report=Notes())

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from tests.train.conftest import Notes
 
+from polyhead.analysis.forecast import duration
+from polyhead.analysis.run_record import read_metrics
 from polyhead.core.extras import install_command
 from polyhead.errors import UserError
-from polyhead.train.reporting import Bar, Lines, Metrics, Reporters, TensorBoard, duration, read_metrics
+from polyhead.train.reporting import Bar, Lines, Metrics, Reporters, TensorBoard
 
 ROW = {
     "loss": 1.23456,

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from tests.train.conftest import Notes, small_recipe, write_corpus
 
+from polyhead.analysis.run_record import read_metrics
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe
 from polyhead.train import checkpoint
 from polyhead.train.lock import RunLock
 from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import read_metrics
 
 pytestmark = pytest.mark.timeout(600)  # the first test makes the runs that all are compared with
 STEPS = 40

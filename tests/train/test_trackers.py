@@ -12,10 +12,10 @@ import pytest
 from tests.train.conftest import Notes
 from tests.train.task_runs import task_recipe, write_texts
 
+from polyhead.analysis.run_record import read_metrics
 from polyhead.cli import main
 from polyhead.recipe import Recipe, load_recipe
 from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import read_metrics
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

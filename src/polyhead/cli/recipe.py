@@ -62,7 +62,6 @@ def run(
         return
     from polyhead.starter.draft import draft_recipe
 
-    given = given or []
     files = [one for one in given if "=" not in one or Path(one).exists()]
     for recipe in filter(is_recipe, files):
         raise UserError(f"{recipe} is a recipe already; train it: polyhead train {shlex.quote(recipe)}")

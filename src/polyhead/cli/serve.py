@@ -135,8 +135,9 @@ def run(
         import_module(needed)  # what is missing is told before torch and the model are loaded
     import torch
 
-    from polyhead.serve.server import address, listen, serve
+    from polyhead.serve.server import serve
     from polyhead.serve.service import Service
+    from polyhead.serve.sockets import address, listen
 
     sock = listen(host, port)
     if threads is not None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from polyhead.analysis.forecast import seconds_at
+from polyhead.analysis.run_record import read_metrics
 from polyhead.compare import files, measure
 from polyhead.compare.budget import Budget
 from polyhead.compare.clock import Clock, read_clock
@@ -31,11 +33,10 @@ from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
 from polyhead.train.baselines import find_baselines
 from polyhead.train.distill import distilled, open_teachers, plain
-from polyhead.train.forecast import seconds_at
 from polyhead.train.lock import RunLock
 from polyhead.train.loop import Outcome
 from polyhead.train.pipeline import run_training
-from polyhead.train.reporting import Bar, Reporters, Row, measures, read_metrics
+from polyhead.train.reporting import Bar, Reporters, Row, measures
 from polyhead.train.signals import end_with
 from polyhead.train.start import open_start
 from polyhead.train.tasks.base import RunTask

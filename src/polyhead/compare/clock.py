@@ -6,8 +6,8 @@ import json
 import time
 from pathlib import Path
 
+from polyhead.analysis.forecast import Tick, seconds_at
 from polyhead.files import replace_file
-from polyhead.train.forecast import Tick, seconds_at
 from polyhead.train.reporting import Row
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from polyhead.analysis.forecast import duration
 from polyhead.compare.plan import Plan, Row, digest
 from polyhead.core.i18n import tr
 from polyhead.data.files import fingerprint
@@ -18,7 +19,6 @@ from polyhead.recipe import Recipe
 from polyhead.registry import TASK
 from polyhead.run import Run
 from polyhead.text.learn import train_tokenizer
-from polyhead.train.reporting import duration
 from polyhead.train.start import check_parts, resolved
 from polyhead.train.tasks.base import TaskPart
 

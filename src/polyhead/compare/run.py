@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from polyhead.analysis.forecast import duration
 from polyhead.compare import files
 from polyhead.compare.axes import WHOLE
 from polyhead.compare.files import read_json, write_json
@@ -27,7 +28,6 @@ from polyhead.places import directory_place
 from polyhead.recipe import Recipe
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train.lock import RunLock
-from polyhead.train.reporting import duration
 from polyhead.train.resume import differences
 
 SECTIONS = ("data", "tokenizer", "model", "train", "generation")

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from polyhead.errors import UserError, nearest
@@ -61,8 +61,8 @@ def load_catalog(language: str, subject: str | None = None) -> Mapping[str, str]
     if language == "en":
         return {}
     catalog: dict[str, str] = {}
-    for file in sorted(files("polyhead.core").joinpath("locale", language).iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".json") and subject in (None, file.name.removesuffix(".json")):
+    for file in sorted((Path(__file__).parent / "locale" / language).glob("*.json")):
+        if subject in (None, file.stem):
             catalog |= json.loads(file.read_text(encoding="utf-8"))
     return catalog
 

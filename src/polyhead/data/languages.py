@@ -9,6 +9,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 
 from polyhead.data.corpus import Corpus, CorpusReport
+from polyhead.data.files import is_text, lines
 from polyhead.errors import UserError
 from polyhead.text.scripts import UNSPACED, WORD, script_of_language, script_of_letter, script_of_text
 
@@ -83,8 +84,6 @@ def _share(texts: Sequence[str], language: Language) -> float:
 
 def first_lines(path: Path) -> list[str]:
     """The first lines of a plain text file that are UTF-8."""
-    from polyhead.data.files import is_text, lines
-
     return [line.decode() for line in islice(lines(path), SAMPLE) if line is not None and is_text(line)]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polyhead.analysis.cost.work import Load
+from polyhead.analysis.forecast import duration
 from polyhead.planning.answer import Plan
-from polyhead.train.reporting import duration
 
 STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from polyhead.analysis.forecast import duration
 from polyhead.core.i18n import tr
 from polyhead.export.targets import describe_targets
 from polyhead.planning.answer import Plan
 from polyhead.planning.quality import OURS, UNITS, Measured
 from polyhead.planning.report import scaled
-from polyhead.train.reporting import duration
 
 PROCESS = 0.3e9  # bytes that Python and torch hold themselves (docs/cost.md)
 

@@ -15,10 +15,7 @@ import uvicorn
 
 from polyhead.serve.app import App
 from polyhead.serve.service import Service
-from polyhead.serve.sockets import address, listen
 from polyhead.serve.wire import protocol
-
-__all__ = ["Server", "address", "listen", "serve"]
 
 # seconds a thread keeps Python from the other; with the usual 5 ms a stream of a small model is three times as slow
 TURN = 0.0005

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from polyhead.analysis.run_record import read_metrics
 from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.errors import UserError
 from polyhead.evaluate.baselines import Baselines
@@ -13,7 +14,6 @@ from polyhead.evaluate.verdict import describe, values_of, with_baselines
 from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.distill import plain
-from polyhead.train.reporting import read_metrics
 from polyhead.train.tasks.base import HasBaselines, RunTask
 
 

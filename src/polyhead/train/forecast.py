@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from polyhead.analysis.forecast import Forecast, Tick, compare_times, duration, forecast, seconds_at
+from polyhead.analysis.forecast import Tick, compare_times, duration, seconds_at
 from polyhead.core.i18n import tr
 from polyhead.train.reporting import Reporter, Row
-
-__all__ = ["Forecast", "Tick", "forecast", "seconds_at"]  # which others import from here
 
 
 class Timed:

@@ -45,7 +45,7 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module, each: Each = map) -> dict[str, float]: ...
 
 
-Look = Callable[[dict[str, float]], None]
+OnEvaluation = Callable[[dict[str, float]], None]
 How = Literal["done", "stopped early", "interrupted"]
 
 
@@ -81,14 +81,14 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     extra: dict[str, str] | None = None,
     ranks: Ranks = ALONE,
-    look: Look = lambda row: None,
+    on_evaluation: OnEvaluation = lambda row: None,
 ) -> Outcome:
     """Train until the steps are done, progress ends, or ``stop`` asks for it on any rank.
 
     Every step draws its dropout from (seed, step), and the order of the data is a function of (seed, epoch), so
     a run that is killed and resumed ends with the same bits as one that never stopped. A batch is the same on any
     number of ranks, which take its rows in turn, and the batches of an evaluation; the first of them saves and reports.
-    ``look`` may use the model at each evaluation, as it was evaluated, and gets what was measured.
+    ``on_evaluation`` is called with what was measured, while the model is as it was evaluated.
     """
     model, progress = training.model, training.progress
     steps, start = total_steps(task, config), progress.step
@@ -113,7 +113,7 @@ def train(
             report.train({**progress.sums.means(), **clock.speed(), **rate, **counters})
             progress.sums = Sums()
         improved = (progress.step % config.eval_every == 0 or last) and _evaluate(
-            training, task, config, report, ranks, look
+            training, task, config, report, ranks, on_evaluation
         )
         interrupted = any(ranks.sum(stop()))
         ends = last or interrupted or _exhausted(progress, config)
@@ -268,7 +268,12 @@ def _save(training: Training, config: TrainConfig, checkpoints: Path, extra: dic
 
 
 def _evaluate(
-    training: Training, task: Task, config: TrainConfig, report: Reporter, ranks: Ranks, look: Look
+    training: Training,
+    task: Task,
+    config: TrainConfig,
+    report: Reporter,
+    ranks: Ranks,
+    on_evaluation: OnEvaluation,
 ) -> bool:
     """Measure, with the averaged weights where there are any; True if it is the best so far."""
     model, progress = training.model, training.progress
@@ -280,7 +285,7 @@ def _evaluate(
         with torch.inference_mode():
             measured = task.evaluate(model, ranks.map)
         measured = ranks.tell(lambda: measured)  # processors may differ in the last bit of a logarithm
-        ranks.tell(lambda: look({**measured, "step": progress.step}))
+        ranks.tell(lambda: on_evaluation({**measured, "step": progress.step}))
     best = progress.improved(measured[config.metric], config.metric != "loss")
     counters = {"step": progress.step, "epoch": progress.epoch, "seconds": time.perf_counter() - started}
     report.valid({**measured, **counters, "best": float(best)})

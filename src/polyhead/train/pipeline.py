@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from polyhead.analysis.forecast import duration
+from polyhead.analysis.run_record import read_metrics
 from polyhead.config import ModelConfig
 from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
@@ -35,18 +37,10 @@ from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
 from polyhead.train.lock import RunLock
-from polyhead.train.loop import How, Look, Outcome, measure_metric, total_steps, train
+from polyhead.train.loop import How, OnEvaluation, Outcome, measure_metric, total_steps, train
 from polyhead.train.ranks import ALONE, Each, Ranks
 from polyhead.train.report import RunReport
-from polyhead.train.reporting import (
-    Metrics,
-    Reporter,
-    Reporters,
-    TensorBoard,
-    at_terminal,
-    duration,
-    read_metrics,
-)
+from polyhead.train.reporting import Metrics, Reporter, Reporters, TensorBoard, at_terminal
 from polyhead.train.resume import check_directory, check_rates, check_same
 from polyhead.train.room import check_room
 from polyhead.train.schedule import faint, late
@@ -139,10 +133,12 @@ def run_training(
                 told.say(describe_targets(find_obstacles(config, tokenizer, family)))
             _warn(recipe.train, steps, told)
             if page:
-                page.begin(run, task, told.say)
+                page.start(run, task, told.say)
             with stop_on_signal(told.say) as stopped:
-                look: Look = (lambda row: page.look(row)) if page else (lambda row: None)
-                outcome = train(training, task, recipe.train, checkpoints, told, stopped, extra, ranks, look)
+                on_evaluation: OnEvaluation = page.update if page else lambda row: None
+                outcome = train(
+                    training, task, recipe.train, checkpoints, told, stopped, extra, ranks, on_evaluation
+                )
                 if outcome.how != "interrupted":
                     if took := told.compared(outcome.step):
                         told.say(took)

@@ -31,7 +31,7 @@ class RunReport:
     def __init__(self, directory: Path, resumed: bool = False) -> None:
         self.directory, self.state = directory, "training"
         self.samples: dict[str, Any] = read_report(directory).get("samples") or {} if resumed else {}
-        self.take: Callable[[], dict[str, Any]] = dict
+        self.sample: Callable[[], dict[str, Any]] = dict
         self.say: Callable[[str], None] = lambda line: None
 
     @property
@@ -39,18 +39,18 @@ class RunReport:
         """Where the page is."""
         return self.directory / PAGE
 
-    def begin(self, run: Run, task: RunTask, say: Callable[[str], None]) -> None:
+    def start(self, run: Run, task: RunTask, say: Callable[[str], None]) -> None:
         """Take samples of this run from now on."""
 
-        def take() -> dict[str, Any]:
+        def sample() -> dict[str, Any]:
             with torch.inference_mode():
                 return take_samples(plain(task), run).to_json()
 
-        self.take, self.say = take, say
+        self.sample, self.say = sample, say
 
-    def look(self, row: Mapping[str, float] | None = None) -> None:
+    def update(self, row: Mapping[str, float] | None = None) -> None:
         """Take samples of the weights as they are and write the page; ``row`` is an evaluation that is not logged yet."""
-        self._try(lambda: self.samples.update(self.take()))
+        self._try(lambda: self.samples.update(self.sample()))
         self._try(lambda: self._write(row))
 
     def finish(self, how: str) -> None:
@@ -59,7 +59,7 @@ class RunReport:
         if how == "interrupted":
             self._try(self._write)
         else:
-            self.look()
+            self.update()
 
     def _write(self, row: Mapping[str, float] | None = None) -> None:
         saved = {"version": VERSION, "state": self.state, "samples": self.samples}

@@ -17,8 +17,6 @@ from polyhead.core.i18n import tr
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 
-__all__ = ["COUNTERS", "duration", "read_metrics"]  # which others import from here
-
 Row = Mapping[str, float]
 
 

@@ -27,7 +27,7 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
-from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.baselines import Baselines, count_tokens
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models.ensemble import Ensemble
 from polyhead.models.seq2seq import Seq2Seq
@@ -42,7 +42,14 @@ from polyhead.train.ranks import Each
 from polyhead.train.reporting import Reporter
 from polyhead.train.tasks import writing
 from polyhead.train.tasks.base import Scores
-from polyhead.train.tasks.plain_text import accuracy_facts, check_text, open_stores, store_of, text_of
+from polyhead.train.tasks.plain_text import (
+    accuracy_facts,
+    check_text,
+    label_baselines,
+    open_stores,
+    store_of,
+    text_of,
+)
 
 PLAN, NOISE, MEASURED = 4, 5, 6  # what is drawn, first in the key of a generator
 SHARES = {"infilling": 0.3, "spans": 0.15}  # Lewis et al., 2020, sec. 2.2; Raffel et al., 2020, sec. 3.3.4
@@ -204,8 +211,7 @@ class Denoising:
         """Those of token frequencies, of the tokens to be written."""
         assert run.recipe is not None
         store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
-        labels = (batch.labels.numpy().ravel() for _, batch in self.measured(store))
-        return unigram_baselines(counts.token_counts(), count_tokens(labels, counts.vocab_size))
+        return label_baselines(counts, (batch.labels for _, batch in self.measured(store)))
 
     def _pieces(self, epoch: int) -> Pieces:
         return cut(self.documents, self.room, drawn([PLAN, self.config.seed, epoch]))

@@ -18,7 +18,7 @@ from polyhead.data.text import texts
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
-from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.baselines import Baselines, count_tokens
 from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.models import Ensemble, MaskedLM
 from polyhead.nn.loss import IGNORED, Loss, cross_entropy
@@ -34,6 +34,7 @@ from polyhead.train.tasks.base import Scores
 from polyhead.train.tasks.plain_text import (
     accuracy_facts,
     check_text,
+    label_baselines,
     open_stores,
     rows_of,
     store_of,
@@ -178,8 +179,7 @@ class MaskedLanguage:
         """Those of token frequencies, of the tokens asked for."""
         assert run.recipe is not None
         store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
-        labels = (batch.labels.numpy().ravel() for _, batch in self.measured(store))
-        return unigram_baselines(counts.token_counts(), count_tokens(labels, counts.vocab_size))
+        return label_baselines(counts, (batch.labels for _, batch in self.measured(store)))
 
     def _masked(self, store: TokenStore, packed: Pack, key: list[int]) -> Masked:
         tokens, pos = collate_packs(store, packed, self.tokenizer)

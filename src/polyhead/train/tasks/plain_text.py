@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.core.i18n import tr
 from polyhead.data.arrays import Ints
@@ -17,7 +17,8 @@ from polyhead.data.text import Text, open_text
 from polyhead.data.token_store import TokenStore
 from polyhead.data_sections import DataConfig
 from polyhead.errors import UserError
-from polyhead.evaluate.baselines import count_tokens
+from polyhead.evaluate.baselines import Baselines, count_tokens, unigram_baselines
+from polyhead.evaluate.training_counts import TrainingCounts
 from polyhead.recipe import Recipe, TrainConfig
 from polyhead.run import Run
 from polyhead.text.tokenizer import Tokenizer
@@ -93,6 +94,12 @@ def asked_in(text: Text, tokenizer: Tokenizer) -> Ints:
     with TemporaryDirectory() as place:
         store = TokenStore.open_or_build(text, tokenizer, place, tokenizer.begin)
         return asked_tokens(store, tokenizer.vocab_size)
+
+
+def label_baselines(counts: TrainingCounts, labels: Iterable[Tensor]) -> Baselines:
+    """Those of token frequencies where the ``labels`` of some batches are asked for."""
+    asked = count_tokens((batch.numpy().ravel() for batch in labels), counts.vocab_size)
+    return unigram_baselines(counts.token_counts(), asked)
 
 
 def test_facts(
