@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import polyhead as ph
@@ -54,9 +57,18 @@ def test_the_names_are_functions_in_every_order_of_imports_and_the_modules_stay(
     subprocess.run([sys.executable, "-c", code + check], check=True)
 
 
+@pytest.mark.parametrize("library", [pickle, cloudpickle])
+def test_they_can_be_sent_to_another_process_and_reloaded(library: Any) -> None:
+    for name in ("train", "compare", "recipe"):
+        assert library.loads(library.dumps(getattr(ph, name))) is getattr(ph, name)
+    code = "import importlib, polyhead as ph\nph.train\nimportlib.reload(ph)\nassert callable(ph.train) and callable(ph.recipe)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_all_public_names_are_there() -> None:
     assert {"train", "compare", "recipe"} <= set(dir(ph))
     assert all(inspect.signature(getattr(ph, name)) for name in ("train", "compare", "recipe"))
+    assert 'changes such as "train.steps=100"; the finished run' in pydoc.render_doc(ph.train)
 
 
 def test_a_training_from_python_is_that_of_the_shell(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

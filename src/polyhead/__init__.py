@@ -48,13 +48,22 @@ class _Verb(ModuleType):
     Importing a submodule binds it to its name in the package, where a function of that name would be lost.
     """
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return self.__wrapped__(*given, **named)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name, for pools of processes; modules themselves cannot be pickled."""
+        return import_module, (self.__name__,)
 
     @property
     def __wrapped__(self) -> Any:
         """The function, whose signature ``inspect`` and notebooks show."""
         return getattr(import_module("polyhead.verbs"), self.__name__.rpartition(".")[2])
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """That of the function, for ``help``."""
+        return str(self.__wrapped__.__doc__)
 
 
 class _Package(ModuleType):

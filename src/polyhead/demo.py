@@ -206,7 +206,7 @@ def facts(run: Run, recipe: Recipe, judged: Judged, metrics: Sequence[Mapping[st
         tr("Exact match"): f"{judged.exact:.1f} %",
         **{name: f"{score.value:.1f}" for name, score in named(judged.scores).items()},
         **{
-            tr("Baseline of {score}", score=name): f"{baseline.value:.1f} ({baseline.named})"
+            tr("Baseline of {score}", score=name): f"{baseline.value:.1f} ({baseline.describe_guess()})"
             for name, score in named(judged.scores).items()
             if (baseline := judged.baselines.get(score.name))
         },

@@ -187,19 +187,17 @@ def test_a_long_run_stays_a_small_page(tmp_path):
 
 def test_differences_are_marked_on_both_sides():
     example = {"source": "Canada and Fiji", "output": "加拿大和芬兰", "reference": "加拿大和斐济"}
-    row = report.row_html(example)
+    row = report.outputs([example]).body
     assert "加拿大和<del>芬兰</del>" in row
     assert "加拿大和<ins>斐济</ins>" in row
     assert '<tr class="wrong">' in row
-    equal = report.row_html({**example, "output": "加拿大和斐济"})
+    equal = report.outputs([{**example, "output": "加拿大和斐济"}]).body
     assert "<del>" not in equal
     assert '<tr class="right">' in equal
 
 
 def test_the_number_of_right_examples_is_counted():
-    rows = [
-        {"source": "a", "output": "b", "reference": "c", "correct": right} for right in (True, False, True)
-    ]
+    rows = [{"source": "a", "output": output, "reference": "c"} for output in ("c", "b", "c")]
     assert report.outputs(rows).lead == "2 of these 3 equal their reference."
 
 

@@ -33,6 +33,8 @@ class Screen(NamedTuple):
 
 
 SCREENS = [Screen(theme, width) for theme in ("light", "dark") for width in (390, 1280)]
+# both themes and both widths, for further variants of a page that is checked on all four
+CORNERS = (SCREENS[0], SCREENS[-1])
 
 
 def find_chromium() -> str | None:

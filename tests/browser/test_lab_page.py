@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.browser.conftest import SCREENS, check_accessibility
+from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
 from tests.browser.reading import find_english, run_command
 
 from polyhead.analysis.charts import Curve
@@ -96,7 +96,7 @@ def test_a_point_of_a_front_names_its_values(write: Callable[[str], Path], open_
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_no_barrier_stands_in_the_page(language: str, write: Callable[[str], Path], open_page: Open) -> None:
-    check_accessibility(open_page(write(language)))
+    check_accessibility(open_page(write(language)), *(SCREENS if language == "en" else CORNERS))
 
 
 def test_the_chinese_page_has_no_english(write: Callable[[str], Path], open_page: Open) -> None:
@@ -110,4 +110,4 @@ def test_an_experiment_is_written_in_chinese(tmp_path: Path, open_page: Open) ->
     cited = set(page.locator(".cited").all_inner_texts())
     names = {"polyhead lab parallelism seed quick torch cpu", "d_model fp32 logit", "Polyhead"}
     assert find_english(page, cited | names) == set()
-    check_accessibility(page, SCREENS[0], SCREENS[-1])
+    check_accessibility(page, *CORNERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.browser.conftest import check_accessibility
+from tests.browser.conftest import CORNERS, check_accessibility
 from tests.browser.serving import live_services, press, request_shown
 
 
@@ -103,7 +103,7 @@ def test_languages_are_chosen_and_swapped(service, open_tool):
     (found,) = ask_again(service, "languages", page)["data"]
     assert request_shown(page)[1]["source"] == "de" and request_shown(page)[1]["target"] == "en"
     assert output.text_content() == found["text"]
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
 
 
 def test_a_text_is_continued_and_gone_on_from(service, open_tool):
@@ -120,7 +120,7 @@ def test_a_text_is_continued_and_gone_on_from(service, open_tool):
     assert page.get_by_label("Text to continue").input_value() == "two dogs" + text
     assert request_shown(page)[1]["prompt"] == "two dogs" + text
     assert shown.text_content().startswith("two dogs" + text)
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
 
 
 def test_a_conversation_goes_on_and_begins_anew(service, open_tool):
@@ -135,7 +135,7 @@ def test_a_conversation_goes_on_and_begins_anew(service, open_tool):
         message = ask_again(service, "chat", page)["choices"][0]["message"]
         assert answers.nth(number - 1).text_content() == message["content"]
     assert [m["role"] for m in request_shown(page)[1]["messages"]] == ["user", "assistant", "user"]
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
     press(page, "New conversation")
     assert talk.text_content() == ""
     page.get_by_label("Message").fill("dogs ?")
@@ -155,7 +155,7 @@ def test_classes_are_shown_with_their_probabilities(service, open_tool):
         assert bars.locator("output").all_text_contents() == [
             f"{100 * p:.{1 if p >= 0.1 else 2}f} %" for _, p in ordered
         ]
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
 
 
 def test_pairs_of_texts_are_classified(service, open_tool):
@@ -178,7 +178,7 @@ def test_texts_are_ranked_by_their_scores(service, open_tool):
     rows = panel_of(page).locator(".row")
     assert rows.locator("span:first-child").all_text_contents() == [text for text, _ in ranked]
     assert rows.locator(".figure").all_text_contents() == [f"{score:.6f}" for _, score in ranked]
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
 
 
 def test_hidden_words_are_filled_in(service, open_tool):
@@ -195,7 +195,7 @@ def test_hidden_words_are_filled_in(service, open_tool):
         fill["token_str"].removeprefix("␣") or "␣" for fill in fills
     ]
     assert [bar.get_attribute("title") for bar in bars.all()] == [fill["sequence"] for fill in fills]
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
 
 
 @pytest.mark.parametrize("model", ["masked", "vectors", "language model", "classifier"])
@@ -210,7 +210,7 @@ def test_texts_are_compared_by_the_cosines_of_their_vectors(service, open_tool, 
     shown = [float(cell) if cell else 1.0 for cell in cells]
     assert shown == pytest.approx(wanted.flatten().tolist(), abs=0.006)
     if model == "masked":
-        check_accessibility(page)
+        check_accessibility(page, *CORNERS)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_mistake_is_shown_and_the_next_request_clears_it(open_tool):
     assert mistake.text_content().startswith("the text has ")
     page.get_by_role("button", name="中文").click()
     assert mistake.text_content().startswith("文本有 ") and "请拆分" in mistake.text_content()
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
     text.fill("dogs")
     press(page, "翻译")
     assert mistake.text_content() == ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.browser.conftest import SCREENS, check_accessibility
+from tests.browser.conftest import CORNERS, SCREENS, check_accessibility
 from tests.browser.serving import MODELS, live_services, open_file, press, request_shown
 from tests.serve.conftest import living
 
@@ -87,7 +87,7 @@ def test_nothing_of_the_page_stays_english_in_chinese_and_nothing_is_lost_by_the
         "of about",
     ):
         assert words not in left, words
-    check_accessibility(page)
+    check_accessibility(page, *CORNERS)
 
 
 def test_the_language_is_that_of_the_browser_until_another_is_chosen_and_kept(service, open_page):
@@ -220,7 +220,7 @@ def test_a_service_with_keys_asks_for_one_and_shows_no_text_of_the_run(open_page
     with living(MODELS["translator"](), keys=Keys([key])) as live:
         page = open_page(live.url, expected="status of 401")
         page.get_by_role("heading", name="A key is required").wait_for()
-        check_accessibility(page)
+        check_accessibility(page, *CORNERS)
         page.get_by_label("key").fill("wrong")
         page.get_by_role("button", name="Enter").click()
         page.get_by_text("This is not one of its keys.").wait_for()

@@ -28,12 +28,15 @@ model: {d_model: 16, n_layers: 1, n_heads: 2, max_len: 64}
 train: {steps: 4, max_tokens: 512, log_every: 2, save_every: 2, eval_every: 2}
 generation: {max_length_ratio: 1.0, max_length_extra: 2}
 """
+GUESS = "最常见的译文 '     0 ein hund bellt hier jetzt'"
+VERDICT = f"BLEU N 低于基线 N（{GUESS}）：模型还没有学会翻译；验证集损失仍在下降：请训练更久（train.steps、train.epochs），或提高学习率 train.lr"
 TRAINED = [
     "分词器：280 个词元，用时 N 秒",
     "训练集：train.en + train.de：41 个句对，保留 40 个；跳过 1 条空白（首例：第 41 行）",
     "验证集：valid.en + valid.de：6 个句对，保留 6 个",
     "每轮 N 个批次，其中 100.0% 的词元是文本，其余是填充",
     "12,160 个参数，4 步，写入 runs/mine",
+    "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：layout of position 'sinusoidal' is 'interleaved'；不能导出为 GGUF：仅限语言模型",
     "预热（4,000 步）超过全部 4 步的一半：学习率很晚才能达到 train.lr，或根本达不到；可用 train.schedule.warmup 调整",
     "第      2/4 步  损失 N  学习率 5.00e-07  N 词元/秒  剩余 N 秒",
     "第      2 步  验证  损失 N  困惑度 N  目前最好",
@@ -41,16 +44,22 @@ TRAINED = [
     "第      4 步  验证  损失 N  困惑度 N  目前最好",
     "权重：检查点 4",
     "验证集损失：N",
+    "验证集损失的基线：N (一元模型)",
     "验证集困惑度：N",
+    "验证集困惑度的基线：N (一元模型)",
     "验证集 BLEU：N (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0)",
+    f"验证集 BLEU 的基线：N ({GUESS})",
     "验证集 BLEU（小写）：N (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0)",
+    f"验证集 BLEU（小写）的基线：N ({GUESS})",
     "验证集 chrF：N (nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0)",
+    f"验证集 chrF 的基线：N ({GUESS})",
+    f"结论：{VERDICT}",
     "训练结束于第 4 步；使用方法：polyhead translate runs/mine input.txt",
     "报告：runs/mine/report.html",
 ]
 VARIES = (r"(?<=损失 )[\d.]+", r"(?<=困惑度 )[\d.]+", r"(?<=损失：)[\d.]+", r"(?<=困惑度：)[\d.]+", r"[\d,]+(?= 词元/秒)",
           r"(?<=剩余 )\d+", r"(?<=用时 )\d+", r"(?<=BLEU：)[\d.]+", r"(?<=（小写）：)[\d.]+", r"(?<=chrF：)[\d.]+",
-          r"(?<=每轮 )\d+")  # fmt: skip
+          r"(?<=每轮 )\d+", r"(?<=的基线：)[\d.]+", r"(?<=低于基线 )[\d.]+", r"(?<=BLEU )[\d.]+(?= 低于)")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -104,14 +113,19 @@ def test_the_table_of_eval_is_chinese(place: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert type_in("eval runs/mine valid.en valid.de") == 0
     told = capsys.readouterr()
-    assert told.err == "valid.en + valid.de：6 个句对，保留 6 个\n"
-    table = [re.sub(r" +[\d.]+  |[\d.]+(?= 秒)", " N ", line) for line in told.out.splitlines()]
+    read, verdict = told.err.splitlines()
+    assert (read, without_figures(verdict)) == (
+        "valid.en + valid.de：6 个句对，保留 6 个",
+        f"polyhead: {VERDICT}",
+    )
+    figures = r" +[\d.]+  |[\d.]+(?= 秒)|(?<=基线) [\d.]+(?=：)"
+    table = [re.sub(figures, " N ", line) for line in told.out.splitlines()]
     assert table == [
-        "BLEU N nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
-        "小写 BLEU N nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0",
-        "chrF N nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0",
+        f"BLEU N nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0 (基线 N ：{GUESS})",
+        f"小写 BLEU N nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0 (基线 N ：{GUESS})",
+        f"chrF N nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0 (基线 N ：{GUESS})",
         "完全相同 N % 的译文与参考译文完全相同",
-        "困惑度 N 参考译文的每个词元",
+        "困惑度 N 参考译文的每个词元 (基线 N ：一元模型)",
         "速度 N 条译文/秒， N  秒译了 6 条",
     ]
     assert len({columns(line[: line.index(".")]) for line in told.out.splitlines()}) == 1, (
@@ -160,6 +174,7 @@ def test_a_recipe_has_chinese_comments_and_trains(place: Path, capsys: pytest.Ca
     assert type_in("recipe train.en train.de --output own.yaml") == 0
     assert capsys.readouterr().err.splitlines() == [
         "翻译模型：40 个句对，2.4 kB 文本（train.en, train.de）。",
+        "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position is 'rope'；不能导出为 GGUF：仅限语言模型",
         "own.yaml；用它训练：polyhead train own.yaml",
     ]
     text = (place / "own.yaml").read_text()

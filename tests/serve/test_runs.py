@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx2 as httpx
 import pytest
@@ -45,7 +46,7 @@ def test_the_index_links_every_run_and_a_run_has_its_page(pages: RunPages) -> No
     code, text = get(pages, "/")
     links = [a["href"] for a in Page(text).all("a")]
     assert code == 200 and sorted(links) == ["/runs/classification%201", "/runs/translation%201"]
-    code, text = get(pages, "/runs/translation%201")
+    code, text = get(pages, "/runs/translation 1")
     assert code == 200 and "connect-src 'self'" in text
     assert Page(text).data() == Page((pages.directory / "translation 1/report.html").read_text()).data()
     code, text = get(pages, "/compare", run=["translation 1", "classification 1"])
@@ -54,12 +55,12 @@ def test_the_index_links_every_run_and_a_run_has_its_page(pages: RunPages) -> No
 
 def test_the_version_changes_with_the_files_and_with_nothing_else(pages: RunPages, place: Path) -> None:
     run = pages.directory / "translation 1"
-    before = json.loads(get(pages, "/runs/translation%201", version=[""])[1])
-    assert before == json.loads(get(pages, "/runs/translation%201", version=[""])[1])
+    before = json.loads(get(pages, "/runs/translation 1", version=[""])[1])
+    assert before == json.loads(get(pages, "/runs/translation 1", version=[""])[1])
     assert before["training"] is False
     metrics = run / "metrics.jsonl"
     os.utime(metrics, ns=(metrics.stat().st_atime_ns, metrics.stat().st_mtime_ns + 10**9))
-    assert json.loads(get(pages, "/runs/translation%201", version=[""])[1])["version"] != before["version"]
+    assert json.loads(get(pages, "/runs/translation 1", version=[""])[1])["version"] != before["version"]
     assert json.loads(get(pages, "/", version=[""])[1])["training"] is True  # others may begin
 
 
@@ -69,7 +70,7 @@ def test_a_run_is_training_while_its_process_lives(pages: RunPages) -> None:
     try:
         lock.write_text(json.dumps(mine))
         assert version_of(find_runs(pages.directory))["training"] is True
-        assert "Training: step 6 of 6." in Page(get(pages, "/runs/translation%201")[1]).words()
+        assert "Training: step 6 of 6." in Page(get(pages, "/runs/translation 1")[1]).words()
         lock.write_text(json.dumps(mine | {"start": 1}))  # a process of before with the same number
         assert version_of(find_runs(pages.directory))["training"] is False
     finally:
@@ -98,7 +99,32 @@ def test_only_reading_is_allowed_and_damage_is_said(pages: RunPages, tmp_path: P
     (tmp_path / "bad/metrics.jsonl").write_text("{\n")
     code, text = get(RunPages(tmp_path), "/runs/bad")
     assert code == 500 and "is damaged" in text
+    code, text = get(RunPages(tmp_path), "/")
+    assert code == 200 and "is damaged" in Page(text).words()
     assert "No training has been logged here yet." in get(RunPages(tmp_path / "bad"), "/")[1]
+
+
+def test_names_of_runs_are_neither_markup_nor_read_twice(tmp_path: Path) -> None:
+    metrics = '{"step": 1, "split": "train", "loss": 1.0, "steps": 2}\n'
+    names = ["<script>alert(1)<", "a%41 b", "x&amp;y", "中文"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(metrics)
+    index = get(RunPages(tmp_path), "/")[1]
+    assert "<script>alert" not in index
+    links = [unquote(a["href"]) for a in Page(index).all("a")]
+    assert sorted(links) == sorted(f"/runs/{name}" for name in names)
+    for name in names:
+        code, text = get(RunPages(tmp_path), f"/runs/{name}")
+        assert code == 200 and name in Page(text).words() and "<script>alert" not in text
+
+
+@pytest.mark.parametrize("samples", ["x", {"breakdowns": [1]}, {"attention": [{"weights": 3}]}])
+def test_a_report_that_is_no_report_is_left_out(tmp_path: Path, samples: object) -> None:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 1.0}\n')
+    (tmp_path / "odd/report.json").write_text(json.dumps({"samples": samples}))
+    assert get(RunPages(tmp_path), "/runs/odd")[0] == 200
 
 
 def test_the_command_serves_without_a_model_and_ends_at_a_signal(place: Path) -> None:
@@ -112,6 +138,8 @@ def test_the_command_serves_without_a_model_and_ends_at_a_signal(place: Path) ->
         address = process.stdout.readline().split()[-1]
         answer = httpx.get(address, timeout=30)
         assert answer.status_code == 200 and "translation 1" in answer.text
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert httpx.get(f"{address}/runs/translation%201", timeout=30).status_code == 200
         assert httpx.head(address, timeout=30).content == b""
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 from polyhead.analysis.attention_page import attention_section
 from polyhead.analysis.charts import Curve, line_chart, number, thin
 from polyhead.analysis.heat_map import AttentionMap
-from polyhead.analysis.page import Section, data, page, scrollable, write
+from polyhead.analysis.page import Section, data, page, write
+from polyhead.analysis.samples import Samples
+from polyhead.analysis.samples_section import table_html
 from polyhead.core.i18n import tr
 
 TILE_CHARS = 18  # a fact longer than this is a row of the table of details, not a tile
@@ -40,7 +41,7 @@ def write_report(
     """Write one self-contained page.
 
     ``facts``: short ones become tiles, longer ones and mappings a table. ``metrics``: the rows of metrics.jsonl.
-    ``examples``: source, output, reference, and correct (by default: are output and reference equal).
+    ``examples``: source, output and reference.
     """
     sections = [headline(facts), training(metrics), outputs(examples)]
     if attention:
@@ -127,45 +128,6 @@ def plot(
 
 def outputs(examples: Sequence[Mapping[str, Any]]) -> Section:
     """Outputs beside references; where they differ, the difference is marked."""
-    rows = [row_html(example) for example in examples]
-    n_right = sum(is_right(example) for example in examples)
-    heads = "".join(f"<th>{escape(name)}</th>" for name in columns())
-    table = f'<table class="examples"><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    about = tr("{right} of these {total} equal their reference.", right=n_right, total=len(rows))
-    return Section(tr("Examples"), about, scrollable(table, tr("Examples")) if rows else "")
-
-
-def columns() -> tuple[str, str, str]:
-    """The names of the columns of the table of examples."""
-    return tr("Source"), tr("Output"), tr("Reference")
-
-
-def is_right(example: Mapping[str, Any]) -> bool:
-    """Does the output count as correct?"""
-    return bool(example.get("correct", example["output"] == example["reference"]))
-
-
-def row_html(example: Mapping[str, Any]) -> str:
-    """One row of the table of examples."""
-    right = is_right(example)
-    output, reference = str(example["output"]), str(example["reference"])
-    kind, sign, name = ("yes", "✓", tr("equal")) if right else ("no", "✗", tr("different"))
-    mark = f'<span class="{kind}" role="img" aria-label="{escape(name)}" title="{escape(name)}">{sign}</span>'
-    sides = (marked(output, reference, "del"), marked(reference, output, "ins"))
-    if output == reference:
-        sides = (escape(output), escape(reference))
-    cells = "".join(
-        f'<td data-name="{escape(name)}" dir="auto">{html}</td>'
-        for name, html in zip(columns(), (escape(str(example["source"])), *sides), strict=True)
-    )
-    return f'<tr class="{"right" if right else "wrong"}"><td class="mark">{mark}</td>{cells}</tr>'
-
-
-def marked(text: str, other: str, element: str) -> str:
-    """The text, escaped, with the pieces that the other one lacks inside <del> or <ins>."""
-    pieces = difflib.SequenceMatcher(None, text, other, autojunk=False).get_opcodes()
-    return "".join(
-        escape(text[a:b]) if kind == "equal" else f"<{element}>{escape(text[a:b])}</{element}>"
-        for kind, a, b, _, _ in pieces
-        if a < b
-    )
+    n_right = sum(example["output"] == example["reference"] for example in examples)
+    about = tr("{right} of these {total} equal their reference.", right=n_right, total=len(examples))
+    return Section(tr("Examples"), about, table_html(Samples(), examples) if examples else "")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis.attention_page import attention_section
 from polyhead.analysis.charts import Curve, number, thin
-from polyhead.analysis.forecast import Tick, compare_times, forecast
+from polyhead.analysis.forecast import Tick, compare_times, duration, forecast
 from polyhead.analysis.page import Section, asset, page
 from polyhead.analysis.report import SMALL, curves, headline, plot
 from polyhead.analysis.run_record import COUNTERS, RunRecord, likelihood
@@ -27,15 +27,8 @@ LOSS_ABOUT = (
     "The mean negative log-likelihood of a label, in nats, without label smoothing: training beside validation on one scale. "
     "Training text is read with dropout and before the update that learns from it. Point at a curve to read its values."
 )
-DRAWN = (
-    "loss",
-    "nll",
-    "ppl",
-    "steps",
-    "ms_per_step",
-    "skipped",
-    *COUNTERS,
-)  # elsewhere, or of no interest as a curve
+# keys that are drawn elsewhere, or are of no interest as a curve
+DRAWN = ("loss", "nll", "ppl", "steps", "ms_per_step", "skipped", *COUNTERS)
 NAMES = {
     "lr": "Learning rate",
     "grad_norm": "Norm of the gradient",
@@ -106,7 +99,7 @@ def final_measures(record: RunRecord) -> dict[str, str]:
         best, step = min(losses)
         found[tr("Best validation loss")] = number(best)
         found[tr("Best at step")] = number(step)
-    for key, name in measured(record.metrics, "valid").items():
+    for key, name in measure_names(record.metrics, "valid").items():
         last = [row[key] for row in record.rows("valid") if isinstance(row.get(key), int | float)][-1]
         found[name] = number(float(last))
     return found
@@ -133,10 +126,10 @@ def loss_section(records: Sequence[RunRecord]) -> Section:
             Curve(tr(name), points) for split, name in (("train", "training"), ("valid", "validation"))
             if (points := likelihoods(records[0], split))
         ]  # fmt: skip
-        return Section(tr("Loss"), tr(LOSS_ABOUT), large(tr("Loss"), drawn))
+        return Section(tr("Loss"), tr(LOSS_ABOUT), large_chart(tr("Loss"), drawn))
     body = ""
     for split, title in (("valid", "Validation loss"), ("train", "Training loss")):
-        body += large(tr(title), [Curve(r.name, p) for r in records if (p := likelihoods(r, split))])
+        body += large_chart(tr(title), [Curve(r.name, p) for r in records if (p := likelihoods(r, split))])
     return Section(tr("Loss"), tr(LOSS_ABOUT), body)
 
 
@@ -146,12 +139,12 @@ def likelihoods(record: RunRecord, split: str) -> list[tuple[float, float]]:
     return thin([(float(row["step"]), value) for row in rows if (value := likelihood(row)) is not None])
 
 
-def large(title: str, drawn: Sequence[Curve]) -> str:
+def large_chart(title: str, drawn: Sequence[Curve]) -> str:
     """A chart for wide and for narrow screens."""
     return plot(title, drawn, (860, 320), (380, 260), x_label=tr("step")) if drawn else ""
 
 
-def measured(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> dict[str, str]:
+def measure_names(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> dict[str, str]:
     """The keys that hold numbers and get a chart of their own, and their names."""
     keys = {
         key: None
@@ -160,10 +153,10 @@ def measured(metrics: Iterable[Mapping[str, Any]], split: str | None = None) -> 
         for key, value in row.items()
         if key not in DRAWN and isinstance(value, int | float)
     }
-    return {key: named(key) for key in keys}
+    return {key: measure_name(key) for key in keys}
 
 
-def named(key: str) -> str:
+def measure_name(key: str) -> str:
     """A key of metrics as people say it."""
     if key.startswith("f1_"):
         return tr("F1 of {label}", label=key.removeprefix("f1_"))
@@ -190,7 +183,7 @@ def measures_section(records: Sequence[RunRecord]) -> Section:
     found: dict[str, str] = {}
     metrics = {record.name: with_learning_speed(record.metrics) for record in records}
     for rows in metrics.values():
-        found |= measured(rows)
+        found |= measure_names(rows)
     body = ""
     for key, name in found.items():
         if len(records) == 1:
@@ -214,18 +207,18 @@ def plan_section(record: RunRecord) -> Section:
     evaluations = sum(float(row.get("seconds") or 0) for row in record.rows("valid"))
     facts = {
         tr("Steps"): tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),
-        tr("Time of learning so far"): said_time(took[-1][1]),
-        tr("Time of evaluations"): said_time(evaluations),
+        tr("Time of learning so far"): duration(took[-1][1]),
+        tr("Time of evaluations"): duration(evaluations),
     }
     drawn = [Curve(tr("actual"), thin([(0.0, 0.0), *took]))]
     if predicted:
         facts[tr("Predicted for all steps")] = tr(
-            "{time} (at step {step})", time=said_time(predicted.seconds), step=f"{predicted.at:,}"
+            "{time} (at step {step})", time=duration(predicted.seconds), step=f"{predicted.at:,}"
         )
         drawn.append(Curve(tr("predicted"), [(0.0, 0.0), (float(record.steps), predicted.seconds)]))
         if record.step < record.steps and record.state == "training":
             left = max(0.0, predicted.seconds - took[-1][1])
-            facts[tr("Time left by that prediction")] = said_time(left)
+            facts[tr("Time left by that prediction")] = duration(left)
         elif found := compare_times(ticks, record.step, took[-1][1]):
             facts[tr("Difference")] = f"{found[1]:+.0%}"
     about = tr(
@@ -237,32 +230,21 @@ def plan_section(record: RunRecord) -> Section:
     )
 
 
-def said_time(seconds: float) -> str:
-    """Seconds, minutes or hours."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return tr("{hours} h {minutes} min", hours=hours, minutes=f"{minutes:02}")
-    if minutes:
-        return tr("{minutes} min {seconds} s", minutes=minutes, seconds=f"{seconds:02}")
-    return tr("{seconds} s", seconds=seconds)
-
-
 def recipe_section(record: RunRecord) -> Section:
     """All keys of the recipe, folded."""
-    keys = flat(record.recipe)
+    keys = flatten(record.recipe)
     if not keys:
         return Section("", "", "")
     summary = escape(tr("All keys of the recipe"))
     return Section(tr("Recipe"), "", f"<details><summary>{summary}</summary>{facts_table(keys)}</details>")
 
 
-def flat(tree: Mapping[str, Any], under: str = "") -> dict[str, str]:
+def flatten(tree: Mapping[str, Any], under: str = "") -> dict[str, str]:
     """Keys with dots and their values as text; what is not set is left out."""
     found: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{under}{key}.")
+            found |= flatten(value, f"{under}{key}.")
         elif value is not None and value != []:
             found[f"{under}{key}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return found

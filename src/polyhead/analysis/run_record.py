@@ -108,9 +108,10 @@ def read_report(directory: Path) -> dict[str, Any]:
     """report.json; empty if it is not there or cannot be read, for the page can be made without it."""
     try:
         found = json.loads((directory / REPORT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        Samples.from_json(found.get("samples") or {})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return dict(found)
 
 
 def is_training(directory: Path) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from polyhead.analysis.page import Section
+from polyhead.analysis.page import Section, scrollable
 from polyhead.analysis.run_page import (
     STATES,
     Live,
     document,
     final_measures,
-    flat,
+    flatten,
     loss_section,
     measures_section,
 )
@@ -55,7 +55,7 @@ def name_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def differing(records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
     """Of each run the keys of its recipe that are not equal in all."""
-    recipes = [flat(record.recipe) for record in records]
+    recipes = [flatten(record.recipe) for record in records]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe if key not in OWN)
     unlike = [key for key in keys if len({recipe.get(key) for recipe in recipes}) > 1]
     return {
@@ -72,12 +72,10 @@ def table_section(heading: str, columns: Mapping[str, Mapping[str, str]]) -> Sec
     for name in names:
         cells = "".join(f"<td>{escape(column.get(name, '–'))}</td>" for column in columns.values())
         rows += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
-    return Section(heading, "", scrolling(f"<tr><td></td>{head}</tr>", rows, heading) if names else "")
+    table = table_html(f"<tr><td></td>{head}</tr>", rows)
+    return Section(heading, "", scrollable(table, heading) if names else "")
 
 
-def scrolling(head: str, rows: str, label: str) -> str:
-    """A table that scrolls sideways by itself where it is wider than the window."""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="runs">'
-        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>"
-    )
+def table_html(head: str, rows: str) -> str:
+    """A table about several runs."""
+    return f'<table class="runs"><thead>{head}</thead><tbody>{rows}</tbody></table>'

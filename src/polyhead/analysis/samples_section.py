@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from polyhead.analysis.charts import number
-from polyhead.analysis.page import Section
+from polyhead.analysis.page import Section, scrollable
 from polyhead.analysis.samples import Breakdown, Confusion, Samples
 from polyhead.core.i18n import tr
 
@@ -46,10 +46,8 @@ def table_html(samples: Samples, examples: Sequence[Mapping[str, Any]]) -> str:
     mark = f'<th><span class="unseen">{escape(tr("equal"))}</span></th>' if judged else ""
     head = mark + "".join(f'<th scope="col">{name}</th>' for name in columns)
     rows = "".join(row_html(samples, example, columns) for example in examples)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(tr("Examples"))}">'
-        f'<table class="examples"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    table = f'<table class="examples"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return scrollable(table, tr("Examples"))
 
 
 def row_html(samples: Samples, example: Mapping[str, Any], columns: Sequence[str]) -> str:
@@ -124,9 +122,7 @@ def confusion_html(confusion: Confusion) -> str:
             for j, count in enumerate(counts)
         )
         rows += f'<tr><th scope="row" dir="auto">{escape(label)}</th>{cells}</tr>'
-    caption = escape(tr("Which class is taken for which: rows are labels, columns predictions"))
-    corner = escape(tr("label"))
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><p class="caption">{caption}</p>'
-        f'<table class="confusion"><thead><tr><th scope="col">{corner}</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    caption = tr("Which class is taken for which: rows are labels, columns predictions")
+    head = f'<tr><th scope="col">{escape(tr("label"))}</th>{head}</tr>'
+    table = f'<table class="confusion"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+    return scrollable(f'<p class="caption">{escape(caption)}</p>{table}', caption)

@@ -154,7 +154,7 @@ def conclude(console: Console, run: Run, recipe: Recipe) -> None:
     console.print(f"  BLEU         [bold]{bleu.value:.1f}[/bold]    [dim]{bleu.signature}[/dim]")
     if baseline := judged.baselines.get("bleu"):
         console.print(
-            "              ", Text(baseline.described(f"{baseline.value:.1f}")), sep="", soft_wrap=True
+            "              ", Text(baseline.describe(f"{baseline.value:.1f}")), sep="", soft_wrap=True
         )
     if judged.verdict:
         console.print(Text(f"\n{judged.verdict}", "bold yellow"), soft_wrap=True)

@@ -244,7 +244,7 @@ def beside(found: dict[str, Any], measure: Measure) -> str:
     if not known:
         return ""
     value = f"{known['value']:.{measure.digits}f}"
-    return f" ({Baseline(**known).described(value)})"
+    return f" ({Baseline(**known).describe(value)})"
 
 
 def died(code: int) -> str:

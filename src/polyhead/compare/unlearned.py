@@ -24,7 +24,10 @@ def baseline_rows(rows: Sequence[Row], measures: Sequence[Measure]) -> list[dict
     for row in rows:
         known = {name: Baseline(**one) for name, one in (row.get("baselines") or {}).items()}
         chief = known.get(measures[1].name)
-        made: dict[str, Any] = {"base": False, "name": tr("baseline") + (f": {chief.named}" if chief else "")}
+        made: dict[str, Any] = {
+            "base": False,
+            "name": tr("baseline") + (f": {chief.describe_guess()}" if chief else ""),
+        }
         for measure in measures:
             baseline = known.get(measure.name)
             made[measure.name] = baseline.value if baseline else None

@@ -18,8 +18,8 @@ from typing import Any
 from polyhead.errors import UserError, nearest
 
 LANGUAGES = {"en": "English", "zh": "中文"}
-# catalogs of labels, which as patterns would match any message
-NO_MESSAGES = frozenset({"progress", "facts", "pages", "lab"})
+# catalogs whose entries are patterns of messages; labels of the others, such as "{time} left", would match any message
+MESSAGES = ("errors", "mistakes")
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
 _PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
 _language: str | None = None
@@ -83,7 +83,7 @@ def translate_message(message: str, subject: str | None = None) -> str:
 
     An entry matches if it is the message with ``{name}`` in place of what varies. The one with the most literal text wins.
     What a placeholder stands for is translated too if it is an entry of the errors itself, such as "a classifier".
-    ``subject`` looks in one catalog only; without it all but those of ``NO_MESSAGES`` are used.
+    ``subject`` looks in one catalog only; without it whole messages are found in all, patterns in ``MESSAGES``.
     """
     catalog = load_catalog(get_language(), subject)
     if message in catalog:
@@ -100,13 +100,11 @@ def translate_message(message: str, subject: str | None = None) -> str:
 @cache
 def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str], str]]:
     """The entries that have placeholders, as regular expressions, the most specific first."""
-    catalog = load_catalog(language, subject)
-    if subject is None:
-        catalog = {
-            text: translated
-            for text, translated in catalog.items()
-            if not any(text in load_catalog(language, labels) for labels in NO_MESSAGES)
-        }
+    catalog = {
+        text: translated
+        for name in ((subject,) if subject else MESSAGES)
+        for text, translated in load_catalog(language, name).items()
+    }
     entries = sorted(catalog, key=lambda text: -len(_PLACEHOLDER.sub("", text)))
     return [
         (_compile(text), _PLACEHOLDER.sub(r"{\1}", catalog[text]))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from polyhead.analysis.class_metrics import class_measures
 from polyhead.analysis.metrics import evaluated
 from polyhead.analysis.perplexity import Perplexity
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import Translate, tr
 from polyhead.data.arrays import Ints
 
 LESS_IS_BETTER = {"loss", "ppl", "word_ppl", "bits_per_char"}
@@ -30,13 +30,12 @@ class Baseline(NamedTuple):
     guess: str  # "majority class", "copied source", ...: a key of the message catalogs
     detail: str = ""  # the class or the text that is guessed
 
-    def described(self, value: str) -> str:
+    def describe(self, value: str) -> str:
         """Its ``value``, as the score beside it is written, and the guess."""
-        return tr("baseline {value}: {guess}", value=value, guess=self.named)
+        return tr("baseline {value}: {guess}", value=value, guess=self.describe_guess())
 
-    @property
-    def named(self) -> str:
-        """The guess in the language of the user."""
+    def describe_guess(self, tr: Translate = tr) -> str:
+        """The guess with what is guessed, in the current language."""
         detail = self.detail if len(self.detail) <= SHOWN else f"{self.detail[: SHOWN - 1]}…"
         return tr(self.guess) + (f" {detail!r}" if detail else "")
 

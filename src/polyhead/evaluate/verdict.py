@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import Translate, format_english, tr
 from polyhead.evaluate.baselines import LESS_IS_BETTER, PERCENT, Baseline, Baselines, beats
 
 NAMES = {
@@ -57,7 +57,11 @@ def has_learned(values: Mapping[str, float], baselines: Baselines) -> bool | Non
 
 
 def describe(
-    values: Mapping[str, float], baselines: Baselines, task: str | None, losses: Sequence[float | None] = ()
+    values: Mapping[str, float],
+    baselines: Baselines,
+    task: str | None,
+    losses: Sequence[float | None] = (),
+    tr: Translate = tr,
 ) -> str | None:
     """A sentence on the first score that is at or below its baseline, and on what to do; None where all are better.
 
@@ -67,7 +71,7 @@ def describe(
     failed = [name for name in judged if not beats(name, values[name], baselines[name])]
     if not failed:
         return None
-    text = _compared(failed[0], values[failed[0]], baselines[failed[0]])
+    text = _compared(failed[0], values[failed[0]], baselines[failed[0]], tr)
     if failed[0] != judged[0] or task not in GOALS:
         return text
     return tr(
@@ -86,7 +90,7 @@ def advice(losses: Sequence[float | None]) -> str:
     return FALLING if finite[-1] < min(finite[:-1]) else FLAT
 
 
-def _compared(name: str, value: float, baseline: Baseline) -> str:
+def _compared(name: str, value: float, baseline: Baseline, tr: Translate) -> str:
     """BLEU 0.08 is below the baseline 0.30 (copied source)."""
     own, base = written(name, value), written(name, baseline.value)
     if own == base:
@@ -95,11 +99,13 @@ def _compared(name: str, value: float, baseline: Baseline) -> str:
         text = "{name} {value} is above the baseline {baseline} ({guess}; lower is better)"
     else:
         text = "{name} {value} is below the baseline {baseline} ({guess})"
-    return tr(text, name=tr(NAMES[name]), value=own, baseline=base, guess=baseline.named)
+    return tr(text, name=tr(NAMES[name]), value=own, baseline=base, guess=baseline.describe_guess(tr))
 
 
-def with_baselines(facts: Mapping[str, str], split: str, baselines: Baselines) -> dict[str, str]:
-    """The facts of a run's README.md, each score of a split followed by its baseline."""
+def with_baselines(
+    facts: Mapping[str, str], split: str, baselines: Baselines, tr: Translate = format_english
+) -> dict[str, str]:
+    """The facts of a run, each score of a split followed by its baseline: in English, as in README.md, or with ``tr``."""
     found: dict[str, str] = {}
     for fact, text in facts.items():
         found[fact] = text
@@ -107,7 +113,7 @@ def with_baselines(facts: Mapping[str, str], split: str, baselines: Baselines) -
         if baseline is not None:
             like = text.split()[0]
             digits = len(like.partition(".")[2])
-            found[f"{fact} baseline"] = f"{baseline.value:.{digits}f} ({baseline.named})"
+            found[f"{fact} baseline"] = f"{baseline.value:.{digits}f} ({baseline.describe_guess(tr)})"
     return found
 
 

@@ -45,8 +45,8 @@ def sample_tokenizer(section: TokenizerConfig) -> Tokenizer:
 
 def describe_targets(obstacles: dict[str, str]) -> str:
     """One line: ``exports: CTranslate2, ONNX; not Hugging Face: position is 'rope'; not GGUF: ...``."""
-    fitting = ", ".join(NAMES[name] for name, obstacle in obstacles.items() if not obstacle)
-    return "; ".join(
+    fitting = tr(", ").join(NAMES[name] for name, obstacle in obstacles.items() if not obstacle)
+    return tr("; ").join(
         [
             tr("exports: {formats}", formats=fitting or tr("none")),
             *(

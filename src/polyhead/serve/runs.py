@@ -15,19 +15,21 @@ from html import escape
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import parse_qs, quote
 
 import uvicorn
 
-from polyhead.analysis.page import Section
+from polyhead.analysis.page import Section, scrollable
 from polyhead.analysis.run_page import STATES, Live, document, final_measures, run_page
-from polyhead.analysis.run_record import METRICS, REPORT, RunRecord, is_training, read_run
-from polyhead.analysis.runs_page import MOST, runs_page, scrolling
-from polyhead.core.i18n import tr
+from polyhead.analysis.run_record import METRICS, REPORT, is_training, read_run
+from polyhead.analysis.runs_page import MOST, runs_page, table_html
+from polyhead.core.i18n import tr, translate_message
 from polyhead.errors import UserError
 from polyhead.serve.keys import host_of, is_loopback
 
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
+# beside the policy inside of each page
+POLICY = b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 log = logging.getLogger("polyhead.serve")
 
 
@@ -82,6 +84,7 @@ class RunPages:
         )
         fields = [(b"content-type", answer.kind.encode()), (b"content-length", b"%d" % len(answer.body))]
         fields += [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+        fields += [(b"content-security-policy", POLICY)]
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.start", "status": answer.code, "headers": fields})
         await send({"type": "http.response.body", "body": body})
@@ -94,7 +97,7 @@ class RunPages:
             return Answer(405, TEXT, b"wanted: GET\n")
         try:
             return self._page(path, query)
-        except (UserError, OSError, ValueError, KeyError) as error:  # a file that is damaged or just gone
+        except Exception as error:  # a file that is damaged in whatever way, or just gone
             log.warning("%s: %s", type(error).__name__, error)
             return Answer(500, TEXT, f"{error}\n".encode())
 
@@ -107,7 +110,7 @@ class RunPages:
         elif path == "/compare":
             chosen = query.get("run", [])
         else:
-            chosen = [unquote(path.removeprefix("/runs/"))] if path.startswith("/runs/") else [""]
+            chosen = [path.removeprefix("/runs/")] if path.startswith("/runs/") else [""]
         if unknown := [name for name in chosen if name not in runs]:
             return Answer(404, TEXT, f"there is no run {unknown[0]!r} here\n".encode())
         state = version_of([runs[name] for name in chosen])
@@ -115,34 +118,38 @@ class RunPages:
             state["training"] = True  # a run may begin at any time
         if "version" in query:
             return Answer(200, JSON, json.dumps(state).encode())
-        records = [read_run(runs[name]) for name in chosen]
         live = Live(state["version"], state["training"])
         if path == "/":
-            text = index_page(self.directory, records, live)
-        elif path == "/compare" and 1 <= len(records) <= MOST:
-            text = runs_page(records, live)
-        elif path == "/compare":
-            return Answer(400, TEXT, f"choose 1 to {MOST} runs\n".encode())
+            text = index_page(self.directory, list(runs.values()), live)
+        elif path != "/compare":
+            text = run_page(read_run(runs[chosen[0]]), live)
+        elif 1 <= len(chosen) <= MOST:
+            text = runs_page([read_run(runs[name]) for name in chosen], live)
         else:
-            text = run_page(records[0], live)
+            return Answer(400, TEXT, f"choose 1 to {MOST} runs\n".encode())
         return Answer(200, HTML, text.encode())
 
 
-def index_page(directory: Path, records: Sequence[RunRecord], live: Live) -> str:
+def index_page(directory: Path, runs: Sequence[Path], live: Live) -> str:
     """All runs, each with a link to its page and a box to choose it for the common one."""
-    if not records:
+    if not runs:
         nothing = f"<p>{escape(tr('No training has been logged here yet.'))}</p>"
         return document(tr("Runs"), str(directory), [Section(tr("Runs"), "", nothing)], live)
     names = [tr("Run"), tr("State"), tr("Step"), tr("Measures")]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    table = scrolling(f"<tr>{head}</tr>", "".join(map(row_html, records)), tr("Runs"))
+    table = scrollable(table_html(f"<tr>{head}</tr>", "".join(map(row_html, runs))), tr("Runs"))
     body = f'<form action="/compare">{table}<p><button>{escape(tr("Compare the chosen runs"))}</button></p></form>'
     return document(tr("Runs"), str(directory), [Section(tr("Runs"), "", body)], live)
 
 
-def row_html(record: RunRecord) -> str:
-    """A run in the table of the index."""
-    name, label = escape(record.name), escape(tr("Compare {run}", run=record.name))
+def row_html(run: Path) -> str:
+    """A run in the table of the index; one that cannot be read says why."""
+    name, label = escape(run.name), escape(tr("Compare {run}", run=run.name))
+    try:
+        record = read_run(run)
+    except UserError as error:
+        why = escape(translate_message(str(error)))
+        return f'<tr><th scope="row">{name}</th><td colspan="3">{why}</td></tr>'
     measures = ", ".join(f"{measure}: {value}" for measure, value in final_measures(record).items())
     cells = [
         tr(STATES.get(record.state, record.state)),
@@ -151,7 +158,7 @@ def row_html(record: RunRecord) -> str:
     ]
     return (
         f'<tr><th scope="row"><input type="checkbox" name="run" value="{name}" aria-label="{label}">'
-        f'<a href="/runs/{quote(record.name)}">{name}</a></th>'
+        f'<a href="/runs/{quote(run.name)}">{name}</a></th>'
         + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         + "</tr>"
     )

@@ -240,14 +240,14 @@ def _finish(
             ranks.tell(lambda: run.save(recipe.out, card(task.title, task.use, facts)))
             ranks.tell(lambda: keep_counts(task, run))
             facts |= ranks.tell(lambda: judge(run, task)) if judge else task.facts(run, ranks.map)
-            facts = ranks.tell(lambda: show_baselines(facts, task, run))
+            described, shown = ranks.tell(lambda: show_baselines(facts, task, run))
     except KeyboardInterrupt:
         ranks.interrupt()
         report.say(tr("training is done, its final evaluation is not"))
         return "interrupted"
     if not ranks.rank:
-        replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
-    for name, value in facts.items():
+        replace_file(recipe.out / "README.md", card(task.title, task.use, described).encode())
+    for name, value in shown.items():
         report.say(tr("{name}: {value}", name=_translate_fact(name), value=_translate_fact(value)))
     # there it stands for the run
     use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)
@@ -265,8 +265,8 @@ def _finish(
 
 
 def _translate_fact(text: str) -> str:
-    """A name or a value of the run's README.md, which is in English, in the current language."""
-    return translate_message(text, "facts")
+    """A name or a value of a finished run, in the current language."""
+    return tr(translate_message(text, "facts"))
 
 
 def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:

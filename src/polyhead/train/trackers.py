@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polyhead.analysis.run_page import flat
+from polyhead.analysis.run_page import flatten
 from polyhead.errors import UserError
 from polyhead.files import replace_file
 from polyhead.recipe import Recipe
@@ -109,7 +109,9 @@ class MLflow(Tracker):
         mlflow.set_experiment(PROJECT)
         self.id = str(mlflow.start_run(run_id=id, run_name=recipe.out.resolve().name).info.run_id)
         if id is None:
-            parameters = [(k, v[:LONGEST_PARAMETER]) for k, v in flat(recipe.model_dump(mode="json")).items()]
+            parameters = [
+                (k, v[:LONGEST_PARAMETER]) for k, v in flatten(recipe.model_dump(mode="json")).items()
+            ]
             for first in range(0, len(parameters), MOST_PARAMETERS):
                 mlflow.log_params(dict(parameters[first : first + MOST_PARAMETERS]))
 

@@ -27,7 +27,7 @@ TASKS = {"classifier": "classification", "decoder": "language-model", "encoder-d
 
 def show(name: str, value: float, remark: str, baseline: Baseline | None = None) -> None:
     """One line of the table: a name and a remark, both in the current language, around a figure; its baseline at the end."""
-    beside = f" ({baseline.described(f'{baseline.value:.3f}')})" if baseline else ""
+    beside = f" ({baseline.describe(f'{baseline.value:.3f}')})" if baseline else ""
     print(f"{name}{' ' * (11 - columns(name))} {value:>9.3f}  {remark}{beside}", flush=True)
 
 
