@@ -230,7 +230,7 @@ def test_a_demo_interrupted_while_it_is_measured_is_measured_when_it_goes_on(
         (["--target", "chinese"], "unknown locale 'chinese'; did you mean 'zh'?"),
         (["--target", "en"], "source and target locale are both 'en'"),
         (["--translate", "  "], "--translate: there is nothing to translate"),
-        (["--out", "file"], "file"),
+        (["--out", "file"], "--out file is a file; give a directory"),
     ],
 )
 def test_mistakes_are_one_line(
