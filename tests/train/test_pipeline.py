@@ -236,7 +236,7 @@ def test_a_signal_in_the_final_evaluation_loses_nothing(
     (corpus / "cut.yaml").write_text(cut.dump_yaml())
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "translate", lambda *_, **__: signal.raise_signal(number))
+        patch.setattr(Translation, "facts", lambda *_, **__: signal.raise_signal(number))
         assert main(["train", str(corpus / "cut.yaml")]) == 130
     assert signal.getsignal(number) is before
     said = capsys.readouterr().err.splitlines()
