@@ -103,7 +103,7 @@ def test_a_combination_that_does_not_work_is_a_row_with_the_reason() -> None:
             "model.norm: norm 'rmsnorm' has no option 'ep'",
         ),
         (Axis("model.d_ff", ("-3",)), "model.d_ff: -3 is out of range"),
-        (Axis("model.d_ff", ("[1",)), "d_ff=.1: line 1, column 3"),
+        (Axis("model.d_ff", ("[1",)), "d_ff=.1: line 1, column 1: a bracket"),
     ],
 )
 def test_a_value_that_is_wrong_anywhere_is_a_mistake(axis: Axis, message: str) -> None:

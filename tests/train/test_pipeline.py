@@ -180,9 +180,10 @@ def test_ctrl_c_and_the_return_are_the_same_run(corpus: Path) -> None:
     assert (outcome.how, outcome.step) == ("interrupted", 5)
     assert signal.getsignal(signal.SIGTERM) is before
     on = f"go on with: polyhead train {recipe.out}/recipe.yaml --resume"
-    assert notes.said[-2:] == [
+    assert notes.said[-3:] == [
         "stopping after this step; once more stops at once, without saving",
         f"saved at step 5; {on}",
+        f"report: {recipe.out}/report.html",
     ]
     assert not (recipe.out / "model.safetensors").exists()
     assert ph.load(recipe.out).translate(["ein hund"])  # of the newest checkpoint
@@ -235,14 +236,15 @@ def test_a_signal_in_the_final_evaluation_loses_nothing(
     (corpus / "cut.yaml").write_text(cut.dump_yaml())
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "translate", lambda *_, **__: signal.raise_signal(number))
+        patch.setattr(Translation, "facts", lambda *_, **__: signal.raise_signal(number))
         assert main(["train", str(corpus / "cut.yaml")]) == 130
     assert signal.getsignal(number) is before
     said = capsys.readouterr().err.splitlines()
     on = f"go on with: polyhead train {cut.out}/recipe.yaml --resume"
-    assert said[-2:] == [
+    assert said[-3:] == [
         "training is done, its final evaluation is not",
         f"saved at step {outcome.step}; {on}",
+        f"report: {cut.out}/report.html",
     ]
     weights = (cut.out / "model.safetensors").read_bytes()  # there before anything else is measured
     assert weights == (whole.out / "model.safetensors").read_bytes()
@@ -426,7 +428,10 @@ def test_a_text_that_is_read_in_another_way_is_refused_by_the_keys(corpus: Path)
 def test_a_finished_run_says_how_it_is_used(corpus: Path) -> None:
     notes, recipe = Notes(), small_recipe(corpus, "my run", steps=1)
     run_training(recipe, report=notes)
-    assert notes.said[-1] == f"finished at step 1; use it: polyhead translate '{recipe.out}' input.txt"
+    assert notes.said[-2:] == [
+        f"finished at step 1; use it: polyhead translate '{recipe.out}' input.txt",
+        f"report: {recipe.out}/report.html",
+    ]
 
 
 def test_a_directory_with_a_run_is_not_overwritten(corpus: Path) -> None:
