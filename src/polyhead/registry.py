@@ -14,6 +14,7 @@ import threading
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
@@ -64,6 +65,21 @@ class Choice:
         return core_schema.no_info_plain_validator_function(cls.read, serialization=written)
 
 
+@cache
+def _read_options(part: Any) -> dict[str, tuple[Any, Any]]:
+    """The keyword-only parameters of a part: name -> (type, default). Slow, and asked for each config."""
+    init = part.__init__ if inspect.isclass(part) else part
+    hints = typing.get_type_hints(init, include_extras=True)
+    parameters = inspect.signature(part).parameters.values()
+    return {p.name: (hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@cache
+def _adapters(part: Any) -> dict[str, TypeAdapter[Any]]:
+    """What converts a value to the type of each option of a part."""
+    return {name: TypeAdapter(kind) for name, (kind, _) in _read_options(part).items()}
+
+
 class Registry(Generic[T]):
     """All parts of one kind, found by importing one package (or module) on the first question.
 
@@ -104,11 +120,7 @@ class Registry(Generic[T]):
 
     def options(self, name: str) -> dict[str, tuple[Any, Any]]:
         """The options of a part: name -> (type, default). A type may have a range, as those of ``polyhead.ranges``."""
-        part = self.get(name)
-        init = part.__init__ if inspect.isclass(part) else part
-        hints = typing.get_type_hints(init, include_extras=True)
-        parameters = inspect.signature(part).parameters.values()
-        return {p.name: (hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return dict(_read_options(self.get(name)))
 
     def check(self, choice: Choice) -> Choice:
         """The same choice, complete: every option converted to its type, those not given at their defaults.
@@ -121,13 +133,13 @@ class Registry(Generic[T]):
                 raise UserError(
                     f"{self.kind} {show(choice.name)} has no option {show(key)}{among(key, options)}"
                 )
-        checked = {}
-        for key, (kind, default) in options.items():
+        adapters, checked = _adapters(self.get(choice.name)), {}
+        for key, (_, default) in options.items():
             value = choice.options.get(key, default)
             if value is inspect.Parameter.empty:
                 raise UserError(f"{self.kind} {choice.name!r} needs the option {key!r}")
             try:
-                checked[key] = bounded(TypeAdapter(kind).validate_python(value, strict=False))
+                checked[key] = bounded(adapters[key].validate_python(value, strict=False))
             except ValidationError as error:
                 raise explain(error, under=f"{key} of {self.kind} {choice.name!r}") from None
             except UserError as error:

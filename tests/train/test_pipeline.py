@@ -21,7 +21,6 @@ from polyhead.analysis.run_record import read_metrics
 from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
-from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.ema import put
 from polyhead.train.pipeline import run_training
