@@ -26,7 +26,7 @@ def train(recipe: Place | Recipe, *changes: str, resume: bool = False, quiet: bo
     Progress goes to standard error, unless ``quiet``. Ctrl-C saves a checkpoint and raises KeyboardInterrupt;
     ``resume`` goes on from the newest one. The run is also in the directory that the recipe names with ``out``.
     """
-    read = _recipe(recipe, changes, "train", resume)
+    read = _read_recipe(recipe, changes, "train", resume)
     from polyhead.train.pipeline import run_training
     from polyhead.train.reporting import Reporters
 
@@ -54,12 +54,12 @@ def compare(
     ``budget`` is that of each design, such as "10m" or "2000steps". Called again with the same arguments it goes on where
     it stopped. The result prints as the table; ``rows`` are its numbers.
     """
-    place = _written(recipe)
+    place = _recipe_file(recipe)
     from polyhead.compare.comparison import run_comparison
 
     return run_comparison(
         place,
-        _changes(changes, "compare"),
+        _check_changes(changes, "compare"),
         vary=vary or {},
         designs=designs or {},
         grid=grid,
@@ -98,20 +98,20 @@ def recipe(*given: Place, target: str | None = None, output: Place | None = None
     return load_recipe(place)
 
 
-def _recipe(given: object, changes: Sequence[object], verb: str, made: bool = False) -> Recipe:
-    """The recipe of a file, or the one that is given, with changes; what else comes is a UserError."""
-    words = _changes(changes, verb)
-    if isinstance(given, str | os.PathLike):
-        return load_recipe(Path(given), words, made=made)
-    if not isinstance(given, Recipe):
-        raise UserError(f"{verb} wants a Recipe or the file of one, got {show(given)}")
-    tree = given.model_dump(mode="json")
+def _read_recipe(source: object, changes: Sequence[object], verb: str, made: bool = False) -> Recipe:
+    """The recipe of a file, or the one that is passed, with changes; what else comes is a UserError."""
+    words = _check_changes(changes, verb)
+    if isinstance(source, str | os.PathLike):
+        return load_recipe(Path(source), words, made=made)
+    if not isinstance(source, Recipe):
+        raise UserError(f"{verb} wants a Recipe or the file of one, got {show(source)}")
+    tree = source.model_dump(mode="json")
     for keys, value in document.parse_overrides(words, Recipe):
         document.assign(tree, keys, value, Recipe)
     return validate(tree, made=made)
 
 
-def _changes(changes: Sequence[object], verb: str) -> list[str]:
+def _check_changes(changes: Sequence[object], verb: str) -> list[str]:
     for one in changes:
         if not isinstance(one, str) or "=" not in one:
             raise UserError(
@@ -120,10 +120,10 @@ def _changes(changes: Sequence[object], verb: str) -> list[str]:
     return [str(one) for one in changes]
 
 
-def _written(given: object) -> Path:
+def _recipe_file(source: object) -> Path:
     """The file of a recipe."""
-    if isinstance(given, str | os.PathLike):
-        return Path(given)
+    if isinstance(source, str | os.PathLike):
+        return Path(source)
     raise UserError(
-        f"compare wants the file of a recipe, got {show(given)}; ph.recipe(..., output=...) writes one"
+        f"compare wants the file of a recipe, got {show(source)}; ph.recipe(..., output=...) writes one"
     )

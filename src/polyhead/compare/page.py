@@ -13,7 +13,7 @@ from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.sheets import cost, quality
 from polyhead.compare.tasks.base import Measure
-from polyhead.compare.unlearned import is_unlearned, said_unlearned
+from polyhead.compare.unlearned import describe_unlearned, is_unlearned
 from polyhead.core.i18n import tr, translate_message
 
 Row = Mapping[str, Any]
@@ -107,7 +107,7 @@ def result(rows: Sequence[Row], done: Sequence[Row], whole: Sequence[Row], plan:
             for row in unlike
         )
         body += f'<ul class="said">{lines}</ul>'
-    if unlearned := said_unlearned(done, plan.task.measures):
+    if unlearned := describe_unlearned(done, plan.task.measures):
         body += f'<ul class="said"><li class="failed">{escape(unlearned)}</li></ul>'
     return Section(tr("Result"), "", body)
 

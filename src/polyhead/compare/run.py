@@ -234,11 +234,13 @@ def brief(found: dict[str, Any], plan: Plan) -> str:
     """The result of a cell in one line."""
     if found["status"] != "done":
         return tr("failed: {message}", message=translate_message(found["message"]))
-    chief = [f"{m.column} {found[m.name]:.{m.digits}f}{beside(found, m)}" for m in plan.task.measures[:2]]
+    chief = [
+        f"{m.column} {found[m.name]:.{m.digits}f}{format_baseline(found, m)}" for m in plan.task.measures[:2]
+    ]
     return ", ".join([*chief, tr("{count:,} steps", count=found["steps"])])
 
 
-def beside(found: dict[str, Any], measure: Measure) -> str:
+def format_baseline(found: dict[str, Any], measure: Measure) -> str:
     """The baseline of a measure, in brackets."""
     known = found.get("baselines", {}).get(measure.name)
     if not known:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from polyhead.compare.plan import Plan
 from polyhead.compare.results import alike
 from polyhead.compare.tasks.base import Measure
-from polyhead.compare.unlearned import baseline_rows, is_unlearned, said_unlearned
+from polyhead.compare.unlearned import baseline_rows, describe_unlearned, is_unlearned
 from polyhead.core.i18n import tr
 from polyhead.files import replace_file
 
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row], plan: Plan, bold: bool = False) -> str:
             + "\np: chance of a difference from the base as large (paired bootstrap); * below 0.05."
             + ("\n±: standard deviation over the seeds." if many else "")
         )
-        if unlearned := said_unlearned(done, measures):
+        if unlearned := describe_unlearned(done, measures):
             parts.append(textwrap.fill(unlearned, WIDTH))
     if rest:
         told = (textwrap.fill(f"{row['name']}: {said(row)}", WIDTH, subsequent_indent="    ") for row in rest)

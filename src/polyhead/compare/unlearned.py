@@ -38,7 +38,7 @@ def baseline_rows(rows: Sequence[Row], measures: Sequence[Measure]) -> list[dict
     return found
 
 
-def said_unlearned(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
+def describe_unlearned(rows: Sequence[Row], measures: Sequence[Measure]) -> str:
     """Which designs have not learned, and that nothing is said about which of them is better; nothing if all have."""
     names = [row["name"] for row in rows if is_unlearned(row)]
     if not names:

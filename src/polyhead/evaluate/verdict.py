@@ -45,7 +45,7 @@ FLAT = "the validation loss was no longer falling: try another train.lr, a large
 UNKNOWN = "train longer (train.steps, train.epochs)"
 
 
-def written(name: str, value: float) -> str:
+def format_score(name: str, value: float) -> str:
     """A score with the digits of its measure."""
     return f"{value:.2f}" if name in PERCENT or name in LESS_IS_BETTER else f"{value:.4f}"
 
@@ -92,7 +92,7 @@ def advice(losses: Sequence[float | None]) -> str:
 
 def _compared(name: str, value: float, baseline: Baseline, tr: Translate) -> str:
     """BLEU 0.08 is below the baseline 0.30 (copied source)."""
-    own, base = written(name, value), written(name, baseline.value)
+    own, base = format_score(name, value), format_score(name, baseline.value)
     if own == base:
         text = "{name} {value} is no better than the baseline {baseline} ({guess})"
     elif name in LESS_IS_BETTER:

@@ -119,12 +119,12 @@ def show_perplexity(
         values["ppl"] = run.perplexity([a for a, _ in kept], [b for _, b in kept])
         counts = training_tokens(run)
         if counts is not None:
-            asked = said_tokens(run, [b for _, b in kept])
+            asked = count_reference_tokens(run, [b for _, b in kept])
             baselines["ppl"] = unigram_baselines(counts, asked)["ppl"]
         show(tr("perplexity"), values["ppl"], tr("of a reference token"), baselines.get("ppl"))
 
 
-def said_tokens(run: Run, references: list[str]) -> Ints:
+def count_reference_tokens(run: Run, references: list[str]) -> Ints:
     """How often each token of the references, their ends included, is predicted: (V,)."""
     sides, size = run.tokenizer.sides, run.tokenizer.vocab_size
     around = [sides.end] if sides.forced else sides.said([])

@@ -125,13 +125,13 @@ class Chat:
 
     def count_training(self, tokenizer: Tokenizer) -> TrainingCounts:
         """How often the assistant says each token."""
-        return TrainingCounts.of_tokens(said_tokens(self.train, tokenizer.vocab_size))
+        return TrainingCounts.of_tokens(count_answer_tokens(self.train, tokenizer.vocab_size))
 
     def baselines(self, counts: TrainingCounts, run: Run, split: str) -> Baselines:
         """Those of token frequencies."""
         assert run.recipe is not None
         store = self.valid if split == "valid" else store_of(run.recipe, split, run.tokenizer)
-        return unigram_baselines(counts.token_counts(), said_tokens(store, counts.vocab_size))
+        return unigram_baselines(counts.token_counts(), count_answer_tokens(store, counts.vocab_size))
 
     def by_length(self, store: ConversationStore) -> ByLength:
         """The conversations of a text in batches."""
@@ -146,7 +146,7 @@ class Chat:
         return {name: measures[name] for name in ("loss", "ppl")}
 
 
-def said_tokens(store: ConversationStore, vocab_size: int) -> Ints:
+def count_answer_tokens(store: ConversationStore, vocab_size: int) -> Ints:
     """How often the assistant says each token: (V,). The first token of a conversation is never asked for."""
     said = store.learned.astype(bool)
     said[store.offsets[:-1]] = False
