@@ -230,7 +230,8 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert "stopping after this step; once more stops at once, without saving" in said
     (step,) = checkpoint.steps(Path(name) / "checkpoints")
     assert 5 <= step < 3000
-    assert said.endswith(f"saved at step {step}; go on with: polyhead train {name}/recipe.yaml --resume\n")
+    how = f"saved at step {step}; go on with: polyhead train {name}/recipe.yaml --resume\n"
+    assert said.endswith(f"{how}report: {name}/report.html\n")
     assert not (Path(name) / "run.lock").exists()
 
     # the run as it would have been, and the run that goes on, both to the same nearby end
