@@ -20,7 +20,6 @@ import polyhead as ph
 from polyhead.cli import main
 from polyhead.errors import UserError
 from polyhead.recipe import Recipe, load_recipe
-from polyhead.run import Run
 from polyhead.train import checkpoint
 from polyhead.train.ema import put
 from polyhead.train.pipeline import run_training
