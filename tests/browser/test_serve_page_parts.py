@@ -90,6 +90,16 @@ def test_nothing_of_the_page_stays_english_in_chinese_and_nothing_is_lost_by_the
     check_accessibility(page, *CORNERS)
 
 
+@pytest.mark.parametrize("model", ["classifier", "reranker", "masked", "vectors"])
+def test_an_answer_after_the_switch_can_be_copied_in_chinese(service, open_page, model):
+    page = opened(open_page, service(model))
+    page.get_by_role("button", name="中文").click()
+    panel = page.get_by_role("tabpanel").filter(visible=True).or_(page.locator("main")).first
+    panel.locator(".example").first.click()
+    page.locator(".copy:visible").first.wait_for()
+    assert {text.split()[0] for text in page.locator(".copy:visible").all_text_contents()} == {"复制"}
+
+
 def test_the_language_is_that_of_the_browser_until_another_is_chosen_and_kept(service, open_page):
     page = opened(open_page, service("vectors"), locale="zh-CN")
     assert page.get_by_role("button", name="中文").get_attribute("aria-pressed") == "true"

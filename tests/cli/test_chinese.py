@@ -37,7 +37,7 @@ TRAINED = [
     "验证集：valid.en + valid.de：6 个句对，保留 6 个",
     "每轮 N 个批次，其中 100.0% 的词元是文本，其余是填充",
     "12,160 个参数，4 步，写入 runs/mine",
-    "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：layout of position 'sinusoidal' is 'interleaved'；不能导出为 GGUF：仅限语言模型",
+    "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position 'sinusoidal' 的 layout 是 'interleaved'；不能导出为 GGUF：仅限语言模型",
     "预热（4,000 步）超过全部 4 步的一半：学习率很晚才能达到 train.lr，或根本达不到；可用 train.schedule.warmup 调整",
     "第      2/4 步  损失 N  学习率 5.00e-07  N 词元/秒  剩余 N 秒",
     "第      2 步  验证  损失 N  困惑度 N  目前最好",
@@ -175,7 +175,7 @@ def test_a_recipe_has_chinese_comments_and_trains(place: Path, capsys: pytest.Ca
     assert type_in("recipe train.en train.de --output own.yaml") == 0
     assert capsys.readouterr().err.splitlines() == [
         "翻译模型：40 个句对，2.4 kB 文本（train.en, train.de）。",
-        "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position is 'rope'；不能导出为 GGUF：仅限语言模型",
+        "可导出：CTranslate2，ONNX；不能导出为 Hugging Face：position 是 'rope'；不能导出为 GGUF：仅限语言模型",
         "own.yaml；用它训练：polyhead train own.yaml",
     ]
     text = (place / "own.yaml").read_text()
@@ -293,6 +293,21 @@ def test_mistakes_with_a_run_are_answered_in_chinese(
     assert answer("train mine.yaml train.tensorboard=true out=runs/board") == (
         f"train.tensorboard 需要附加项 'board'：{install_command('board')}"
     )
+
+
+@pytest.mark.parametrize(
+    ("fact", "translated"),
+    [
+        ("checkpoint 4 (loss 5.1; mean of the checkpoints 2, 4: 5.2)", "检查点 4（损失 5.1；检查点 2, 4 的平均：5.2）"),
+        (
+            "mean of the checkpoints 2, 4 (loss 5.1; checkpoint 4: 5.2; EMA at step 3: 5.3)",
+            "检查点 2, 4 的平均（损失 5.1；检查点 4：5.2；第 3 步的滑动平均：5.3）",
+        ),
+        ("80.03 (majority class 'checkpoint 4: 5.2')", "80.03 (majority class 'checkpoint 4: 5.2')"),
+    ],
+)  # fmt: skip
+def test_a_fact_is_translated_to_its_last_word(fact: str, translated: str) -> None:
+    assert i18n.translate_message(fact, "facts") == translated
 
 
 def test_labels_are_no_patterns_of_messages() -> None:

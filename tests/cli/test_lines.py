@@ -56,6 +56,17 @@ def test_what_is_packed_is_no_line(
             list(read_lines(source))
 
 
+def test_a_binary_file_is_refused_before_its_first_line(tmp_path: Path) -> None:
+    binary, latin = tmp_path / "model.bin", tmp_path / "latin.txt"
+    binary.write_bytes(bytes(range(256)) * 4)
+    with pytest.raises(UserError, match=r"model.bin is not text: 4 of its first 4 lines are not UTF-8"):
+        read_lines(str(binary))
+    latin.write_bytes("Öl\nÄrger\n".encode("latin-1"))
+    assert list(read_lines(str(latin))) == ["\ufffdl", "\ufffdrger"]
+    latin.write_bytes(b"a\0b\n")
+    assert list(read_lines(str(latin))) == ["a\0b"]
+
+
 def test_gzip_is_unpacked_where_it_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text").write_bytes(gzip.compress(TEXT.encode()))
     assert list(read_lines(str(tmp_path / "text"))) == TEXT.splitlines()

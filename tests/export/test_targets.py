@@ -133,7 +133,7 @@ def test_a_tokenizer_stands_in_the_way_where_texts_are_cut_otherwise(tmp_path: P
 def test_one_line_says_where_a_model_goes_and_why_not_elsewhere() -> None:
     run = made(position="rope")
     assert describe_targets(find_obstacles(run.config)) == (
-        "exports: CTranslate2, ONNX; not Hugging Face: position is 'rope'; not GGUF: language models alone"
+        "exports: CTranslate2, ONNX; not Hugging Face: position is 'rope'; not GGUF: language models only"
     )
     assert (
         describe_targets(find_obstacles(made(**LLAMA).config))

@@ -83,7 +83,7 @@ def test_a_recipe_for_a_format_fits_it_or_is_refused_in_one_line(
     if target == "gguf" and task != "language-model":
         assert code == 2
         assert said.startswith(
-            "polyhead: GGUF cannot hold this model: language models alone; this one goes to "
+            "polyhead: GGUF cannot hold this model: language models only; this one goes to "
         )
         return
     assert code == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+import yaml
 from pyarrow import parquet
 
 from polyhead.cli import main
@@ -340,6 +341,23 @@ def test_what_is_given_stands_in_the_recipe_and_mistakes_are_told_before_anythin
         out, err = capsys.readouterr()
         assert (out, message in err, err.count("\n")) == ("", True, 1), err
     assert Path("old.yaml").read_text() == "kept"
+
+
+@pytest.mark.parametrize("typed", [["a.en", "a.zh"], ["a.zh"]])
+def test_a_tokenizer_of_characters_has_room_for_each_character_of_the_text(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ideographs = [chr(0x4E00 + i) for i in range(2500)]
+    Path("a.zh").write_text("".join("".join(ideographs[i : i + 25]) + "\n" for i in range(0, 2500, 25)))
+    Path("a.en").write_text("abcde\n" * 100)
+    given = ["tokenizer.kind=char", f"data.valid=[{','.join(typed)}]"]
+    assert main(["recipe", *typed, *given]) == 0
+    characters = set("".join(Path(name).read_text().replace("\n", "") for name in typed))
+    proposed = yaml.safe_load(capsys.readouterr().out)["tokenizer"]["vocab_size"]
+    assert 0 < proposed - len(characters) <= 6, "the special tokens, and the end of a line"
+    assert main(["recipe", *typed, *given, "tokenizer.vocab_size=700"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["tokenizer"]["vocab_size"] == 700
 
 
 def test_text_beyond_what_is_read_is_taken_to_be_alike(

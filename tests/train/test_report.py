@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,9 @@ def test_each_task_shows_examples_and_errors_and_says_so_in_the_last_line(
     headings = [text for tag, text in page.texts if tag == "h2"]
     for heading in ("Result", "Loss", "Plan against actual", "Examples", "Errors by group", "Recipe"):
         assert heading in headings
-    assert bool(samples.attention) == (out.name != "denoising")
+    assert samples.attention
+    for one in samples.attention:
+        assert np.allclose(np.asarray(one.weights).sum(-1), 1, atol=0.02)
 
 
 def test_the_page_draws_the_loss_without_smoothing_as_it_is_logged(finished: tuple[Path, Run, Notes]) -> None:

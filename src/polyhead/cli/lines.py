@@ -22,7 +22,8 @@ ALIKE = 0.7  # how like a word and a file's name are for one to be meant by the 
 def read_lines(source: str) -> Iterator[str]:
     """The lines of a file (gzip or not), a pipe, or standard input for ``-``; only "\\n" ends a line.
 
-    Bytes that are not UTF-8 become U+FFFD and are reported, so that line n of the output stays line n of the input.
+    Bytes that are not UTF-8 become U+FFFD and are reported, so that line n of the output stays line n of the input; a
+    file that is binary is refused.
     """
     path = Path(source)
     if source != "-" and not os.path.exists(path):
@@ -39,6 +40,7 @@ def read_lines(source: str) -> Iterator[str]:
             raise UserError(
                 f"{source} is a table; lines of text are wanted here, so write one of its columns to a file"
             )
+        files.refuse_binary(path)
         raw = files.lines(path)
     else:  # a named pipe cannot be rewound, which looking for gzip needs
         raw = path.open("rb")

@@ -21,6 +21,7 @@ LANGUAGES = {"en": "English", "zh": "中文"}
 # catalogs whose entries are patterns of messages; labels of the others, such as "{time} left", would match any message
 MESSAGES = ("errors", "mistakes")
 Translate = Callable[..., str]  # ``tr`` or ``format_english``
+QUOTES = "'\""  # of what users and their texts say
 _PLACEHOLDER = re.compile(r"\{(\w+)[^{}]*\}")
 _language: str | None = None
 
@@ -83,7 +84,8 @@ def translate_message(message: str, subject: str | None = None) -> str:
 
     An entry matches if it is the message with ``{name}`` in place of what varies. The one with the most literal text wins.
     What a placeholder stands for is translated too if it is an entry of the errors itself, such as "a classifier".
-    ``subject`` looks in one catalog only; without it whole messages are found in all, patterns in ``MESSAGES``.
+    ``subject`` looks in one catalog only, for what placeholders stand for too, unless that is quoted; without it whole
+    messages are found in all, patterns in ``MESSAGES``.
     """
     catalog = load_catalog(get_language(), subject)
     if message in catalog:
@@ -91,9 +93,13 @@ def translate_message(message: str, subject: str | None = None) -> str:
     for pattern, translated in _patterns(get_language(), subject):
         if match := pattern.fullmatch(message):
             words = load_catalog(get_language(), "errors")
-            return translated.format(
-                **{name: words.get(word, word) for name, word in match.groupdict().items()}
-            )
+            found = {name: words.get(word, word) for name, word in match.groupdict().items()}
+            if subject:
+                found = {
+                    name: word if word[0] in QUOTES else translate_message(word, subject)
+                    for name, word in found.items()
+                }
+            return translated.format(**found)
     return message
 
 

@@ -171,6 +171,21 @@ def refuse_packed(name: object, begin: bytes) -> None:
             raise UserError(f"{name} is {what}")
 
 
+def refuse_binary(path: Path) -> None:
+    """A UserError if the file begins with lines that are not UTF-8 and have zero bytes, as text in no encoding has."""
+    try:
+        with opened(path) as file:
+            sample = file.read(SAMPLE)
+    except UNREADABLE:  # which is said where it is read
+        return
+    refuse_packed(path, sample)
+    found = sample.split(b"\n")
+    complete = found[:-1] or found  # the last may be cut inside a character
+    bad = sum(not is_text(line) for line in complete)
+    if any(b"\0" in line and not is_text(line.replace(b"\0", b"")) for line in complete):
+        raise UserError(f"{path} is not text: {bad} of its first {len(complete)} lines are not UTF-8")
+
+
 def _refuse_other_than_text(path: Path, file: BinaryIO) -> None:
     try:
         sample = file.read(SAMPLE)

@@ -50,7 +50,11 @@ def describe_targets(obstacles: dict[str, str]) -> str:
         [
             tr("exports: {formats}", formats=fitting or tr("none")),
             *(
-                tr("not {format}: {obstacle}", format=NAMES[name], obstacle=translate_message(obstacle))
+                tr(
+                    "not {format}: {obstacle}",
+                    format=NAMES[name],
+                    obstacle=translate_message(obstacle, "plan"),
+                )
                 for name, obstacle in obstacles.items()
                 if obstacle
             ),
@@ -75,7 +79,7 @@ def _of_onnx(config: ModelConfig, tokenizer: Tokenizer | None, origin: str | Non
 
 def _of_gguf(config: ModelConfig, tokenizer: Tokenizer | None, origin: str | None) -> str:
     if config.kind != "decoder":
-        return "language models alone"
+        return "language models only"
     obstacles = gguf_limits.nearest_arch(config)[2]
     if not obstacles and tokenizer is not None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,8 +12,11 @@ from polyhead import document
 from polyhead.errors import UserError, explain, unknown
 from polyhead.export.targets import NAMES, describe_targets, recipe_obstacles
 from polyhead.recipe import Recipe
+from polyhead.registry import TASK
 from polyhead.starter.look import look
 from polyhead.starter.propose import propose, written
+from polyhead.text.learn import train_tokenizer
+from polyhead.train.tasks.base import TaskPart
 
 
 class Draft(NamedTuple):
@@ -47,6 +51,11 @@ def draft_recipe(
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise explain(error, Recipe) from None
+    by_character = recipe.start is None and recipe.tokenizer.kind.name == "char"
+    if by_character and ["tokenizer", "vocab_size"] not in [keys for keys, _ in given]:
+        section = recipe.tokenizer.model_copy(update={"vocab_size": count_characters(recipe)})
+        tree["tokenizer"]["vocab_size"] = section.vocab_size
+        recipe = recipe.model_copy(update={"tokenizer": section})
     if recipe.start is None:
         obstacles = recipe_obstacles(recipe)
         if target and obstacles[target]:
@@ -61,3 +70,10 @@ def draft_recipe(
             "polyhead export tells where that goes"
         )
     return Draft(recipe, written(tree, found, name), found.notes)
+
+
+def count_characters(recipe: Recipe) -> int:
+    """How many tokens a tokenizer of characters has that knows each one of the training text."""
+    part: TaskPart = TASK.get(recipe.task.name)
+    section = recipe.tokenizer
+    return train_tokenizer(part.texts(recipe), section.kind, sys.maxunicode, section.sentinels).vocab_size

@@ -8,7 +8,7 @@ TOOLS.classify = [() => t("Classify"), () => {
   const input = field(() => pairs ? t("Pairs of texts") : t("Texts"), () => pairs ? t("A pair a line, a tab between its texts …") : t("A text a line; a tab parts the two texts of a pair …"), { byLine: true });
   const request = (all) => ({ model: model.id, input: all.some((line) => line.includes("\t")) ? all.map((line) => line.split("\t")) : all });
   let answer = null;
-  const copy = copyButton(() => t("the classes"), () => answer.map((one) => `${one.label}\t${one.score}`).join("\n"));
+  const copy = () => copyButton(() => t("the classes"), () => answer.map((one) => `${one.label}\t${one.score}`).join("\n"));
   const here = tool(() => t("Classify"), async ({ signal, note }) => {
     const all = lines(input.input.value), begun = performance.now();
     if (!all.length) { input.input.focus(); return; }
@@ -16,7 +16,7 @@ TOOLS.classify = [() => t("Classify"), () => {
     program("/v1/classify", body);
     answer = (await (await ask("/v1/classify", body, signal)).json()).data;
     put(empty(found), ...answer.map((one, i) => bars(all.length > 1 ? all[i] : "", Object.entries(one.scores).sort((a, b) => b[1] - a[1]))));
-    found.prepend(put(make("div", { class: "head answer" }), create("b", {}, () => t("Classes")), copy));
+    found.prepend(put(make("div", { class: "head answer" }), create("b", {}, () => t("Classes")), copy()));
     note(texts(answer.length, Math.round(performance.now() - begun)));
   });
   const result = fileOpener(here, "classes.tsv", async (all, signal) => {
@@ -33,7 +33,7 @@ TOOLS.rank = [() => t("Rank"), () => {
   const found = make("div", { class: "answer" }), request = (all) => ({ model: model.id, input: all.map((text) => [question.input.value, text]) });
   const isAsked = () => { if (!question.input.value.trim()) { question.input.focus(); throw new Error(t("Write a question first.")); } };
   let ranked = [];
-  const copy = copyButton(() => t("the texts in order"), () => ranked.map(([text, score]) => `${score}\t${text}`).join("\n"));
+  const copy = () => copyButton(() => t("the texts in order"), () => ranked.map(([text, score]) => `${score}\t${text}`).join("\n"));
   const here = tool(() => t("Rank"), async ({ signal, note }) => {
     const all = lines(input.input.value), begun = performance.now();
     isAsked();
@@ -42,7 +42,7 @@ TOOLS.rank = [() => t("Rank"), () => {
     program("/v1/classify", body);
     const { data } = await (await ask("/v1/classify", body, signal)).json();
     ranked = data.map((one, i) => [all[i], one.score]).sort((a, b) => b[1] - a[1]);
-    put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("The best answer first")), copy), ...ranked.map(([text, score]) => row(text, score.toFixed(6), () => t("how well it answers"))));
+    put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("The best answer first")), copy()), ...ranked.map(([text, score]) => row(text, score.toFixed(6), () => t("how well it answers"))));
     note(texts(data.length, Math.round(performance.now() - begun)));
   });
   const result = fileOpener(here, "scores.tsv", async (all, signal) => {
@@ -65,14 +65,14 @@ TOOLS["fill-mask"] = [() => t("Fill in"), () => {
     input.input.focus();
   });
   let best = "";
-  const copy = copyButton(() => t("the likeliest text"), () => best);
+  const copy = () => copyButton(() => t("the likeliest text"), () => best);
   const here = tool(() => t("Fill in"), async ({ signal, note }) => {
     if (!input.input.value.trim()) { input.input.focus(); return; }
     const body = request(input.input.value, 8), begun = performance.now();
     program("/v1/fill-mask", body);
     const [{ masks }] = (await (await ask("/v1/fill-mask", body, signal)).json()).data;
     best = fillIn(input.input.value, masks);
-    put(empty(found), put(make("div", { class: "head answer" }), create("b", {}, () => t("Likeliest words")), copy), ...masks.map((fills) => bars("", fills.map((f) => [bare(f.token_str), f.score, f.sequence]))));
+    put(empty(found), put(make("div", { class: "head answer" }), create("b", {}, () => t("Likeliest words")), copy()), ...masks.map((fills) => bars("", fills.map((f) => [bare(f.token_str), f.score, f.sequence]))));
     if (masks.length > 1) [...found.querySelectorAll(".bars")].forEach((box, i) => box.prepend(create("h3", {}, () => t("Mask {n}", { n: i + 1 }))));
     const ms = Math.round(performance.now() - begun);
     note(() => t("{ms} ms", { ms }));
@@ -99,7 +99,7 @@ TOOLS.embeddings = [() => t("Compare"), () => {
   const found = create("div", { class: "scroll answer", hidden: "", tabindex: "0", role: "region", "aria-label": () => t("How alike the texts are") });
   const request = (all) => ({ model: model.id, input: all, ...(names.length && before.value("prompt") && { prompt: before.value("prompt") }) });
   let alike = [];
-  const copy = copyButton(() => t("the table"), () => alike.map((line) => line.join("\t")).join("\n"));
+  const copy = () => copyButton(() => t("the table"), () => alike.map((line) => line.join("\t")).join("\n"));
   const here = tool(() => t("Compare"), async ({ signal, note }) => {
     const all = lines(input.input.value), begun = performance.now();
     if (!all.length) { input.input.focus(); return; }
@@ -107,7 +107,7 @@ TOOLS.embeddings = [() => t("Compare"), () => {
     program("/v1/embeddings", body);
     const vectors = (await (await ask("/v1/embeddings", body, signal)).json()).data.map((one) => one.embedding);
     alike = cosines(vectors);
-    put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("How alike the texts are")), copy), alikeTable(all, alike));
+    put(empty(found), put(make("div", { class: "head" }), create("b", {}, () => t("How alike the texts are")), copy()), alikeTable(all, alike));
     found.hidden = false;
     const ms = Math.round(performance.now() - begun);
     note(() => t("cosines of vectors of {n} numbers, {ms} ms", { n: grouped(vectors[0].length), ms }));

@@ -18,7 +18,8 @@ from polyhead.run import Run
 from polyhead.train.samples.base import attention_of, is_short, readable, take_samples
 from polyhead.train.tasks.classification import Classification, Examples
 
-COUNT = 256  # texts that are classified
+COUNT, SHARE = 256, 8  # texts that are classified: at most so many, of a long file every eighth
+FEWEST = 32  # texts that are classified of a short file
 SPREAD, MISTAKES = 8, 24  # of which so many are shown: some of all lengths, and mistakes
 MOST_CLASSES = 12  # in the table of confusions
 MOST_BARS = 40
@@ -27,7 +28,8 @@ MOST_BARS = 40
 @take_samples.register
 def classification_samples(task: Classification, run: Run) -> Samples:
     """Predictions for validation texts, evenly spread over the file."""
-    rows = np.unique(np.linspace(0, len(task.valid) - 1, COUNT).astype(np.int64))
+    count = min(COUNT, max(FEWEST, len(task.valid) // SHARE))
+    rows = np.unique(np.linspace(0, len(task.valid) - 1, count).astype(np.int64))
     texts = [_text(task, run, int(row)) for row in rows]
     wanted, lengths = task.valid.labels[rows].tolist(), task.valid.lengths[rows]
     given, sure = _predict(task, run, rows, lengths)

@@ -6,13 +6,16 @@ from itertools import islice
 
 from torch import Tensor
 
+from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.samples import Breakdown, Samples, break_down, group_by_length, group_by_name
-from polyhead.analysis.token_maps import text_of
+from polyhead.analysis.token_maps import pair_maps, text_of
+from polyhead.data.collate import Batch
 from polyhead.models import MaskedLM, Seq2Seq
 from polyhead.nn.loss import IGNORED
 from polyhead.nn.place import beside
 from polyhead.run import Run
 from polyhead.train.samples.base import (
+    MOST_MAPS,
     MOST_TOKENS,
     attention_of,
     kinds_of,
@@ -81,7 +84,22 @@ def denoising_samples(task: Denoising, run: Run) -> Samples:
         columns=("Damaged text", "Output", "To be written"),
         examples=examples[:SHOWN],
         breakdowns=_accuracies(run, said, wanted),
+        attention=_cross_maps(run, batch),
     )
+
+
+def _cross_maps(run: Run, batch: Batch) -> list[AttentionMap]:
+    """What the decoder looks at while it reads what is to be written, of the beginnings of some rows."""
+    assert isinstance(run.model, Seq2Seq)
+    found = []
+    ends = (run.tokenizer.pad_id, run.tokenizer.eos_id, IGNORED)
+    sides = zip(batch.source[:MOST_MAPS].tolist(), batch.labels[:MOST_MAPS].tolist(), strict=True)
+    for row in sides:
+        source, target = ([token for token in side if token not in ends][:MOST_TOKENS] for side in row)
+        maps = pair_maps(run.model, run.tokenizer, source, target, readable(run.tokenizer, source))
+        if "cross" in maps and maps["cross"].weights.isfinite().all():
+            found.append(maps["cross"])
+    return found
 
 
 @take_samples.register
