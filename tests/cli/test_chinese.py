@@ -45,9 +45,9 @@ TRAINED = [
     "第      4 步  验证  损失 N  困惑度 N  目前最好",
     "权重：检查点 4",
     "验证集损失：N",
-    "验证集损失的基线：N (一元模型)",
+    "验证集损失的基线：N（一元模型）",
     "验证集困惑度：N",
-    "验证集困惑度的基线：N (一元模型)",
+    "验证集困惑度的基线：N（一元模型）",
     "验证集 BLEU：N (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0)",
     f"验证集 BLEU 的基线：N ({GUESS})",
     "验证集 BLEU（小写）：N (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:2.6.0)",
@@ -303,7 +303,12 @@ def test_mistakes_with_a_run_are_answered_in_chinese(
             "mean of the checkpoints 2, 4 (loss 5.1; checkpoint 4: 5.2; EMA at step 3: 5.3)",
             "检查点 2, 4 的平均（损失 5.1；检查点 4：5.2；第 3 步的滑动平均：5.3）",
         ),
-        ("80.03 (majority class 'checkpoint 4: 5.2')", "80.03 (majority class 'checkpoint 4: 5.2')"),
+        ("80.03 (majority class 'checkpoint 4: 5.2')", "80.03（多数类 'checkpoint 4: 5.2'）"),
+        (
+            "BLEU 0.00 is below the baseline 0.36 (most frequent target 'Ja.'): it has not learned to translate yet; "
+            "train longer (train.steps, train.epochs)",
+            "BLEU 0.00 低于基线 0.36（最常见的译文 'Ja.'）：模型还没有学会翻译；请训练更久（train.steps、train.epochs）",
+        ),
     ],
 )  # fmt: skip
 def test_a_fact_is_translated_to_its_last_word(fact: str, translated: str) -> None:

@@ -13,7 +13,7 @@ from polyhead.analysis.page import Section, asset, page
 from polyhead.analysis.report import SMALL, curves, headline, plot
 from polyhead.analysis.run_record import COUNTERS, RunRecord, likelihood
 from polyhead.analysis.samples_section import breakdown_section, examples_section
-from polyhead.core.i18n import tr
+from polyhead.core.i18n import tr, translate_fact
 
 STATES = {
     "training": "training",
@@ -109,8 +109,13 @@ def result_section(record: RunRecord) -> Section:
     """The numbers at the top, and the table of the finished run's README.md, whatever stands there."""
     tiles = {tr("State"): tr(STATES.get(record.state, record.state))} | final_measures(record)
     section = headline(tiles)
-    rows = facts_table({tr(name): value for name, value in record.facts.items()}) if record.facts else ""
+    rows = facts_table(translate_facts(record.facts)) if record.facts else ""
     return Section(tr("Result"), "", section.body + rows)
+
+
+def translate_facts(facts: Mapping[str, str]) -> dict[str, str]:
+    """The table of a run's README.md in the current language."""
+    return {translate_fact(name): translate_fact(value) for name, value in facts.items()}
 
 
 def facts_table(facts: Mapping[str, str]) -> str:

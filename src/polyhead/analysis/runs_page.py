@@ -14,6 +14,7 @@ from polyhead.analysis.run_page import (
     flatten,
     loss_section,
     measures_section,
+    translate_facts,
 )
 from polyhead.analysis.run_record import RunRecord
 from polyhead.core.i18n import tr
@@ -32,7 +33,7 @@ def runs_page(records: Sequence[RunRecord], live: Live | None = None) -> str:
         record.name: {tr("State"): tr(STATES.get(record.state, record.state)), **final_measures(record)}
         for record in records
     }
-    facts = {record.name: {tr(name): value for name, value in record.facts.items()} for record in records}
+    facts = {record.name: translate_facts(record.facts) for record in records}
     sections = [
         table_section(tr("Final measures"), measures),
         loss_section(records),

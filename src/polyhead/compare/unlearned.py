@@ -23,11 +23,7 @@ def baseline_rows(rows: Sequence[Row], measures: Sequence[Measure]) -> list[dict
     found: list[dict[str, Any]] = []
     for row in rows:
         known = {name: Baseline(**one) for name, one in (row.get("baselines") or {}).items()}
-        chief = known.get(measures[1].name)
-        made: dict[str, Any] = {
-            "base": False,
-            "name": tr("baseline") + (f": {chief.describe_guess()}" if chief else ""),
-        }
+        made: dict[str, Any] = {"base": False, "name": describe_baselines(known, measures)}
         for measure in measures:
             baseline = known.get(measure.name)
             made[measure.name] = baseline.value if baseline else None
@@ -36,6 +32,14 @@ def baseline_rows(rows: Sequence[Row], measures: Sequence[Measure]) -> list[dict
         if known and made not in found:
             found.append(made)
     return found
+
+
+def describe_baselines(known: Mapping[str, Baseline], measures: Sequence[Measure]) -> str:
+    """What is guessed by the baseline of the score, and of other measures where that is something else."""
+    guesses = {m.column: known[m.name].describe_guess() for m in measures if m.name in known}
+    score = guesses.get(measures[1].column)
+    others = [f"{column}: {guess}" for column, guess in guesses.items() if guess != score]
+    return "; ".join([tr("baseline") + (f": {score}" if score else ""), *others])
 
 
 def describe_unlearned(rows: Sequence[Row], measures: Sequence[Measure]) -> str:

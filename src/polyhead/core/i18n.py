@@ -103,6 +103,11 @@ def translate_message(message: str, subject: str | None = None) -> str:
     return message
 
 
+def translate_fact(text: str) -> str:
+    """A name or a value from the README.md of a run, which is English, in the current language."""
+    return tr(translate_message(text, "facts"))
+
+
 @cache
 def _patterns(language: str, subject: str | None) -> list[tuple[re.Pattern[str], str]]:
     """The entries that have placeholders, as regular expressions, the most specific first."""

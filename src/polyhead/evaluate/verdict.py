@@ -102,10 +102,8 @@ def _compared(name: str, value: float, baseline: Baseline, tr: Translate) -> str
     return tr(text, name=tr(NAMES[name]), value=own, baseline=base, guess=baseline.describe_guess(tr))
 
 
-def with_baselines(
-    facts: Mapping[str, str], split: str, baselines: Baselines, tr: Translate = format_english
-) -> dict[str, str]:
-    """The facts of a run, each score of a split followed by its baseline: in English, as in README.md, or with ``tr``."""
+def with_baselines(facts: Mapping[str, str], split: str, baselines: Baselines) -> dict[str, str]:
+    """The facts of a run, each score of a split followed by its baseline; in English, as README.md is."""
     found: dict[str, str] = {}
     for fact, text in facts.items():
         found[fact] = text
@@ -113,7 +111,9 @@ def with_baselines(
         if baseline is not None:
             like = text.split()[0]
             digits = len(like.partition(".")[2])
-            found[f"{fact} baseline"] = f"{baseline.value:.{digits}f} ({baseline.describe_guess(tr)})"
+            found[f"{fact} baseline"] = (
+                f"{baseline.value:.{digits}f} ({baseline.describe_guess(format_english)})"
+            )
     return found
 
 

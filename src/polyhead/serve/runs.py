@@ -23,7 +23,7 @@ from polyhead.analysis.page import Section, scrollable
 from polyhead.analysis.run_page import STATES, Live, document, final_measures, run_page
 from polyhead.analysis.run_record import METRICS, REPORT, is_training, read_run
 from polyhead.analysis.runs_page import MOST, runs_page, table_html
-from polyhead.core.i18n import tr, translate_message
+from polyhead.core.i18n import tr, translate_fact, translate_message
 from polyhead.errors import UserError
 from polyhead.serve.keys import host_of, is_loopback
 
@@ -150,7 +150,13 @@ def row_html(run: Path) -> str:
     except UserError as error:
         why = escape(translate_message(str(error)))
         return f'<tr><th scope="row">{name}</th><td colspan="3">{why}</td></tr>'
-    measures = ", ".join(f"{measure}: {value}" for measure, value in final_measures(record).items())
+    baselines = {
+        translate_fact(name): translate_fact(value)
+        for name, value in record.facts.items()
+        if name.endswith(" baseline")
+    }
+    scores = final_measures(record) | baselines
+    measures = ", ".join(f"{measure}: {value}" for measure, value in scores.items())
     cells = [
         tr(STATES.get(record.state, record.state)),
         tr("{done} of {planned}", done=f"{record.step:,}", planned=f"{record.steps:,}"),

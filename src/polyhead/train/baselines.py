@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from polyhead.analysis.run_record import read_metrics
-from polyhead.core.i18n import Translate, format_english, tr
+from polyhead.core.i18n import format_english
 from polyhead.errors import UserError
 from polyhead.evaluate.baselines import Baselines
 from polyhead.evaluate.training_counts import TrainingCounts, read_counts, write_counts
 from polyhead.evaluate.verdict import describe, values_of, with_baselines
-from polyhead.recipe import Recipe
 from polyhead.run import Run
 from polyhead.train.distill import plain
 from polyhead.train.tasks.base import HasBaselines, RunTask
@@ -34,27 +32,17 @@ def find_baselines(task: RunTask, run: Run) -> dict[str, Baselines]:
     return {split: task.baselines(counts, run, split) for split in recipe.data.splits if split != "train"}
 
 
-def show_baselines(facts: dict[str, str], task: RunTask, run: Run) -> tuple[dict[str, str], dict[str, str]]:
-    """The facts of a finished run with their baselines: in English, for README.md, and in the current language."""
-    known = find_baselines(task, run)
+def add_baselines(facts: dict[str, str], task: RunTask, run: Run) -> dict[str, str]:
+    """The facts with the baselines of each split, and a sentence where a score is not above its own; in English."""
     assert run.recipe is not None
-    return add_baselines(facts, known, run.recipe, format_english), add_baselines(
-        facts, known, run.recipe, tr
-    )
-
-
-def add_baselines(
-    facts: dict[str, str], known: Mapping[str, Baselines], recipe: Recipe, tr: Translate
-) -> dict[str, str]:
-    """The facts with the baselines of each split, and a sentence where a score is not above its own."""
     verdict = None
-    for split, baselines in known.items():
+    for split, baselines in find_baselines(task, run).items():
         values = values_of(facts, split)
-        facts = with_baselines(facts, split, baselines, tr)
+        facts = with_baselines(facts, split, baselines)
         # the test text is the last, and counts where it is measured
         if values.keys() & baselines.keys():
-            losses = validation_losses(recipe.out)
-            verdict = describe(values, baselines, recipe.task.name, losses, tr)
+            losses = validation_losses(run.recipe.out)
+            verdict = describe(values, baselines, run.recipe.task.name, losses, format_english)
     return facts | ({"verdict": verdict} if verdict else {})
 
 

@@ -17,7 +17,7 @@ import torch
 from polyhead.analysis.forecast import duration
 from polyhead.analysis.run_record import read_metrics
 from polyhead.config import ModelConfig
-from polyhead.core.i18n import tr, translate_message
+from polyhead.core.i18n import tr, translate_fact, translate_message
 from polyhead.errors import UserError
 from polyhead.export.targets import describe_targets, find_obstacles
 from polyhead.fast.memory import tune_memory
@@ -32,7 +32,7 @@ from polyhead.run_files import read_config, read_family
 from polyhead.text.learn import train_tokenizer
 from polyhead.text.tokenizer import Tokenizer
 from polyhead.train import checkpoint
-from polyhead.train.baselines import keep_counts, show_baselines
+from polyhead.train.baselines import add_baselines, keep_counts
 from polyhead.train.distill import check_widths, distilled, open_teachers
 from polyhead.train.forecast import Timed
 from polyhead.train.learned import counted
@@ -236,15 +236,15 @@ def _finish(
             ranks.tell(lambda: run.save(recipe.out, card(task.title, task.use, facts)))
             ranks.tell(lambda: keep_counts(task, run))
             facts |= ranks.tell(lambda: judge(run, task)) if judge else task.facts(run, ranks.map)
-            described, shown = ranks.tell(lambda: show_baselines(facts, task, run))
+            facts = ranks.tell(lambda: add_baselines(facts, task, run))
     except KeyboardInterrupt:
         ranks.interrupt()
         report.say(tr("training is done, its final evaluation is not"))
         return "interrupted"
     if not ranks.rank:
-        replace_file(recipe.out / "README.md", card(task.title, task.use, described).encode())
-    for name, value in shown.items():
-        report.say(tr("{name}: {value}", name=_translate_fact(name), value=_translate_fact(value)))
+        replace_file(recipe.out / "README.md", card(task.title, task.use, facts).encode())
+    for name, value in facts.items():
+        report.say(tr("{name}: {value}", name=translate_fact(name), value=translate_fact(value)))
     # there it stands for the run
     use = re.sub(r"(?<=[ =])\.(?= |$)", lambda _: shlex.quote(str(recipe.out)), task.use)
     report.say(
@@ -258,11 +258,6 @@ def _finish(
         )
     )
     return outcome.how
-
-
-def _translate_fact(text: str) -> str:
-    """A name or a value of a finished run, in the current language."""
-    return tr(translate_message(text, "facts"))
 
 
 def _facts(run: Run, task: RunTask, origin: str, each: Each) -> dict[str, str]:
