@@ -91,7 +91,7 @@ def translate_message(message: str, subject: str | None = None) -> str:
     if message in catalog:
         return catalog[message]
     for pattern, translated in _patterns(get_language(), subject):
-        if match := pattern.fullmatch(message):
+        if (match := pattern.fullmatch(message)) and all(map(is_balanced, match.groups())):
             words = load_catalog(get_language(), "errors")
             found = {name: words.get(word, word) for name, word in match.groupdict().items()}
             if subject:
@@ -106,6 +106,12 @@ def translate_message(message: str, subject: str | None = None) -> str:
 def translate_fact(text: str) -> str:
     """A name or a value from the README.md of a run, which is English, in the current language."""
     return tr(translate_message(text, "facts"))
+
+
+def is_balanced(text: str) -> bool:
+    """Whether each parenthesis that opens closes: a placeholder does not stand for half of a pair."""
+    depths = [text.count("(", 0, i) - text.count(")", 0, i) for i in range(len(text) + 1)]
+    return min(depths) == depths[-1] == 0
 
 
 @cache
