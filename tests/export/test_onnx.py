@@ -171,7 +171,8 @@ def test_greedy_continuations_are_those_of_the_run(language: Exported) -> None:
         prompt = torch.tensor([run.tokenizer.encode([text])[0]])
         said = greedy(session, session.empty(1), prompt, run.tokenizer.eos_id, 10)
         assert len(said) == 10
-        assert tokenizer.decode(said) == run.generate([text])[0]
+        # the text of a run ends with a whole character
+        assert tokenizer.decode(said).rstrip("\ufffd") == run.generate([text])[0]
 
 
 def test_greedy_translations_are_those_of_the_run(translator: Exported) -> None:
