@@ -87,9 +87,9 @@ def test_pairs_and_all_classes(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a\tb\tc"], "line 1: 3 texts, parted by tabs; wanted one text or two"),
+        (["a\tb\tc"], "line 1: 3 texts, separated by tabs; wanted one text or two"),
         (["texts.txt"], "no file 'texts.txt'"),
-        (["mixed"], "line 2: 2 texts, parted by tabs; wanted 1 as before"),
+        (["mixed"], "line 2: 2 texts, separated by tabs; wanted 1 as before"),
     ],
 )
 def test_mistakes_end_with_code_2_and_a_line(
@@ -229,7 +229,7 @@ def test_texts_and_pairs_are_not_taken_for_each_other(
     lines = [tuple(line.split("\t")) if pairs else line for line in right.read_text().splitlines()]
     assert shell(capsys, "classify", directory, right)[:2] == (0, wanted(directory, *lines))  # type: ignore[arg-type]
     came, asked = (1, 2) if pairs else (2, 1)
-    texts = "texts, parted by tabs" if came == 2 else "text"
+    texts = "texts, separated by tabs" if came == 2 else "text"
     said = f"line 1: {came} {texts}; wanted {asked}, as the run learned from"
     assert shell(capsys, "classify", directory, wrong) == (2, "", f"polyhead: {said}\n")
     (tmp_path / "a.tsv").write_text("y\tein hund\tja\n")

@@ -80,6 +80,6 @@ def texts(lines: Iterator[str], learned: int) -> Iterator[Any]:
             wanted = "one text or two" if number == 1 else f"{width} as before"
             wanted = f"{learned}, as the run learned from" if learned else wanted
             raise UserError(
-                f"line {number}: {len(columns)} text{'s, parted by tabs' * (len(columns) > 1)}; wanted {wanted}"
+                f"line {number}: {len(columns)} text{'s, separated by tabs' * (len(columns) > 1)}; wanted {wanted}"
             )
         yield line if width == 1 else tuple(columns)

@@ -62,7 +62,7 @@ def run(
     dtype: Dtype = "fp32",
     device: Device = "auto",
 ) -> None:
-    """Make one vector of each text: a line of numbers for each line, parted by tabs.
+    """Make one vector of each text: a line of numbers for each line, separated by tabs.
 
     Texts longer than the run's max_text_len, or the model's max_len, are cut, and counted on standard error.
 

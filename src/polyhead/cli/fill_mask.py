@@ -32,7 +32,7 @@ def run(
     """Say what stands behind the masks of texts.
 
     A mask is written as the tokenizer has it, or as <mask> or [MASK]; a text may have several. Prints a line for each
-    token: its probability, the token and the text with it, parted by tabs. An empty line ends each mask.
+    token: its probability, the token and the text with it, separated by tabs. An empty line ends each mask.
 
     \b
     polyhead fill-mask runs/wikitext "The <mask> was built in 1920."

@@ -56,7 +56,10 @@ def run(
     ] = False,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="refuse unknown fields, which else are ignored and told in a header"),
+        typer.Option(
+            "--strict",
+            help="refuse unknown fields; without it they are ignored and named in a response header",
+        ),
     ] = False,
     cache: CacheName = None,
     shortlist: Short = False,

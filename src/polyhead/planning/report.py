@@ -124,7 +124,7 @@ def _time(plan: Plan) -> Iterator[str]:
     time = plan.time
     if time is None:
         return
-    yield f"time on this machine, predicted from {time.probed} updates; evaluations and checkpoints apart"
+    yield f"time on this machine, predicted from {time.probed} updates; not counting evaluations and checkpoints"
     epoch = "" if time.epoch is None else f"; an epoch {duration(time.epoch)}"
     run = "" if time.run is None else f"; {plan.steps:,} updates {duration(time.run)}"
     yield f"  an update {time.update:.3g} s, {time.tokens_per_s:,.0f} labels/s{epoch}{run}"

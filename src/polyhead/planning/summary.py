@@ -38,7 +38,7 @@ def _time(plan: Plan) -> str:
     if time.run is None or plan.steps is None:
         return tr("{seconds:.3g} s an update; how many there will be is not known", seconds=time.update)
     return tr(
-        "{duration} for {steps:,} updates of {seconds:.3g} s, evaluations and checkpoints apart",
+        "{duration} for {steps:,} updates of {seconds:.3g} s, not counting evaluations and checkpoints",
         duration=duration(time.run),
         steps=plan.steps,
         seconds=time.update,
