@@ -1,13 +1,13 @@
-"""The numbers of a training for Weights & Biases or MLflow, beside metrics.jsonl (extras ``wandb`` and ``mlflow``).
+"""Send the metrics of a training to Weights & Biases or MLflow (extras ``wandb`` and ``mlflow``).
 
-Both keep the id of their run in the directory's tracker.json, so that a training that is resumed goes on in it.
+The id of the remote run is kept in tracker.json of the run directory, so that a resumed training continues it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from polyhead.analysis.run_page import flatten
 from polyhead.errors import UserError
@@ -20,28 +20,36 @@ MOST_PARAMETERS, LONGEST_PARAMETER = 100, 500  # of one request to MLflow
 
 
 def open_tracker(recipe: Recipe, resumed: bool, say: Callable[[str], None]) -> Tracker:
-    """The one that ``train.log`` names. ModuleNotFoundError if it is not installed, UserError if it does not begin."""
-    kind = {"wandb": WandB, "mlflow": MLflow}[str(recipe.train.log)]
+    """The tracker that ``train.log`` names. ImportError if its library is missing, UserError if it cannot start."""
+    kinds: dict[str, Callable[[Recipe, str | None], Backend]] = {"wandb": WandB, "mlflow": MLflow}
+    kind = kinds[str(recipe.train.log)]
     saved = recipe.out / "tracker.json"
     ids = json.loads(saved.read_text()) if resumed and saved.is_file() else {}
     try:
-        tracker = kind(recipe, ids.get(recipe.train.log), say)
+        backend = kind(recipe, ids.get(recipe.train.log))
     except ImportError:
         raise
     except Exception as error:  # of the library: no network, no account
-        raise UserError(f"train.log={recipe.train.log} does not begin: {error}") from error
+        raise UserError(f"train.log={recipe.train.log} does not start: {error}") from error
     recipe.out.mkdir(parents=True, exist_ok=True)
-    replace_file(saved, json.dumps(ids | {str(recipe.train.log): tracker.id}).encode())
-    return tracker
+    replace_file(saved, json.dumps(ids | {str(recipe.train.log): backend.id}).encode())
+    return Tracker(backend, say)
 
 
-class Tracker:
-    """A reporter that names numbers by their split, as ``train/loss``; trouble while it sends is said once and ends nothing."""
+class Backend(Protocol):
+    """A remote run that takes numbers by name and step."""
 
     id: str
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.warn = say
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def end(self) -> None: ...
+
+
+class Tracker:
+    """A reporter that sends metrics named by their split, ``train/loss``; a failure to send is reported once and ignored."""
+
+    def __init__(self, backend: Backend, warn: Callable[[str], None]) -> None:
+        self.backend, self.warn = backend, warn
 
     def train(self, row: Row) -> None:
         self._send("train", row)
@@ -53,31 +61,24 @@ class Tracker:
         pass
 
     def close(self) -> None:
-        self._try(self._end)
+        self._try(self.backend.end)
 
     def _send(self, split: str, row: Row) -> None:
         values = {f"{split}/{name}": value for name, value in row.items() if name not in ("step", "steps")}
-        self._try(lambda: self._log(values, int(row["step"])))
+        self._try(lambda: self.backend.log(values, int(row["step"])))
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # a service that does not answer is not worth a training
-            self.warn(f"warning: {type(self).__name__} does not take the numbers: {error}")
+            self.warn(f"warning: {type(self.backend).__name__} does not take the numbers: {error}")
             self.warn = lambda line: None
 
-    def _log(self, values: Mapping[str, float], step: int) -> None:
-        raise NotImplementedError
 
-    def _end(self) -> None:
-        raise NotImplementedError
+class WandB:
+    """Weights & Biases. ``step`` is a metric of its own: a resumed run logs again the steps after its checkpoint."""
 
-
-class WandB(Tracker):
-    """Weights & Biases. ``step`` is a number of its own, for a resumed run logs steps again that were lost with a checkpoint."""
-
-    def __init__(self, recipe: Recipe, id: str | None, say: Callable[[str], None]) -> None:
-        super().__init__(say)
+    def __init__(self, recipe: Recipe, id: str | None) -> None:
         import wandb
 
         self.run: Any = wandb.init(
@@ -91,18 +92,17 @@ class WandB(Tracker):
         self.run.define_metric("*", step_metric="step")
         self.id = str(self.run.id)
 
-    def _log(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         self.run.log({**values, "step": step})
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self.run.finish()
 
 
-class MLflow(Tracker):
+class MLflow:
     """MLflow: the recipe as parameters, the numbers as metrics."""
 
-    def __init__(self, recipe: Recipe, id: str | None, say: Callable[[str], None]) -> None:
-        super().__init__(say)
+    def __init__(self, recipe: Recipe, id: str | None) -> None:
         import mlflow
 
         self.library: Any = mlflow
@@ -115,8 +115,8 @@ class MLflow(Tracker):
             for first in range(0, len(parameters), MOST_PARAMETERS):
                 mlflow.log_params(dict(parameters[first : first + MOST_PARAMETERS]))
 
-    def _log(self, values: Mapping[str, float], step: int) -> None:
+    def log(self, values: Mapping[str, float], step: int) -> None:
         self.library.log_metrics(dict(values), step=step)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self.library.end_run()
