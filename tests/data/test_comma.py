@@ -132,7 +132,7 @@ def test_a_classifier_learns_from_csv_is_planned_and_measured(
     )
     monkeypatch.setattr(texts, "MOST", 2000)
     monkeypatch.setattr(texts, "BLOCK", 10)
-    assert main(["plan", "r.yaml", "--no-probe"]) == 0
+    assert main(["plan", "r.yaml", "--no-probe", "--details"]) == 0
     assert "text: 300 lines" in capsys.readouterr().out
     assert main(["train", "r.yaml"]) == 0
     capsys.readouterr()

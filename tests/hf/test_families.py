@@ -466,8 +466,8 @@ def test_greedy_text_is_that_of_the_reference(case: Case, tmp_path: Path) -> Non
                 pad_token_id=0,
                 no_repeat_ngram_size=ngram,
             )
-            whole = run.tokenizer.decode([out[0].tolist()])[0]
-            assert prompt + ours == whole
+            # the text of a run ends with a whole character
+            assert prompt + ours == run.tokenizer.decode([out[0].tolist()])[0].rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("beams", [3, 5])
