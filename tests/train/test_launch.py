@@ -96,6 +96,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, here: Path
     (step,) = checkpoint.steps(Path("mine/checkpoints"))
     assert said.endswith(
         f"saved at step {step}; go on with: polyhead train mine/recipe.yaml --resume --processes 2\n"
+        "report: mine/report.html\n"
     )
     on = Started("mine/recipe.yaml", "--resume", "--processes", "2", f"train.steps={step + 3}")
     assert on.ended()[0] == 0
