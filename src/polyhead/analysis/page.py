@@ -41,7 +41,7 @@ def page(
 ) -> str:
     """The whole document; title, lead, headings and note are plain text, style and script go after the page's own.
 
-    A page that ``connects`` may ask the service that it came from; others ask nobody.
+    Only a page that ``connects`` may send requests, to the service that it came from.
     """
     script = asset("page.js") + script
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {digest(script)}; img-src data:"

@@ -36,7 +36,7 @@ class Subject(NamedTuple):
     text: dict[str, float]  # what is known of the training text
     notes: list[str]  # what is no more than likely; who finds more adds it
     learns: str = ""  # the task, where there is one
-    exports: Mapping[str, str] = {}  # what stands in the way of each format
+    exports: Mapping[str, str] = {}  # the obstacle to each export format; "" if there is none
 
     @property
     def loads(self) -> list[Load]:
