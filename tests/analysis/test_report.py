@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import runpy
 import shutil
@@ -294,3 +295,13 @@ def test_a_directory_is_no_place_for_a_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pages is a directory; name a file in it"):
         write(tmp_path / "pages", "<p>")
     assert list(tmp_path.rglob("*")) == [tmp_path / "pages"]
+
+
+def test_the_loss_of_training_is_drawn_without_smoothing() -> None:
+    rows = [
+        {"split": "train", "step": 10, "loss": 2.5, "nll": 1.5},
+        {"split": "train", "step": 20, "loss": 2.0, "ppl": math.e},  # of a run from before nll was logged
+        {"split": "valid", "step": 20, "loss": 1.25, "ppl": math.exp(1.25)},
+    ]
+    drawn = {curve.name: [y for _, y in curve.points] for curve in report.curves(rows, "loss")}
+    assert drawn == {"training": pytest.approx([1.5, 1.0]), "validation": pytest.approx([1.25])}

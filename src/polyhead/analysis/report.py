@@ -11,6 +11,7 @@ from polyhead.analysis.attention_page import attention_section
 from polyhead.analysis.charts import Curve, line_chart, number, thin
 from polyhead.analysis.heat_map import AttentionMap
 from polyhead.analysis.page import Section, data, page, write
+from polyhead.analysis.run_record import likelihood
 from polyhead.analysis.samples import Samples
 from polyhead.analysis.samples_section import table_html
 from polyhead.core.i18n import tr
@@ -75,11 +76,12 @@ def worded(value: Any) -> str:
 
 
 def curves(metrics: Sequence[Mapping[str, Any]], key: str) -> list[Curve]:
-    """The values of one key by step, one curve a split that has any."""
+    """The values of one key by step, one curve a split that has any; the loss is that without smoothing."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in metrics:
-        if isinstance(row.get(key), int | float):
-            points.setdefault(str(row.get("split", "train")), []).append((row["step"], row[key]))
+        value = likelihood(row) if key == "loss" else row.get(key)
+        if isinstance(value, int | float):
+            points.setdefault(str(row.get("split", "train")), []).append((row["step"], value))
     found = [Curve(SPLITS.get(split, split), thin(points[split])) for split in sorted(points)]
     return [curve for curve in found if curve.points]
 
