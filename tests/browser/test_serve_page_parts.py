@@ -258,9 +258,31 @@ def test_all_can_be_done_by_the_keyboard(service, open_page):
     assert selected.text_content() == "Chat"
 
 
+# passes a stream on and never ends it, as a model does that is not done yet: a small one would be done before Escape
+ENDLESS = """() => {
+  const real = window.fetch;
+  window.fetch = async (path, options) => {
+    const answer = await real(path, options);
+    if (!options?.signal) return answer;
+    const reader = answer.body.getReader();
+    return new Response(new ReadableStream({
+      async start(sink) {
+        options.signal.addEventListener("abort", () => sink.error(options.signal.reason));
+        for (;;) {
+          const { value, done } = await reader.read();
+          if (done || new TextDecoder().decode(value).includes("[DONE]")) return;
+          sink.enqueue(value);
+        }
+      },
+    }), answer);
+  };
+}"""
+
+
 def test_work_can_be_stopped(service, open_page):
     """Also by Escape; what came is kept."""
     page = opened(open_page, service("language model"), expected="ERR_ABORTED")
+    page.evaluate(ENDLESS)
     page.get_by_text("Settings").click()
     page.get_by_label("Longest answer, in tokens").fill("1000")
     page.get_by_role("textbox").first.fill("two dogs")
